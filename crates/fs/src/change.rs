@@ -80,6 +80,9 @@ impl Attributes {
     }
 }
 
+/// In place of [`Change::Map::modified`]: the write leaves the times of the file, because a kernel that had cached it sets them.
+pub const KEEP_TIMES: Time = Time::MIN;
+
 /// One change. Blocks are those of the log, of 4 KiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
@@ -112,7 +115,7 @@ pub enum Change {
         blocks: u32,
         /// Size of the file in bytes, unless it is larger.
         size: u64,
-        /// Time of the write.
+        /// Time of the write, or [`KEEP_TIMES`].
         modified: Time,
     },
     /// Takes blocks from a file: those from `from` on, up to and without `to`.

@@ -116,6 +116,8 @@ pub struct Core {
     shown: Cell<u64>,
     /// Number of the last operation up to which all are durable.
     durable: Cell<u64>,
+    /// Number of records that were replayed at the opening.
+    pub(crate) replayed: Cell<u64>,
     /// Class of zones that users' records go to: one, so that they are written in the order of their numbers.
     class: u8,
     broken: Option<Broken>,
@@ -204,6 +206,7 @@ impl Core {
             tickets: RefCell::default(),
             durable: Cell::new(0),
             shown: Cell::new(0),
+            replayed: Cell::new(0),
             class,
             broken: settings.broken,
             kit,
@@ -224,6 +227,11 @@ impl Core {
     /// Number of changes that a checkpoint of this moment shows, and whose records follow it.
     pub(crate) fn shown(&self) -> u64 {
         self.shown.get()
+    }
+
+    /// Files in use.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
     }
 
     /// Refuses operations on a file system that has failed or is closed.
@@ -384,13 +392,17 @@ impl Core {
         Ok(())
     }
 
+    /// Number of the last operation.
+    pub(crate) fn issued(&self) -> u64 {
+        self.tickets.borrow().issued()
+    }
+
     /// Makes all operations durable.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
     pub async fn sync_all(&self) -> Result<()> {
-        let issued = self.tickets.borrow().issued();
-        self.sync(issued).await
+        self.sync(self.issued()).await
     }
 
     /// Completes an item that has taken effect, or won't.

@@ -4,11 +4,11 @@
 //! locked, so overlapping writes take effect one after the other; reads take no lock and see each block as it was before or
 //! after a write.
 
-use crate::change::{Attributes, Change, Changes};
+use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
 use crate::core::{Core, now};
 use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
-use crate::inode::InodeNumber;
+use crate::inode::{InodeNumber, Time};
 use crate::node::{Appending, Node};
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex, ZoneReport, Zones};
 use logkit::record::{Identity, sum_of};
@@ -54,7 +54,19 @@ impl Core {
         if data.is_empty() {
             return Ok(());
         }
-        self.write_range(node, offset, data, end, None).await.map(drop)
+        self.write_range(node, offset, data, (end, now()), None).await.map(drop)
+    }
+
+    /// Writes what a kernel has cached: as [`write`](Self::write), and the times of the file stay, because the kernel sets them.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub async fn write_back(self: &Rc<Self>, node: &Rc<Node>, offset: u64, data: Payload) -> Result<()> {
+        let end = end_of(offset, data.len() as u64)?;
+        match data.is_empty() {
+            true => Ok(()),
+            false => self.write_range(node, offset, data, (end, KEEP_TIMES), None).await.map(drop),
+        }
     }
 
     /// Writes at the end of a file, which no other append gets. Returns the offset.
@@ -70,7 +82,7 @@ impl Core {
                 return Ok(offset);
             }
             let appending = node.begin_append(offset..end);
-            if self.write_range(node, offset, data.clone(), end, Some(&appending)).await? {
+            if self.write_range(node, offset, data.clone(), (end, now()), Some(&appending)).await? {
                 return Ok(offset);
             }
         }
@@ -83,7 +95,7 @@ impl Core {
         node: &Rc<Node>,
         offset: u64,
         data: Payload,
-        size: u64,
+        (size, modified): (u64, Time),
         appending: Option<&Appending<'_>>,
     ) -> Result<bool> {
         let range = offset..offset + data.len() as u64;
@@ -111,8 +123,7 @@ impl Core {
         if let Some(appending) = appending {
             appending.is_being_queued();
         }
-        let change =
-            Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified: now() };
+        let change = Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified };
         let ticket = self.append(Changes::from_elem(change, 1), data, permit, held).await?;
         node.note(ticket);
         Ok(true)

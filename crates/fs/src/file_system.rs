@@ -29,6 +29,8 @@ const MOST_PATH: usize = 4096;
 pub struct FileSystem {
     home: Home<Core>,
     zones: Arc<dyn ZonesPart>,
+    /// Whether the zones are closed with the file system.
+    owns_zones: bool,
     counters: Arc<Counters>,
 }
 
@@ -126,7 +128,12 @@ impl FileSystem {
         lane::start(&core);
         cleaner::start(&core);
         core.remove_orphans();
-        FileSystem { counters: core.kit.counters.clone(), home: Home::here(core), zones }
+        FileSystem { counters: core.kit.counters.clone(), home: Home::here(core), zones, owns_zones: true }
+    }
+
+    /// The file system with zones that stay open when it is closed.
+    pub fn on_lent_zones(self) -> Self {
+        FileSystem { owns_zones: false, ..self }
     }
 
     /// The shard's state, on its shard.
@@ -153,7 +160,10 @@ impl FileSystem {
         };
         let closed = self.home.with(end).await;
         let forgotten = self.home.forget().await;
-        closed.and(forgotten).and(self.zones.close().await)
+        match self.owns_zones {
+            true => closed.and(forgotten).and(self.zones.close().await),
+            false => closed.and(forgotten),
+        }
     }
 
     /// Writes a checkpoint, without which opening reads the records since the last one.
@@ -364,6 +374,14 @@ impl FileSystem {
     /// The failure of the log, which stays.
     pub async fn sync(&self) -> Result<()> {
         self.with(|core| async move { core.sync_all().await }).await
+    }
+
+    /// What was fixed when the file system was made.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn properties(&self) -> Result<Properties> {
+        self.with(|core| async move { Ok(Properties { block_size: core.file_block_bytes() }) }).await
     }
 
     /// Sizes of the file system.

@@ -15,9 +15,10 @@
 //!
 //! [`check`](mod@check) looks for what can't be, on the medium or in an open file system.
 //!
-//! [`file_system`] has the paths and open files that programs use.
+//! [`file_system`] has the paths and open files that programs use, [`mount`] gives it to the kernel.
 //!
-//! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); mounting.
+//! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); the FUSE protocol
+//! (`fuse`).
 
 pub mod attributes;
 pub mod change;
@@ -33,6 +34,7 @@ pub mod format;
 pub mod inode;
 pub mod item;
 pub mod metadata;
+pub mod mount;
 pub mod namespace;
 pub mod node;
 pub mod operations;
@@ -45,3 +47,5 @@ pub use crate::core::Settings;
 pub use check::check;
 pub use file_system::{File, FileSystem, OpenOptions};
 pub use format::Properties;
+pub use mount::kind::KIND;
+pub use mount::{MountConfig, Mounted};

@@ -2,7 +2,7 @@
 //!
 //! [`Metadata::apply`] is the only thing that changes the tree, when operations run and when they are replayed.
 
-use crate::change::{Attributes, Change};
+use crate::change::{Attributes, Change, KEEP_TIMES};
 use crate::extents::{self, Blocks, Extent, Place};
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time, kind};
 use crate::tree::{Key, Tree};
@@ -141,9 +141,11 @@ impl Metadata {
                 self.change_inode(*inode, |inode| {
                     inode.blocks = inode.blocks.saturating_add_signed(more);
                     inode.size = inode.size.max(*size);
-                    inode.modified = *modified;
-                    // Attributes may have been set since the write was submitted.
-                    inode.changed = inode.changed.max(*modified);
+                    if *modified != KEEP_TIMES {
+                        inode.modified = *modified;
+                        // Attributes may have been set since the write was submitted.
+                        inode.changed = inode.changed.max(*modified);
+                    }
                 })?;
             }
             Change::Unmap { inode, from, to } => {

@@ -4,6 +4,7 @@ use crate::inode::InodeNumber;
 use runtime::range_lock::RangeLock;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -19,6 +20,8 @@ pub struct Node {
     pub lock: RangeLock,
     /// Number of times that it is open.
     opens: Cell<u32>,
+    /// Number of times that a mount has it open for writing: the kernel may have data of it that wasn't written yet.
+    pub writers: Cell<u32>,
     /// Where the next append begins, beyond the size while appends are in flight.
     pub end: Cell<u64>,
     /// Appends in flight.
@@ -113,6 +116,8 @@ impl Node {
 #[derive(Debug, Default)]
 pub struct Nodes {
     nodes: RefCell<BTreeMap<InodeNumber, Rc<Node>>>,
+    /// References of a mount's kernel, which may use these inodes without opening them.
+    references: RefCell<BTreeMap<InodeNumber, u64>>,
     /// Number of entries at which those of files that are no longer used are removed.
     sweep_at: Cell<usize>,
 }
@@ -133,6 +138,7 @@ impl Nodes {
             inode,
             lock: RangeLock::default(),
             opens: Cell::new(0),
+            writers: Cell::new(0),
             end: Cell::new(0),
             appends: Cell::new(0),
             has_lost_names: Cell::new(false),
@@ -149,8 +155,51 @@ impl Nodes {
         node
     }
 
-    /// Whether a file is open.
+    /// Whether a file is open, or referenced by a kernel.
     pub fn is_open(&self, inode: InodeNumber) -> bool {
-        self.find(inode).is_some_and(|node| node.is_open())
+        self.find(inode).is_some_and(|node| node.is_open()) || self.references.borrow().contains_key(&inode)
+    }
+
+    /// Adds a reference: the inode stays until all of them have been dropped.
+    pub fn refer(&self, inode: InodeNumber) {
+        *self.references.borrow_mut().entry(inode).or_default() += 1;
+    }
+
+    /// Drops references. Returns whether none is left.
+    pub fn unrefer(&self, inode: InodeNumber, count: u64) -> bool {
+        match self.references.borrow_mut().entry(inode) {
+            Entry::Occupied(entry) if *entry.get() <= count => {
+                entry.remove();
+                true
+            }
+            Entry::Occupied(mut entry) => {
+                *entry.get_mut() -= count;
+                false
+            }
+            Entry::Vacant(_) => false,
+        }
+    }
+
+    /// Drops all references: the mount has ended.
+    pub fn unrefer_all(&self) {
+        self.references.borrow_mut().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_in_use_until_its_last_reference_is_dropped() {
+        let nodes = Nodes::default();
+        (0..3).for_each(|_| nodes.refer(7));
+        assert!(nodes.is_open(7) && !nodes.is_open(8));
+        assert!(!nodes.unrefer(7, 2) && nodes.is_open(7));
+        assert!(nodes.unrefer(7, 1) && !nodes.is_open(7));
+        assert!(!nodes.unrefer(7, 1), "there is none");
+        nodes.refer(7);
+        nodes.unrefer_all();
+        assert!(!nodes.is_open(7));
     }
 }

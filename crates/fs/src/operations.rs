@@ -31,6 +31,8 @@ pub struct Statistics {
     pub free: u64,
     /// Number of files.
     pub inodes: u64,
+    /// Number of records that were replayed when it was opened; 0 after a clean end.
+    pub replayed: u64,
 }
 
 impl Core {
@@ -252,7 +254,7 @@ impl Core {
     }
 
     /// Removes an inode that has no names and isn't open, in the background.
-    fn remove_unused(self: &Rc<Self>, inode: InodeNumber) {
+    pub(crate) fn remove_unused(self: &Rc<Self>, inode: InodeNumber) {
         if let Some(node) = self.nodes.find(inode).filter(|node| node.is_open()) {
             node.has_lost_names.set(true);
             return;
@@ -461,7 +463,8 @@ impl Core {
     /// Sizes of the file system.
     pub fn statistics(&self) -> Statistics {
         let (blocks, used) = (self.capacity(), self.used());
-        Statistics { blocks, free: blocks.saturating_sub(used), inodes: self.metadata.borrow().inodes }
+        let inodes = self.metadata.borrow().inodes;
+        Statistics { blocks, free: blocks.saturating_sub(used), inodes, replayed: self.replayed.get() }
     }
 }
 

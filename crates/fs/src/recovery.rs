@@ -69,9 +69,10 @@ pub async fn format(zones: Rc<dyn Zones>, properties: Properties, settings: &Set
 /// # Errors
 /// [`Error::Protocol`] where there is none, [`Error::Corrupt`] for a damaged one; what reading and writing return.
 pub async fn open(zones: Rc<dyn Zones>, settings: &Settings) -> Result<Rc<Core>> {
-    let Read { opening, properties, metadata, released, clock } = read(&*zones, settings).await?;
+    let Read { opening, properties, metadata, released, clock, replayed } = read(&*zones, settings).await?;
     let parts = opening.finish(&*zones, clock).await?;
     let core = start(zones, parts, (metadata, released), properties, settings)?;
+    core.replayed.set(replayed);
     if core.kit.checkpoints.is_due_at_open() {
         core.write_checkpoint(false).await?;
     }
@@ -90,6 +91,8 @@ pub(crate) struct Read {
     pub released: Released,
     /// Clock after the last record.
     pub clock: u64,
+    /// Number of records that were replayed.
+    pub replayed: u64,
 }
 
 /// Reads the file system on these zones: its newest checkpoint, with the records after it. Nothing is written.
@@ -107,8 +110,9 @@ pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Read>
     let released = Released::new();
     let tree = load(zones, &opening, &state.tree, &released).await?;
     let mut metadata = Metadata { tree, next_inode: state.next_inode, inodes: state.inodes, preallocated: 0 };
+    let replayed = opening.records.len() as u64;
     let clock = replay(&mut opening, &mut metadata, &state)?;
-    Ok(Read { opening, properties, metadata, released, clock })
+    Ok(Read { opening, properties, metadata, released, clock, replayed })
 }
 
 fn start(

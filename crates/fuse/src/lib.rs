@@ -22,4 +22,4 @@ pub use file_system::{
 pub use mount::{Mount, MountOptions};
 pub use negotiation::Negotiated;
 pub use reply::{DirectoryEntries, DirectoryEntriesPlus};
-pub use session::{Ended, Session};
+pub use session::{Ended, Notifier, Session};

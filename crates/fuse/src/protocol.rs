@@ -183,6 +183,8 @@ pub mod flag {
 
 /// Codes of notifications: messages of the server with `unique` 0 and the code in place of the error.
 pub mod notify {
+    /// Write cached data of a node back, and forget it.
+    pub const INVAL_INODE: i32 = 2;
     /// Send all unanswered requests again.
     pub const RESEND: i32 = 7;
 }
@@ -225,6 +227,12 @@ frames! {
         len: u32,
         error: i32,
         unique: u64,
+    }
+    /// Body of [`notify::INVAL_INODE`]: `len` bytes from `off` on; all after it if `len` is 0 or less.
+    NotifyInvalInodeOut {
+        ino: u64,
+        off: i64,
+        len: i64,
     }
     /// Attributes of a node.
     Attr {

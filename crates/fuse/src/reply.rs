@@ -1,6 +1,6 @@
 //! Replies: a header, a structure, and data that is shared with the file system and not copied.
 
-use crate::protocol::{Dirent, EntryOut, OutHeader};
+use crate::protocol::{Dirent, EntryOut, NotifyInvalInodeOut, OutHeader, notify};
 use block::{Buffer, Data, Payload};
 use zerocopy::{Immutable, IntoBytes};
 
@@ -43,6 +43,13 @@ pub fn error(unique: u64, errno: i32) -> Payload {
 /// Notification without a body.
 pub fn notification(code: i32) -> OutHeader {
     header(0, code, 0)
+}
+
+/// Notification that cached data of a node is to be written back and forgotten.
+pub fn invalidation(node: u64) -> Vec<u8> {
+    let body = NotifyInvalInodeOut { ino: node, off: 0, len: 0 };
+    let header = header(0, notify::INVAL_INODE, size_of::<NotifyInvalInodeOut>());
+    [header.as_bytes(), body.as_bytes()].concat()
 }
 
 /// Entries of a directory for a READDIR, as many as the kernel has space for.

@@ -179,6 +179,16 @@ impl Session {
         self.shared.devices().iter().map(duplicate).collect()
     }
 
+    /// Returns the sender of notifications. The connection lives as long as it does.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] after the end; those of the kernel.
+    pub fn notifier(&self) -> Result<Notifier> {
+        let devices = self.shared.devices();
+        let first = devices.first().ok_or_else(|| Error::closed("the FUSE session has ended"))?;
+        Ok(Notifier(Arc::new(duplicate(first)?)))
+    }
+
     /// Why the session ended; `None` while it is served.
     pub fn outcome(&self) -> Option<&Ended> {
         self.shared.ended.get()
@@ -221,6 +231,26 @@ impl Session {
                 )))
             }
         }
+    }
+}
+
+/// Sends notifications to the kernel.
+#[derive(Debug, Clone)]
+pub struct Notifier(Arc<OwnedFd>);
+
+impl Notifier {
+    /// Has the kernel write back what it has cached of a node and forget it. Returns when the writes have been answered, by other
+    /// workers of the session meanwhile.
+    ///
+    /// # Errors
+    /// Those of the kernel; a node that it doesn't know is none.
+    pub async fn write_back(&self, node: u64) -> Result<()> {
+        let device = self.0.clone();
+        runtime::blocking(move || match rustix::io::write(&*device, &reply::invalidation(node)) {
+            Ok(_) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(error) => Err(Error::from_io(&error.into(), "asking the kernel to write its cache back")),
+        })
+        .await
     }
 }
 

@@ -1,8 +1,10 @@
 //! Command line: verbs, options, and help with examples.
 
+mod fs;
 mod spi;
 mod warm;
 
+pub use fs::{FsFormat, FsMount, FsStatus, FsVerb};
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 
@@ -27,6 +29,8 @@ use std::path::PathBuf;
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
   siltstone stack kinds                                       list the kinds of parts
   siltstone spi serve --chip W25Q128JV --serprog 127.0.0.1:4025    emulate a flash chip for flashrom
+  siltstone fs format vol.img --size 8GiB                     make a log-structured file system
+  siltstone fs mount vol.img /mnt                             mount it
 
 Exit codes: 0 success; 1 failure; 2 usage error; 130 stopped by Ctrl-C."
 )]
@@ -90,6 +94,8 @@ pub enum Verb {
     Model(ModelVerb),
     #[command(subcommand)]
     Spi(SpiVerb),
+    #[command(subcommand)]
+    Fs(FsVerb),
     MapLookups(MapLookups),
     /// Print a script that completes this program's arguments
     #[command(after_help = "Examples:

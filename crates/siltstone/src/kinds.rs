@@ -29,6 +29,7 @@ pub fn registry() -> Registry {
         &doors::fuse::door::KIND,
         &doors::vhost_user::door::KIND,
         &doors::ublk::door::KIND,
+        &fs::KIND,
     ])
 }
 
@@ -69,7 +70,7 @@ mod tests {
             entries.map(count).sum()
         }
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let declared: usize = ["disks", "doors", "layers", "log", "zones"]
+        let declared: usize = ["disks", "doors", "fs", "layers", "log", "zones"]
             .map(|name| declarations(&crates.join(name).join("src")))
             .iter()
             .sum();

@@ -1,5 +1,5 @@
 //! The command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
-//! `stack`, `record`, `model`, `spi`, `map-lookups`. The only crate that depends on all others.
+//! `stack`, `record`, `model`, `spi`, `fs`, `map-lookups`. The only crate that depends on all others.
 
 mod address;
 mod arguments;
@@ -10,6 +10,7 @@ mod check_verb;
 mod control;
 mod dump_verb;
 mod failure;
+mod fs_verb;
 mod kinds;
 mod lifted;
 mod load;
@@ -66,6 +67,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),
         Verb::Spi(verb) => spi_verb::spi(verb),
+        Verb::Fs(verb) => fs_verb::fs(&verb),
         Verb::Model(verb) => model_verb::model(&verb),
         Verb::MapLookups(map_lookups) => map_lookups_verb::map_lookups(&map_lookups),
         Verb::Completions { shell } => {

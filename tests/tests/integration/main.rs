@@ -27,6 +27,7 @@ mod foreign_limits;
 mod foreign_lost;
 mod foreign_model;
 mod foreign_nbd;
+mod fs_mount;
 mod guest_dax;
 mod guest_dm;
 mod guest_flash;

@@ -5,5 +5,6 @@ mod broken;
 mod damage;
 mod lives;
 mod model;
+mod mount;
 mod promises;
 mod world;

@@ -3,7 +3,7 @@
 use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::{FileSystem, OpenOptions, Properties};
-use runtime::{Simulation, SimulatedFaults};
+use runtime::{SimulatedFaults, Simulation};
 use std::time::Duration;
 
 const SETUP: Setup = Setup {
@@ -42,8 +42,10 @@ fn existing() -> OpenOptions {
 }
 
 /// Runs `before` on a new file system, cuts the power, and runs `after`.
-fn over_a_cut<A, B>(before: impl FnOnce(FileSystem) -> A + 'static, after: impl FnOnce(FileSystem) -> B + 'static)
-where
+fn over_a_cut<A, B>(
+    before: impl FnOnce(FileSystem) -> A + 'static,
+    after: impl FnOnce(FileSystem) -> B + 'static,
+) where
     A: Future<Output = ()> + 'static,
     B: Future<Output = ()> + 'static,
 {

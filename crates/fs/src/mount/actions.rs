@@ -1,0 +1,370 @@
+//! What requests of a kernel do on the file system's shard, where that is more than one call.
+
+use super::convert::{self, CACHED};
+use crate::attributes::Setting;
+use crate::core::{Core, now};
+use crate::inode::{FileType, InodeNumber};
+use crate::namespace::{New, Renaming};
+use crate::node::Node;
+use block::{Buffer, Error, Result};
+use fuse::protocol::flag;
+use fuse::{
+    CachedAttributes, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, Notifier, SetAttributes,
+    Write,
+};
+use std::rc::Rc;
+
+/// Bytes that a copy reads at a time.
+const COPIED_AT_ONCE: u64 = 1 << 20;
+/// Most bytes that one request copies; the caller asks again for the rest.
+const MOST_COPIED: u64 = 64 << 20;
+/// Extended attribute that holds capabilities of an executable.
+const CAPABILITIES: &[u8] = b"security.capability";
+/// Offset in a directory after `.`, and after `..`; names have larger ones.
+const AFTER_SELF: u64 = 1;
+const AFTER_PARENT: u64 = 2;
+
+#[cold]
+pub(super) fn os(errno: i32, detail: impl Into<block::error::Detail>) -> Error {
+    Error::from_errno(errno, detail)
+}
+
+/// Attributes of an inode.
+pub(super) fn attributes(core: &Core, inode: InodeNumber) -> Result<CachedAttributes> {
+    let found = core.inode(inode)?;
+    Ok((convert::attributes(inode, &found, core.file_block_bytes()), convert::cached_for(&found)))
+}
+
+/// An entry without the reference that it stands for.
+fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
+    let (attributes, attributes_time) = attributes(core, inode)?;
+    Ok(Entry { attributes, generation: 0, name_time: CACHED, attributes_time })
+}
+
+/// Result of a lookup, to which the kernel refers from now on.
+pub(super) fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
+    let entry = entry_of(core, inode)?;
+    core.nodes.refer(inode);
+    Ok(entry)
+}
+
+/// Looks a name up; one that isn't there is cached, too.
+pub(super) fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Result<Entry> {
+    core.check_open()?;
+    match core.lookup(parent, name) {
+        Ok(inode) => entry(core, inode),
+        Err(Error::NotFound(_)) => Ok(Entry { name_time: CACHED, ..Entry::default() }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Drops references of the kernel.
+pub(super) fn forget(core: &Rc<Core>, inode: InodeNumber, lookups: u64) {
+    if core.nodes.unrefer(inode, lookups) {
+        core.remove_unused(inode);
+    }
+}
+
+/// Closes a file or directory that was opened with these flags.
+pub(super) fn release(core: &Rc<Core>, inode: InodeNumber, flags: i32) {
+    if let Some(node) = core.nodes.find(inode).filter(|node| node.is_open()) {
+        if is_writing(flags) {
+            node.writers.set(node.writers.get().saturating_sub(1));
+        }
+        core.close(&node);
+    }
+}
+
+fn is_writing(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// Notes that a file was opened with these flags.
+pub(super) fn note_writer(node: &Node, flags: i32) {
+    if is_writing(flags) {
+        node.writers.set(node.writers.get() + 1);
+    }
+}
+
+/// Makes a file and refers to it.
+pub(super) async fn create(core: &Core, parent: InodeNumber, name: &[u8], new: &New) -> Result<Entry> {
+    let inode = core.create(parent, name, new).await?;
+    entry(core, inode)
+}
+
+/// Makes and opens a regular file. One that is there is opened, unless the caller wants a new one.
+pub(super) async fn create_and_open(
+    core: &Rc<Core>,
+    parent: InodeNumber,
+    name: &[u8],
+    new: &New,
+    flags: i32,
+) -> Result<Entry> {
+    let inode = match core.create(parent, name, new).await {
+        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => core.lookup(parent, name)?,
+        other => other?,
+    };
+    let node = core.open(inode)?;
+    if flags & libc::O_TRUNC != 0
+        && core.inode(inode)?.size > 0
+        && let Err(error) = core.truncate(&node, 0).await
+    {
+        core.close(&node);
+        return Err(error);
+    }
+    note_writer(&node, flags);
+    entry(core, inode)
+}
+
+/// Opens a file.
+pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<()> {
+    core.check_open()?;
+    let node = core.open(inode)?;
+    let truncates = flags & libc::O_TRUNC != 0 && core.inode(inode)?.file_type() == FileType::Regular;
+    if truncates && let Err(error) = core.truncate(&node, 0).await {
+        core.close(&node);
+        return Err(error);
+    }
+    note_writer(&node, flags);
+    Ok(())
+}
+
+/// Opens a directory.
+pub(super) fn open_directory(core: &Core, inode: InodeNumber) -> Result<()> {
+    core.check_open()?;
+    match core.inode(inode)?.is_directory() {
+        true => core.open(inode).map(drop),
+        false => Err(os(libc::ENOTDIR, format!("inode {inode} isn't a directory"))),
+    }
+}
+
+/// Sets attributes and, first, the size.
+pub(super) async fn set_attributes(
+    core: &Rc<Core>,
+    inode: InodeNumber,
+    set: &SetAttributes,
+) -> Result<CachedAttributes> {
+    let old = core.inode(inode)?;
+    if let Some(size) = set.size {
+        let node = core.node(inode);
+        core.truncate(&node, size).await?;
+    }
+    if let Some(changes) = convert::changes(&core.inode(inode)?, set, now()) {
+        core.set_attributes(inode, changes).await?;
+    }
+    if convert::takes_privileges(&old, set) {
+        remove_capabilities(core, inode).await?;
+    }
+    attributes(core, inode)
+}
+
+async fn remove_capabilities(core: &Core, inode: InodeNumber) -> Result<()> {
+    match core.attribute(inode, CAPABILITIES) {
+        Ok(_) => core.remove_attribute(inode, CAPABILITIES).await,
+        Err(_) => Ok(()),
+    }
+}
+
+/// Writes. The file was opened, or is written back from the kernel's cache.
+pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, data: Buffer) -> Result<u32> {
+    let length = data.filled().len() as u32;
+    let node = core.node(inode);
+    if write.from_page_cache() {
+        core.write_back(&node, write.offset, data.into()).await?;
+        return Ok(length);
+    }
+    core.write(&node, write.offset, data.into()).await?;
+    if write.write_flags & flag::WRITE_KILL_SUIDGID != 0 {
+        let mode = core.inode(inode)?.mode;
+        if convert::without_privileges(mode) != mode || core.attribute(inode, CAPABILITIES).is_ok() {
+            set_attributes(core, inode, &SetAttributes { clear_set_id: true, ..SetAttributes::default() })
+                .await?;
+        }
+    }
+    if write.flags & libc::O_DSYNC != 0 {
+        core.sync(node.ticket.get()).await?;
+    }
+    Ok(length)
+}
+
+/// Makes durable what was done to an inode.
+pub(super) async fn sync(core: &Core, inode: InodeNumber) -> Result<()> {
+    match core.nodes.find(inode) {
+        Some(node) if node.is_open() => core.sync(node.ticket.get()).await,
+        _ => core.sync_all().await,
+    }
+}
+
+/// How renameat2(2) names a rename.
+pub(super) fn renaming(flags: u32) -> Result<Renaming> {
+    match flags {
+        0 => Ok(Renaming::Replace),
+        libc::RENAME_NOREPLACE => Ok(Renaming::NoReplace),
+        libc::RENAME_EXCHANGE => Ok(Renaming::Exchange),
+        other => Err(Error::invalid(format!(
+            "rename with flags {other:#x}; expected RENAME_NOREPLACE, RENAME_EXCHANGE or none"
+        ))),
+    }
+}
+
+/// Visits the entries of a directory, `.` and `..` first, as (offset after it, inode, `d_type`, name); as many as are taken.
+fn entries(
+    core: &Core,
+    directory: InodeNumber,
+    from: u64,
+    mut take: impl FnMut(u64, InodeNumber, u8, &[u8]) -> bool,
+) -> Result<()> {
+    let dots =
+        [(AFTER_SELF, directory, b".".as_slice()), (AFTER_PARENT, core.lookup(directory, b"..")?, b"..")];
+    for (next, inode, name) in dots {
+        if from < next && !take(next, inode, libc::DT_DIR, name) {
+            return Ok(());
+        }
+    }
+    core.read_directory(directory, if from <= AFTER_PARENT { 0 } else { from }, |entry| {
+        take(entry.next, entry.inode, entry.code, &entry.name)
+    })
+}
+
+/// Reads a directory.
+pub(super) fn read_directory(
+    core: &Core,
+    directory: InodeNumber,
+    from: u64,
+    mut found: DirectoryEntries,
+) -> Result<DirectoryEntries> {
+    entries(core, directory, from, |next, inode, code, name| found.add(inode, next, code, name))?;
+    Ok(found)
+}
+
+/// Reads a directory with the attributes of its files, to which the kernel refers from now on.
+pub(super) fn read_directory_plus(
+    core: &Core,
+    directory: InodeNumber,
+    from: u64,
+    mut found: DirectoryEntriesPlus,
+) -> Result<DirectoryEntriesPlus> {
+    let mut failed = Ok(());
+    let mut referred = Vec::new();
+    entries(core, directory, from, |next, inode, _, name| match entry_of(core, inode) {
+        Ok(entry) => {
+            let fits = found.add(&entry, next, name);
+            if fits && name != b"." && name != b".." {
+                referred.push(inode);
+            }
+            fits
+        }
+        Err(error) => {
+            failed = Err(error);
+            false
+        }
+    })?;
+    failed?;
+    referred.into_iter().for_each(|inode| core.nodes.refer(inode));
+    Ok(found)
+}
+
+/// Name of an extended attribute that the file system keeps.
+pub(super) fn check_namespace(name: &[u8]) -> Result<()> {
+    let kept = [b"user.".as_slice(), b"trusted.", b"security."];
+    match kept.iter().any(|prefix| name.starts_with(prefix)) {
+        true => Ok(()),
+        false => Err(os(
+            libc::EOPNOTSUPP,
+            format!(
+                "extended attribute \"{}\"; expected one of user, trusted or security",
+                crate::directory::show(name)
+            ),
+        )),
+    }
+}
+
+/// What setxattr(2) does where the attribute exists, or doesn't.
+pub(super) fn setting(flags: i32) -> Result<Setting> {
+    match flags {
+        0 => Ok(Setting::Any),
+        libc::XATTR_CREATE => Ok(Setting::Create),
+        libc::XATTR_REPLACE => Ok(Setting::Replace),
+        other => Err(Error::invalid(format!("setxattr with flags {other:#x}"))),
+    }
+}
+
+/// Names of extended attributes, each with a NUL. Those of administrators are shown to root alone.
+pub(super) fn extended_names(core: &Core, inode: InodeNumber, is_root: bool) -> Result<Vec<u8>> {
+    let mut names = Vec::new();
+    for name in core.attribute_names(inode)? {
+        if is_root || !name.starts_with(b"trusted.") {
+            names.extend_from_slice(&name);
+            names.push(0);
+        }
+    }
+    Ok(names)
+}
+
+/// Allocates, frees or zeroes a range, as fallocate(2).
+pub(super) async fn allocate(
+    core: &Rc<Core>,
+    inode: InodeNumber,
+    (offset, length): (u64, u64),
+    mode: i32,
+) -> Result<()> {
+    const KEEP_SIZE: i32 = libc::FALLOC_FL_KEEP_SIZE;
+    let end = crate::data::end_of(offset, length)?;
+    let (range, keeps_size) = (offset..end, mode & KEEP_SIZE != 0);
+    let node: Rc<Node> = core.node(inode);
+    match mode & !KEEP_SIZE {
+        0 => core.preallocate(&node, range, !keeps_size).await,
+        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.punch(&node, range).await,
+        libc::FALLOC_FL_ZERO_RANGE => {
+            core.punch(&node, range.clone()).await?;
+            core.preallocate(&node, range, !keeps_size).await
+        }
+        _ => Err(os(libc::EOPNOTSUPP, format!("fallocate with mode {mode:#x}"))),
+    }
+}
+
+/// The next offset with data or in a hole. Data that the kernel hasn't written back yet would be missing: it is asked for first.
+pub(super) async fn seek(
+    core: &Core,
+    notifier: Option<Notifier>,
+    inode: InodeNumber,
+    offset: u64,
+    whence: i32,
+) -> Result<u64> {
+    let data = match whence {
+        libc::SEEK_DATA => true,
+        libc::SEEK_HOLE => false,
+        other => return Err(os(libc::EINVAL, format!("lseek with whence {other}"))),
+    };
+    let is_written = core.nodes.find(inode).is_some_and(|node| node.writers.get() > 0);
+    match notifier {
+        Some(notifier) if is_written => notifier.write_back(inode).await?,
+        _ => {}
+    }
+    core.seek(inode, offset, data)
+}
+
+/// Copies a range piece by piece. Returns the number of bytes, which may be fewer than asked for.
+pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRange) -> Result<u64> {
+    if copy.flags != 0 {
+        return Err(Error::invalid(format!("copy_file_range with flags {:#x}; expected none", copy.flags)));
+    }
+    let (node, length) = (core.node(copy.to_node), copy.length.min(MOST_COPIED));
+    let mut copied = 0;
+    while copied < length {
+        let piece = (length - copied).min(COPIED_AT_ONCE);
+        let step = async {
+            let data = core.read(from, copy.from_offset + copied, piece as usize).await?;
+            let bytes = data.len() as u64;
+            core.write(&node, copy.to_offset + copied, data).await?;
+            Ok::<_, Error>(bytes)
+        };
+        match step.await {
+            Ok(0) => break,
+            Ok(bytes) => copied += bytes,
+            Err(_) if copied > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(copied)
+}

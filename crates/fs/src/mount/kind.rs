@@ -1,0 +1,217 @@
+//! The kind `fs` of a stack: a file system on a device or on zones, and its mount.
+
+use super::mounted::{MountConfig, Mounted, STOP_LIMIT};
+use crate::core::Settings;
+use crate::file_system::FileSystem;
+use crate::format::{BLOCK, LARGEST_BLOCK, Properties};
+use block::{Call, DevicePart, Error, Part, Result, Status, ZonesPart};
+use serde_json::json;
+use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zones::on_device;
+
+/// Largest append to zones that the file system makes on a device, in bytes: a record of a write of 1 MiB is one append.
+const MAX_APPEND: u64 = 2 << 20;
+const SMALLEST_ZONE: u64 = 128 << 10;
+const LARGEST_ZONE: u64 = 64 << 20;
+
+/// `fs(zones(file(disk.img)), /mnt)`.
+pub const KIND: Kind = Kind {
+    name: "fs",
+    contract: Contract::Door,
+    summary: "a log-structured file system, mounted through FUSE",
+    keys: &[
+        Key::required(
+            "on",
+            ValueKind::DeviceOrZones,
+            "the storage of the file system: a device, which it divides into zones, or zones, which it uses as they are",
+        )
+        .positional(),
+        Key::required("mount", ValueKind::Path, "the directory to mount it at").positional(),
+        Key::optional(
+            "block_size",
+            ValueKind::Size,
+            "the size of the blocks that files consist of, for a new file system: 4KiB to 64KiB; default: 4KiB",
+        ),
+        Key::optional(
+            "zone_size",
+            ValueKind::Size,
+            "the size of a zone, for a file system on a device; default: 1/256 of a new one, 128KiB to 64MiB",
+        ),
+        Key::optional(
+            "allow_other",
+            ValueKind::Bool,
+            "let other users use it, as permissions allow; default: true for root",
+        ),
+    ],
+    messages: &[],
+    shareable: false,
+    example: "fs(ram(size=256MiB), mnt)",
+    plan,
+    build: |arguments| Call::new(async move { build(&arguments).await }),
+};
+
+/// Size of the zones of a new file system on a device of this size.
+pub fn default_zone_size(disk: u64) -> u64 {
+    let share = disk / 256;
+    let power = if share == 0 { 0 } else { 1 << share.ilog2() };
+    power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
+}
+
+/// Opens the zones on a device; with `format`, they are made.
+///
+/// # Errors
+/// As [`zones::OnDevice::open`].
+pub async fn zones_on(
+    device: Arc<dyn DevicePart>,
+    format: bool,
+    zone_size: Option<u64>,
+) -> Result<Arc<dyn ZonesPart>> {
+    let zone_size = match (format, zone_size) {
+        (true, None) => Some(default_zone_size(device.geometry().bytes())),
+        (_, given) => given,
+    };
+    let max_append = Some(MAX_APPEND);
+    let options = on_device::Options { format, zone_size, max_append, ..on_device::Options::default() };
+    Ok(Arc::new(zones::OnDevice::open(device, options).await?))
+}
+
+/// Whether a user may by default let others use its mounts: the kernel lets root.
+pub fn allows_other_by_default() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn properties(arguments: &Arguments) -> Result<Properties> {
+    let block_size = arguments.optional_size("block_size")?.unwrap_or(BLOCK);
+    let properties = Properties { block_size };
+    properties.check().map_err(|error| arguments.refuse("block_size", error.detail().to_owned()))?;
+    debug_assert!(block_size <= LARGEST_BLOCK);
+    Ok(properties)
+}
+
+fn plan(arguments: &Arguments) -> Result<Shape> {
+    properties(arguments)?;
+    if arguments.contract("on")? == Some(Contract::Zones) && arguments.given("zone_size") {
+        return Err(arguments.refuse(
+            "zone_size",
+            "the stack brings zones, whose size is theirs; expected no zone_size: leave it out",
+        ));
+    }
+    Ok(Shape::default())
+}
+
+async fn build(arguments: &Arguments) -> Result<Built> {
+    let (format, settings) = (arguments.format(), Settings::default());
+    let is_lent = arguments.contract("on")? == Some(Contract::Zones);
+    let zones = match is_lent {
+        true => arguments.zones("on")?,
+        false => zones_on(arguments.device("on")?, format, arguments.optional_size("zone_size")?).await?,
+    };
+    let properties = properties(arguments)?;
+    let files = match format {
+        true => FileSystem::format(zones, properties, &settings).await?,
+        false => FileSystem::open(zones, &settings).await?,
+    };
+    let files = if is_lent { files.on_lent_zones() } else { files };
+    let found = files.properties().await?;
+    if arguments.given("block_size") && found != properties {
+        files.close().await?;
+        return Err(Error::invalid(format!(
+            "block_size {}: expected {}, that of the existing file system; leave the key out",
+            properties.block_size, found.block_size
+        )));
+    }
+    let config = MountConfig {
+        path: arguments.path("mount")?,
+        source: "siltstone".to_owned(),
+        allow_other: arguments.optional_boolean("allow_other")?.unwrap_or_else(allows_other_by_default),
+    };
+    Ok(Built::Door(Arc::new(FsDoor { config, files, mounted: Mutex::default() })))
+}
+
+/// The file system and its mount.
+struct FsDoor {
+    config: MountConfig,
+    files: FileSystem,
+    mounted: Mutex<Option<Arc<Mounted>>>,
+}
+
+impl FsDoor {
+    fn mounted(&self) -> MutexGuard<'_, Option<Arc<Mounted>>> {
+        // Nothing panics while the lock is held.
+        self.mounted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self) -> &PathBuf {
+        &self.config.path
+    }
+}
+
+/// Status of a file system for operators.
+///
+/// # Errors
+/// [`Error::Closed`].
+pub async fn status(files: &FileSystem) -> Result<Status> {
+    let (found, properties) = (files.statistics().await?, files.properties().await?);
+    let mut status = Status::new();
+    status.insert("block_size".into(), json!(properties.block_size));
+    status.insert("bytes".into(), json!(found.blocks * BLOCK));
+    status.insert("free_bytes".into(), json!(found.free * BLOCK));
+    status.insert("files".into(), json!(found.inodes));
+    status.insert("replayed_records".into(), json!(found.replayed));
+    Ok(status)
+}
+
+impl Part for FsDoor {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        Call::new(async move {
+            let state = self.mounted().as_ref().map_or_else(|| "not mounted".to_owned(), |it| it.state());
+            let mut all = Status::new();
+            all.insert("mount".into(), json!(self.path()));
+            all.insert("state".into(), json!(state));
+            match status(&self.files).await {
+                Ok(status) => all.extend(status),
+                Err(error) => {
+                    all.insert("error".into(), json!(error.to_string()));
+                }
+            }
+            all
+        })
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(self.files.close())
+    }
+}
+
+impl Door for FsDoor {
+    fn start(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            if self.mounted().is_some() {
+                return Err(Error::busy(format!("{}: it is mounted already", self.path().display())));
+            }
+            let mounted = Mounted::mount(&self.files, self.config.clone()).await?;
+            *self.mounted() = Some(Arc::new(mounted));
+            Ok(())
+        })
+    }
+
+    fn stop(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            let mounted = self.mounted().take();
+            match mounted {
+                Some(mounted) => mounted.unmount(STOP_LIMIT).await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        vec![self.path().display().to_string()]
+    }
+}

@@ -1,0 +1,139 @@
+//! A mount from its beginning to its end.
+
+use super::serve::{Notifying, ServedPart};
+use crate::core::Core;
+use crate::file_system::FileSystem;
+use block::{Error, Result};
+use fuse::{Ended, MountOptions, Session};
+use runtime::Home;
+use runtime::sync::StopSource;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// Time within which everything becomes durable without anybody asking for it. The kernel sends neither sync(2) nor syncfs(2) to
+/// a FUSE server.
+pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
+/// Time limit for the users of a mount to close their files when it ends.
+pub const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Where and how to mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountConfig {
+    /// Mount point: an existing directory.
+    pub path: PathBuf,
+    /// Name in the first column of `/proc/mounts`.
+    pub source: String,
+    /// Let users other than the mounting one use the file system, as its permissions allow.
+    pub allow_other: bool,
+}
+
+/// A mounted file system. It is unmounted by [`unmount`](Self::unmount), and not when it is dropped.
+pub struct Mounted {
+    session: Arc<Session>,
+    home: Home<Core>,
+    notifying: Notifying,
+    stop: StopSource,
+}
+
+impl std::fmt::Debug for Mounted {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Mounted({})", self.session.path().display())
+    }
+}
+
+impl Mounted {
+    /// Mounts an open file system, and serves it on all shards.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without the directory or `/dev/fuse`, [`Error::Invalid`] for a mount point that isn't a directory,
+    /// [`Error::PermissionDenied`]; those of the kernel.
+    pub async fn mount(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
+        let path = config.path.clone();
+        runtime::blocking(move || check_directory(&path)).await?;
+        let options = MountOptions {
+            path: config.path,
+            source: config.source,
+            read_only: false,
+            allow_other: config.allow_other,
+        };
+        let home = file_system.home().clone();
+        let notifying = Notifying::default();
+        let part = ServedPart { home: home.clone(), notifying: notifying.clone() };
+        let session = Session::mount(Arc::new(part), options).await?;
+        *notifying.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();
+        let stop = StopSource::new();
+        let (token, its) = (stop.token(), home.clone());
+        runtime::spawn(async move {
+            let mut stopped = std::pin::pin!(token.stopped());
+            while runtime::timeout(COMMIT_INTERVAL, stopped.as_mut()).await.is_err() {
+                let committed = its.with(|core| async move { core.sync_all().await }).await;
+                if let Err(error) = committed {
+                    // Users get the error at their next request.
+                    tracing::error!("the file system can't make changes durable: {error}");
+                    return;
+                }
+            }
+        })
+        .detach();
+        Ok(Mounted { session: Arc::new(session), home, notifying, stop })
+    }
+
+    /// Mount point, without symbolic links.
+    pub fn path(&self) -> &Path {
+        self.session.path()
+    }
+
+    /// State of the session: mounted, or why it has ended.
+    pub fn state(&self) -> String {
+        self.session.outcome().map_or_else(|| "mounted".to_owned(), ToString::to_string)
+    }
+
+    /// Waits until the mount has ended: by an unmount, or because its connection failed.
+    ///
+    /// # Errors
+    /// The failure of the connection.
+    pub async fn ended(&self) -> Result<()> {
+        self.session.ended().await;
+        match self.session.outcome() {
+            Some(Ended::Failed(error)) => Err(error.clone()),
+            Some(Ended::Aborted) => Err(Error::closed("the connection of the mount was aborted")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Unmounts, if that hasn't been done, and ends the session. While files are open, tries again for at most `limit`.
+    ///
+    /// # Errors
+    /// As [`Session::stop`]. The session has ended in any case.
+    pub async fn unmount(&self, limit: Duration) -> Result<()> {
+        let stopped = self.session.stop(limit).await;
+        // It keeps the connection alive.
+        self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.stop.stop();
+        // The kernel forgets everything at an unmount, and doesn't say so.
+        let forgotten = self.home.with(|core| async move {
+            core.nodes.unrefer_all();
+            core.remove_orphans();
+            Ok(())
+        });
+        match forgotten.await {
+            // It was closed before.
+            Ok(()) | Err(Error::Closed(_)) => stopped,
+            Err(error) => stopped.and(Err(error)),
+        }
+    }
+}
+
+fn check_directory(path: &Path) -> Result<()> {
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        // Left by a killed server; mounting replaces it.
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Ok(()),
+        Err(error) => Err(Error::from_io(&error, &format!("mount point {shown}"))),
+        Ok(metadata) if !metadata.is_dir() => {
+            Err(Error::invalid(format!("mount point {shown}: not a directory; expected one")))
+        }
+        Ok(_) => Ok(()),
+    }
+}

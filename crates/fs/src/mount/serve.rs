@@ -1,0 +1,380 @@
+//! Requests of the kernel, each of which goes to the file system's home.
+
+use super::actions::{self, os};
+use crate::core::Core;
+use crate::inode::FileType;
+use crate::namespace::New;
+use block::{Buffer, Call, Data, Payload, Result};
+use fuse::protocol::{init_flag, open_flag};
+use fuse::{
+    CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, FileSystem,
+    FileSystemPart, Notifier, Opened, Read, Release, SetAttributes, Statistics, Write,
+};
+use runtime::Home;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Files for which one free block has space, for `statfs`: an estimate.
+const FILES_PER_BLOCK: u64 = 8;
+
+/// The sender of notifications, from the beginning of the session to its end.
+pub(super) type Notifying = Arc<Mutex<Option<Notifier>>>;
+
+/// The file system for a FUSE session.
+#[derive(Debug, Clone)]
+pub(super) struct ServedPart {
+    pub(super) home: Home<Core>,
+    pub(super) notifying: Notifying,
+}
+
+impl FileSystemPart for ServedPart {
+    fn capabilities(&self) -> u64 {
+        init_flag::WRITEBACK_CACHE
+            | init_flag::DO_READDIRPLUS
+            | init_flag::READDIRPLUS_AUTO
+            | init_flag::CACHE_SYMLINKS
+            | init_flag::HANDLE_KILLPRIV_V2
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn FileSystem>>> {
+        Call::ready(Ok(Rc::new(Served(self.clone())) as Rc<dyn FileSystem>))
+    }
+}
+
+/// The file system on one shard.
+struct Served(ServedPart);
+
+impl Served {
+    /// Carries a request out at the home.
+    fn at_home<R, Fut>(&self, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Call<'_, Result<R>>
+    where
+        R: Send + 'static,
+        Fut: Future<Output = Result<R>> + 'static,
+    {
+        let home = &self.0.home;
+        Call::new(async move { home.with(work).await })
+    }
+
+    /// Carries a request out that waits for nothing.
+    fn at_once<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Rc<Core>) -> Result<R> + Send + 'static,
+    ) -> Call<'_, Result<R>> {
+        self.at_home(move |core| async move { work(&core) })
+    }
+
+    /// Carries a request out that returns nothing.
+    fn tell(&self, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
+        if self.0.home.is_here() {
+            if let Ok(core) = self.0.home.get() {
+                work(&core);
+            }
+            return;
+        }
+        let home = self.0.home.clone();
+        runtime::spawn(async move {
+            let told = home.with(move |core| async move {
+                work(&core);
+                Ok(())
+            });
+            // A shard that has ended has forgotten everything.
+            told.await.ok()
+        })
+        .detach();
+    }
+}
+
+fn new(context: Context, kind: FileType, mode: u32) -> New {
+    New { mode: kind as u32 | mode & 0o7777, uid: context.uid, gid: context.gid, ..New::default() }
+}
+
+/// The kernel has the only cache, so what it has stays valid when the file is opened again.
+const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CACHE };
+
+impl FileSystem for Served {
+    fn lookup<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
+        let name = name.to_vec();
+        self.at_once(move |core| actions::lookup(core, parent, &name))
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        self.tell(move |core| actions::forget(core, node, lookups));
+    }
+
+    fn attributes(&self, _: Context, node: u64, _: Option<u64>) -> Call<'_, Result<CachedAttributes>> {
+        self.at_once(move |core| actions::attributes(core, node))
+    }
+
+    fn set_attributes(
+        &self,
+        _: Context,
+        node: u64,
+        set: SetAttributes,
+    ) -> Call<'_, Result<CachedAttributes>> {
+        self.at_home(move |core| async move { actions::set_attributes(&core, node, &set).await })
+    }
+
+    fn read_link(&self, _: Context, node: u64) -> Call<'_, Result<Data>> {
+        self.at_once(move |core| core.read_link(node).map(|target| Data::copy_of(&target)))
+    }
+
+    fn symbolic_link<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        target: &'a [u8],
+    ) -> Call<'a, Result<Entry>> {
+        let (name, target) = (name.to_vec(), target.to_vec());
+        let new = New { target, ..new(context, FileType::Link, 0o777) };
+        self.at_home(move |core| async move { actions::create(&core, parent, &name, &new).await })
+    }
+
+    fn make_node<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        mode: u32,
+        _: u32,
+        device: u32,
+    ) -> Call<'a, Result<Entry>> {
+        let name = name.to_vec();
+        self.at_home(move |core| async move {
+            let kind =
+                FileType::of(mode).filter(|kind| !matches!(kind, FileType::Directory | FileType::Link));
+            let kind = kind.ok_or_else(|| os(libc::EINVAL, format!("mknod with mode {mode:o}")))?;
+            let is_device = matches!(kind, FileType::Block | FileType::Character);
+            let new = New { device: if is_device { device } else { 0 }, ..new(context, kind, mode) };
+            actions::create(&core, parent, &name, &new).await
+        })
+    }
+
+    fn make_directory<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        mode: u32,
+        _: u32,
+    ) -> Call<'a, Result<Entry>> {
+        let (name, new) = (name.to_vec(), new(context, FileType::Directory, mode));
+        self.at_home(move |core| async move { actions::create(&core, parent, &name, &new).await })
+    }
+
+    fn unlink<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
+        let name = name.to_vec();
+        self.at_home(move |core| async move { core.unlink(parent, &name).await })
+    }
+
+    fn remove_directory<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
+        let name = name.to_vec();
+        self.at_home(move |core| async move { core.remove_directory(parent, &name).await })
+    }
+
+    fn rename<'a>(
+        &'a self,
+        _: Context,
+        parent: u64,
+        name: &'a [u8],
+        new_parent: u64,
+        new_name: &'a [u8],
+        flags: u32,
+    ) -> Call<'a, Result<()>> {
+        let (name, new_name) = (name.to_vec(), new_name.to_vec());
+        self.at_home(move |core| async move {
+            let renaming = actions::renaming(flags)?;
+            core.rename((parent, &name), (new_parent, &new_name), renaming).await
+        })
+    }
+
+    fn link<'a>(
+        &'a self,
+        _: Context,
+        node: u64,
+        new_parent: u64,
+        new_name: &'a [u8],
+    ) -> Call<'a, Result<Entry>> {
+        let new_name = new_name.to_vec();
+        self.at_home(move |core| async move {
+            core.link(node, new_parent, &new_name).await?;
+            actions::entry(&core, node)
+        })
+    }
+
+    fn open(&self, _: Context, node: u64, flags: i32) -> Call<'_, Result<Opened>> {
+        self.at_home(move |core| async move { actions::open(&core, node, flags).await.map(|()| OPENED) })
+    }
+
+    fn create<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        mode: u32,
+        _: u32,
+        flags: i32,
+    ) -> Call<'a, Result<(Entry, Opened)>> {
+        let (name, new) = (name.to_vec(), new(context, FileType::Regular, mode));
+        self.at_home(move |core| async move {
+            let entry = actions::create_and_open(&core, parent, &name, &new, flags).await?;
+            Ok((entry, OPENED))
+        })
+    }
+
+    fn temporary_file(
+        &self,
+        context: Context,
+        parent: u64,
+        mode: u32,
+        _: u32,
+        flags: i32,
+    ) -> Call<'_, Result<(Entry, Opened)>> {
+        let new = new(context, FileType::Regular, mode);
+        self.at_home(move |core| async move {
+            let node = core.create_unnamed(parent, &new).await?;
+            actions::note_writer(&node, flags);
+            Ok((actions::entry(&core, node.inode)?, OPENED))
+        })
+    }
+
+    fn read(&self, _: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
+        self.at_home(move |core| async move {
+            core.check_open()?;
+            core.read(node, read.offset, read.size as usize).await
+        })
+    }
+
+    fn write(&self, _: Context, node: u64, write: Write, data: Buffer) -> Call<'_, Result<u32>> {
+        self.at_home(move |core| async move { actions::write(&core, node, write, data).await })
+    }
+
+    fn statistics(&self, _: Context, _: u64) -> Call<'_, Result<Statistics>> {
+        self.at_once(|core| {
+            let found = core.statistics();
+            let free_nodes = found.free.saturating_mul(FILES_PER_BLOCK);
+            Ok(Statistics {
+                block_size: crate::format::BLOCK as u32,
+                blocks: found.blocks,
+                free: found.free,
+                available: found.free,
+                nodes: found.inodes.saturating_add(free_nodes),
+                free_nodes,
+                name_bytes: crate::directory::MOST_NAME as u32,
+            })
+        })
+    }
+
+    // FLUSH isn't implemented: at a close the kernel has written its cache back already, and then asks no more.
+
+    fn release(&self, _: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
+        self.at_once(move |core| {
+            actions::release(core, node, release.flags);
+            Ok(())
+        })
+    }
+
+    fn sync(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
+        self.at_home(move |core| async move { actions::sync(&core, node).await })
+    }
+
+    fn set_extended<'a>(
+        &'a self,
+        _: Context,
+        node: u64,
+        name: &'a [u8],
+        value: &'a [u8],
+        flags: i32,
+    ) -> Call<'a, Result<()>> {
+        let (name, value) = (name.to_vec(), value.to_vec());
+        self.at_home(move |core| async move {
+            actions::check_namespace(&name)?;
+            core.set_attribute(node, &name, &value, actions::setting(flags)?).await
+        })
+    }
+
+    fn extended<'a>(&'a self, _: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<Data>> {
+        let name = name.to_vec();
+        self.at_once(move |core| {
+            actions::check_namespace(&name)?;
+            core.attribute(node, &name).map(|value| Data::copy_of(&value))
+        })
+    }
+
+    fn list_extended(&self, context: Context, node: u64) -> Call<'_, Result<Data>> {
+        self.at_once(move |core| {
+            let names = actions::extended_names(core, node, context.uid == 0)?;
+            Ok(Data::copy_of(&names))
+        })
+    }
+
+    fn remove_extended<'a>(&'a self, _: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
+        let name = name.to_vec();
+        self.at_home(move |core| async move {
+            actions::check_namespace(&name)?;
+            core.remove_attribute(node, &name).await
+        })
+    }
+
+    fn open_directory(&self, _: Context, node: u64, _: i32) -> Call<'_, Result<Opened>> {
+        self.at_once(move |core| actions::open_directory(core, node).map(|()| Opened::default()))
+    }
+
+    fn read_directory(
+        &self,
+        _: Context,
+        node: u64,
+        _: u64,
+        offset: u64,
+        entries: DirectoryEntries,
+    ) -> Call<'_, Result<DirectoryEntries>> {
+        self.at_once(move |core| actions::read_directory(core, node, offset, entries))
+    }
+
+    fn read_directory_plus(
+        &self,
+        _: Context,
+        node: u64,
+        _: u64,
+        offset: u64,
+        entries: DirectoryEntriesPlus,
+    ) -> Call<'_, Result<DirectoryEntriesPlus>> {
+        self.at_once(move |core| actions::read_directory_plus(core, node, offset, entries))
+    }
+
+    fn release_directory(&self, _: Context, node: u64, _: Release) -> Call<'_, Result<()>> {
+        self.at_once(move |core| {
+            actions::release(core, node, libc::O_RDONLY);
+            Ok(())
+        })
+    }
+
+    fn sync_directory(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
+        self.at_home(move |core| async move { actions::sync(&core, node).await })
+    }
+
+    fn allocate(
+        &self,
+        _: Context,
+        node: u64,
+        _: u64,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> Call<'_, Result<()>> {
+        self.at_home(move |core| async move { actions::allocate(&core, node, (offset, length), mode).await })
+    }
+
+    fn seek(&self, _: Context, node: u64, _: u64, offset: u64, whence: i32) -> Call<'_, Result<u64>> {
+        let notifier = self.0.notifying.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.at_home(move |core| async move { actions::seek(&core, notifier, node, offset, whence).await })
+    }
+
+    fn copy_range(&self, _: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
+        self.at_home(move |core| async move { actions::copy_range(&core, node, &copy).await })
+    }
+
+    fn sync_all(&self, _: Context, _: u64) -> Call<'_, Result<()>> {
+        self.at_home(|core| async move { core.sync_all().await })
+    }
+}

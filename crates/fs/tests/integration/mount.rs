@@ -1,0 +1,81 @@
+//! What a mount asks of the shard, without a kernel.
+
+use fs::{FileSystem, OpenOptions, Properties, Settings};
+use runtime::{Config, run};
+
+async fn files() -> FileSystem {
+    let registry = stack::Registry::new(vec![&disks::ram::KIND]);
+    let stack = stack::Stack::from_line("test", "ram(32MiB)", &registry).unwrap();
+    let device = stack.check(true).unwrap().build().await.unwrap().top().unwrap();
+    let zones = fs::mount::kind::zones_on(device, true, None).await.unwrap();
+    FileSystem::format(zones, Properties::default(), &Settings::default()).await.unwrap()
+}
+
+/// Operations on a file or directory that nobody has open aren't noted there, and are durable after its next fsync nevertheless.
+#[test]
+fn what_is_opened_first_waits_for_all_operations_before() {
+    let main = || async {
+        let files = files().await;
+        files.make_directory("/d").await.unwrap();
+        for number in 0..200 {
+            let file = files.create(&format!("/d/{number}")).await.unwrap();
+            file.write_at(0, block::Data::copy_of(b"data")).await.unwrap();
+        }
+        let core = files.home().get().unwrap();
+        for path in ["/d", "/d/7"] {
+            let inode = core.lookup(1, b"d").unwrap();
+            let inode = if path == "/d" { inode } else { core.lookup(inode, b"7").unwrap() };
+            let node = core.open(inode).unwrap();
+            assert!(node.ticket.get() > 400, "{path}: {}", node.ticket.get());
+            core.sync(node.ticket.get()).await.unwrap();
+            core.close(&node);
+        }
+        drop(core);
+        files.close().await.unwrap();
+    };
+    run(Config::default(), main).unwrap();
+}
+
+/// What a kernel refers to has attributes after it was removed; forgotten, it is gone.
+#[test]
+fn a_removed_inode_stays_until_it_is_forgotten() {
+    let main = || async {
+        let files = files().await;
+        let options = OpenOptions { create_new: true, ..OpenOptions::default() };
+        let file = files.open_file("/f", options).await.unwrap();
+        let inode = file.inode();
+        let core = files.home().get().unwrap();
+        core.nodes().refer(inode);
+        drop(file);
+        files.unlink("/f").await.unwrap();
+        assert_eq!(core.inode(inode).map(|it| it.links), Ok(0));
+        assert!(core.nodes().unrefer(inode, 1));
+        core.remove_orphans();
+        files.sync().await.unwrap();
+        assert!(core.inode(inode).is_err());
+        drop(core);
+        files.close().await.unwrap();
+    };
+    run(Config::default(), main).unwrap();
+}
+
+/// What a kernel writes back leaves the times, over a reopening too.
+#[test]
+fn a_write_back_leaves_the_times() {
+    let main = || async {
+        let files = files().await;
+        let file = files.create("/f").await.unwrap();
+        let before = file.attributes().await.unwrap();
+        let core = files.home().get().unwrap();
+        let node = core.open(file.inode()).unwrap();
+        core.write_back(&node, 5000, block::Data::copy_of(b"data").into()).await.unwrap();
+        let after = core.inode(file.inode()).unwrap();
+        assert_eq!((after.size, after.modified, after.changed), (5004, before.modified, before.changed));
+        core.write(&node, 0, block::Data::copy_of(b"data").into()).await.unwrap();
+        assert!(core.inode(file.inode()).unwrap().modified > before.modified);
+        core.close(&node);
+        drop((core, file));
+        files.close().await.unwrap();
+    };
+    run(Config::default(), main).unwrap();
+}

@@ -1,0 +1,91 @@
+//! Arguments of `siltstone fs`.
+
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+const IMAGE_HELP: &str =
+    "A file, a block device, or a stack file (*.toml) whose only part on top is a device or zones";
+
+/// Format, mount and look at the log-structured file system
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  siltstone fs format vol.img --size 8GiB        create a file with an empty file system
+  siltstone fs mount vol.img /mnt                mount it, until Ctrl-C, SIGTERM or umount /mnt
+  siltstone fs status vol.img                    show sizes, of one that isn't mounted
+  siltstone fs status /mnt                       show sizes, of a mounted one
+
+A stack may mount one, too: a door of the kind fs, served by siltstone serve. siltstone stack kinds fs lists its keys.")]
+pub enum FsVerb {
+    Format(FsFormat),
+    Mount(FsMount),
+    Status(FsStatus),
+}
+
+/// Make an empty file system
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone fs format vol.img --size 8GiB                      create vol.img, which takes space as it is written
+  siltstone fs format vol.img --size 8GiB --block-size 64KiB   for files that are written in large pieces
+  siltstone fs format /dev/sdx                                 take a whole block device
+  siltstone fs format /dev/sdx --force                         although it holds something, which is lost
+  siltstone fs format stack.toml                               on a stack that exists: a log, a cache, a mirror
+
+An image that holds anything is refused without --force. Blocks are the smallest unit that is rewritten: a smaller write reads \
+the rest of its block first. Zones are the unit that is cleaned; the default is 1/256 of the image, from 128KiB to 64MiB.")]
+pub struct FsFormat {
+    #[arg(help = IMAGE_HELP)]
+    pub image: String,
+    /// Set the size of a new image file, such as 8GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// Set the size of the blocks that files consist of: a power of two from 4KiB to 64KiB
+    #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = size)]
+    pub block_size: u64,
+    /// Set the size of a zone [default: 1/256 of the image, 128KiB to 64MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub zone_size: Option<u64>,
+    /// Format an image that holds something; its contents are lost
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Mount a file system, until SIGINT, SIGTERM or an unmount
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone fs mount vol.img /mnt            prints a line once it is mounted
+  siltstone fs mount vol.img /mnt &          leave the shell to its user
+  umount /mnt                                make everything durable, close the image and end the server
+
+Stays in the foreground. While files are open, Ctrl-C waits for 10 s; then their users get errors. fsync makes a file durable; \
+everything else becomes durable within 5 s. After a kill or a power cut the next mount has everything that was durable. Needs \
+/dev/fuse, and root or fusermount3.")]
+pub struct FsMount {
+    #[arg(help = IMAGE_HELP)]
+    pub image: String,
+    /// Mount point, an existing directory
+    pub directory: PathBuf,
+    /// Let other users use it, as permissions allow [default: if mounted by root]
+    #[arg(long)]
+    pub allow_other: bool,
+    /// Set the number of shards
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub shards: u32,
+}
+
+/// Show sizes of a file system
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone fs status vol.img          opens it as a mount does, and closes it again
+  siltstone fs status /mnt --json")]
+pub struct FsStatus {
+    /// The image of a file system that isn't mounted, or the mount point of one that is
+    #[arg(value_name = "IMAGE|DIRECTORY")]
+    pub what: String,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    stack::parse_size(text).map_err(|error| error.detail().to_owned())
+}

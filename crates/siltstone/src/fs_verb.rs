@@ -1,0 +1,363 @@
+//! `siltstone fs`: formats, mounts and shows log-structured file systems.
+
+use crate::arguments::{FsFormat, FsMount, FsStatus, FsVerb};
+use crate::failure::Failure;
+use crate::kinds::registry;
+use crate::load;
+use crate::output::{print, print_json, print_line};
+use crate::table;
+use block::{
+    BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
+};
+use fs::mount::kind::{allows_other_by_default, status, zones_on};
+use fs::mount::mounted::STOP_LIMIT;
+use fs::{FileSystem, MountConfig, Mounted, Properties, Settings};
+use runtime::Config;
+use serde_json::json;
+use stack::{Built, BuiltStack, Contract, Plan, Stack, format_size};
+use std::path::Path;
+use std::sync::Arc;
+use std::task::Poll;
+
+/// Bytes at the beginning of an image that are looked at before it is formatted: superblocks of other formats are there.
+const LOOKED_AT: u64 = 1 << 20;
+/// Type of mounted file systems in `/proc/mounts`.
+const MOUNT_TYPE: &str = "fuse.siltstone";
+
+/// Carries out the verb.
+///
+/// # Errors
+/// A wrong image, size or directory; those of opening, formatting, mounting and closing.
+pub fn fs(verb: &FsVerb) -> Result<(), Failure> {
+    match verb {
+        FsVerb::Format(arguments) => format(arguments),
+        FsVerb::Mount(arguments) => mount(arguments),
+        FsVerb::Status(arguments) => show(arguments),
+    }
+}
+
+/// Whether an argument names a stack file; other ones name files and devices.
+fn is_stack(image: &str) -> bool {
+    image.ends_with(".toml")
+}
+
+/// The stack of an image. `size` is that of a file to be created.
+fn stack_of(image: &str, size: Option<u64>) -> Result<Stack, Failure> {
+    if is_stack(image) {
+        let stack = load::stack(image, &registry())?;
+        if let Some(door) = stack.parts().find(|part| part.kind().contract == Contract::Door) {
+            return Err(Failure::Usage(format!(
+                "{image}: the stack has the door \"{}\"; expected a stack without doors; a door of the kind fs is formatted by: \
+                 siltstone format {image}, and mounted by: siltstone serve {image}",
+                door.name()
+            )));
+        }
+        return Ok(stack);
+    }
+    let path = std::path::absolute(image).map_err(|error| Failure::Usage(format!("{image}: {error}")))?;
+    let Some(path) = path.to_str() else {
+        return Err(Failure::Usage(format!("{image}: the path isn't UTF-8; expected one that is")));
+    };
+    let quoted = serde_json::Value::from(path).to_string();
+    let size = size.map_or_else(String::new, |size| format!("size = {size}\n"));
+    let text = format!("[device.image]\nkind = \"file\"\npath = {quoted}\nblock_size = 4096\n{size}");
+    Ok(Stack::from_toml(image, &text, &registry())?)
+}
+
+/// Refuses an image that doesn't exist.
+fn check_exists(image: &str) -> Result<(), Failure> {
+    match Path::new(image).exists() {
+        true => Ok(()),
+        false => Err(Failure::Usage(format!(
+            "{image}: no such file; expected the image of a file system; make one with: siltstone fs format {image} --size 8GiB"
+        ))),
+    }
+}
+
+/// What a file system stands on.
+enum Base {
+    Device(Arc<dyn DevicePart>),
+    Zones(Arc<dyn ZonesPart>),
+}
+
+/// The only part on top of a stack.
+fn base(built: &BuiltStack, plan: &Plan) -> Result<Base> {
+    let is_used = |name: &str| {
+        plan.stack()
+            .parts()
+            .any(|part| part.values().any(|(_, value)| value.children().iter().any(|it| it == name)))
+    };
+    let tops: Vec<_> = built.parts().filter(|part| !is_used(&part.name)).collect();
+    match tops.as_slice() {
+        [only] => match &only.built {
+            Built::Device(device) => Ok(Base::Device(device.clone())),
+            Built::Zones(zones) => Ok(Base::Zones(zones.clone())),
+            Built::Door(_) => {
+                Err(Error::invalid(format!("part \"{}\" is a door; expected a device or zones", only.name)))
+            }
+        },
+        several => {
+            let names = several.iter().map(|part| part.name.as_str()).collect::<Vec<_>>().join(", ");
+            Err(Error::invalid(format!(
+                "{} parts are on top of the stack ({names}); expected one device, or zones",
+                several.len()
+            )))
+        }
+    }
+}
+
+fn format(arguments: &FsFormat) -> Result<(), Failure> {
+    let image = arguments.image.clone();
+    let usage = |text: String| Err(Failure::Usage(text));
+    let properties = Properties { block_size: arguments.block_size };
+    properties
+        .check()
+        .map_err(|error| Failure::Usage(format!("--{}", error.detail().replacen(' ', "-", 1))))?;
+    let is_stack = is_stack(&image);
+    let existing = std::fs::metadata(&image).ok();
+    match (is_stack, &existing, arguments.size) {
+        (true, _, Some(_)) => {
+            return usage(format!(
+                "--size: {image} is a stack, whose parts have their sizes; leave --size out"
+            ));
+        }
+        (false, None, None) => {
+            return usage(format!(
+                "{image}: no such file; expected --size with the size of the new one, such as --size 8GiB"
+            ));
+        }
+        _ => {}
+    }
+    let is_file = !is_stack && existing.as_ref().is_some_and(std::fs::Metadata::is_file);
+    if let (true, Some(found), Some(size)) = (is_file, &existing, arguments.size)
+        && found.len() > 0
+        && found.len() != size
+    {
+        return usage(format!(
+            "{image}: it has {}, and --size is {}; leave --size out to take the file as it is, or remove it first",
+            format_size(found.len()),
+            format_size(size)
+        ));
+    }
+    let stack = stack_of(&image, arguments.size)?;
+    let plan = stack.check(false)?;
+    let config = Config::default().with_shards(stack.shards());
+    let (force, zone_size) = (arguments.force, arguments.zone_size);
+    let shown = image.clone();
+    let bytes = runtime::run(config, move || async move {
+        let built = plan.build().await?;
+        let formatted = async {
+            let base = base(&built, &plan)?;
+            if !force {
+                check_empty(&base, &shown, is_file).await?;
+            }
+            make(base, properties, zone_size).await
+        };
+        let formatted = formatted.await;
+        let closed = built.close().await;
+        formatted.and_then(|bytes| closed.map(|()| bytes))
+    })??;
+    print_line(&format!(
+        "{image}: a file system for {} of files, with blocks of {}",
+        format_size(bytes),
+        format_size(properties.block_size)
+    ))
+}
+
+/// Formats; returns the bytes that files can have.
+async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Result<u64> {
+    let settings = Settings::default();
+    let files = match base {
+        Base::Device(device) => {
+            FileSystem::format(zones_on(device, true, zone_size).await?, properties, &settings).await?
+        }
+        Base::Zones(_) if zone_size.is_some() => {
+            return Err(Error::invalid(
+                "--zone-size: the stack brings zones, whose size is theirs; leave it out",
+            ));
+        }
+        Base::Zones(zones) => FileSystem::format(zones, properties, &settings).await?.on_lent_zones(),
+    };
+    let statistics = files.statistics().await;
+    files.close().await?;
+    Ok(statistics?.blocks * fs::format::BLOCK)
+}
+
+/// Refuses an image that holds something.
+async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
+    let refuse = |what: String| {
+        Err(Error::already_exists(format!(
+            "{image}: it holds {what}: if that may be lost, format it with --force"
+        )))
+    };
+    let part = match base {
+        Base::Zones(part) => {
+            let zones = part.open().await?;
+            for report in zones.report(ZoneIndex(0), zones.geometry().zones).await? {
+                if report.state != ZoneState::Empty {
+                    return refuse(format!("zones that aren't empty (zone {})", report.zone));
+                }
+            }
+            return Ok(());
+        }
+        Base::Device(part) => part,
+    };
+    let device = part.open().await?;
+    let (size, all) = (device.geometry().block_size, device.geometry().blocks);
+    let count = (LOOKED_AT >> size.shift()).min(all.0);
+    let (outcome, first) =
+        device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
+    outcome?;
+    if let Some(at) = first.filled().iter().position(|byte| *byte != 0) {
+        return refuse(format!("{} (byte {at} isn't zero)", zones::sector::describe(first.filled())));
+    }
+    // Only of a regular file it is known where it has data.
+    let mut block = 0;
+    while is_file && block < all.0 {
+        let mut next = block;
+        for extent in device.extents(BlockRange::new(block, all.0 - block)).await? {
+            if extent.state == ExtentState::Data {
+                return refuse(format!("data from byte {} on", extent.range.start.0 << size.shift()));
+            }
+            next = next.max(extent.range.end().0);
+        }
+        if next == block {
+            break;
+        }
+        block = next;
+    }
+    Ok(())
+}
+
+/// Opens the file system on a stack.
+async fn open(built: &BuiltStack, plan: &Plan, image: &str) -> Result<FileSystem> {
+    let settings = Settings::default();
+    let opened = match base(built, plan)? {
+        Base::Device(device) => match zones_on(device, false, None).await {
+            Ok(zones) => FileSystem::open(zones, &settings).await,
+            // It advises on a verb that isn't this one.
+            Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
+            Err(error) => Err(error),
+        },
+        Base::Zones(zones) => FileSystem::open(zones, &settings).await.map(FileSystem::on_lent_zones),
+    };
+    opened.map_err(|error| match error {
+        Error::Protocol(detail) => {
+            Error::protocol(format!("{image}: {detail}; siltstone fs format {image} makes a new one"))
+        }
+        other => other.in_context(image),
+    })
+}
+
+fn mount(arguments: &FsMount) -> Result<(), Failure> {
+    check_exists(&arguments.image)?;
+    let stack = stack_of(&arguments.image, None)?;
+    let plan = stack.check(false)?;
+    let shards = (arguments.shards as usize).max(if is_stack(&arguments.image) { stack.shards() } else { 1 });
+    let config = Config::default().with_shards(shards).polling();
+    let mount = MountConfig {
+        path: arguments.directory.clone(),
+        source: arguments.image.clone(),
+        allow_other: arguments.allow_other || allows_other_by_default(),
+    };
+    runtime::run(config, move || async move {
+        let built = plan.build().await?;
+        let served = async {
+            let files = open(&built, &plan, &mount.source).await?;
+            let served = serve(&files, mount).await;
+            let closed = files.close().await;
+            served.and_then(|()| Ok(closed?))
+        };
+        let served: Result<(), Failure> = served.await;
+        let closed = built.close().await;
+        served.and_then(|()| Ok(closed?))
+    })?
+}
+
+/// Mounts, and waits for a signal or an unmount.
+async fn serve(files: &FileSystem, config: MountConfig) -> Result<(), Failure> {
+    let image = config.source.clone();
+    let mounted = Mounted::mount(files, config).await?;
+    // The handler stands before anybody can know that there is something to stop.
+    let mut signal = std::pin::pin!(runtime::stop_signal());
+    let mut ended = std::pin::pin!(mounted.ended());
+    let early = std::future::poll_fn(|context| Poll::Ready(signal.as_mut().poll(context))).await;
+    let outcome = match (print_line(&format!("{image}: mounted at {}", mounted.path().display())), early) {
+        (Err(failure), _) => Err(failure),
+        (Ok(()), Poll::Ready(result)) => Ok(result?),
+        (Ok(()), Poll::Pending) => {
+            let outcome = std::future::poll_fn(|context| match signal.as_mut().poll(context) {
+                Poll::Ready(result) => Poll::Ready(result),
+                Poll::Pending => ended.as_mut().poll(context),
+            });
+            outcome.await.map_err(Failure::from)
+        }
+    };
+    let unmounted = mounted.unmount(STOP_LIMIT).await;
+    outcome.and_then(|()| Ok(unmounted?))
+}
+
+fn show(arguments: &FsStatus) -> Result<(), Failure> {
+    let what = &arguments.what;
+    check_exists(what)?;
+    let status = match Path::new(what).is_dir() {
+        true => of_directory(what)?,
+        false => of_image(what)?,
+    };
+    if arguments.json {
+        return print_json(&status.into());
+    }
+    let mut out = String::new();
+    table::object(&mut out, 0, &status);
+    print(&out)
+}
+
+/// Status of a mounted file system, as the kernel knows it.
+fn of_directory(directory: &str) -> Result<Status, Failure> {
+    let failed = |error: std::io::Error| Failure::World(format!("{directory}: {error}"));
+    let path = std::fs::canonicalize(directory).map_err(failed)?;
+    let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(failed)?;
+    let of_line = |line: &str| {
+        let mut words = line.split(' ').map(unescaped);
+        Some((words.next()?, words.next()?, words.next()?))
+    };
+    let found = mounts.lines().filter_map(of_line).filter(|(_, at, _)| Path::new(at) == path).last();
+    let Some((source, at, _)) = found.filter(|(_, _, kind)| kind == MOUNT_TYPE) else {
+        return Err(Failure::Usage(format!(
+            "{directory}: no file system of siltstone is mounted there; expected its mount point, or an image"
+        )));
+    };
+    let sizes = rustix::fs::statvfs(&path).map_err(|error| failed(error.into()))?;
+    let mut status = Status::new();
+    status.insert("image".into(), json!(source));
+    status.insert("mount".into(), json!(at));
+    status.insert("bytes".into(), json!(sizes.f_blocks * sizes.f_frsize));
+    status.insert("free_bytes".into(), json!(sizes.f_bfree * sizes.f_frsize));
+    status.insert("files".into(), json!(sizes.f_files - sizes.f_ffree));
+    Ok(status)
+}
+
+/// A word of `/proc/mounts`, which has octal escapes for blanks and backslashes.
+fn unescaped(word: &str) -> String {
+    word.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+fn of_image(image: &str) -> Result<Status, Failure> {
+    let stack = stack_of(image, None)?;
+    let plan = stack.check(false)?;
+    let name = image.to_owned();
+    let config = Config::default().with_shards(stack.shards());
+    let status = runtime::run(config, move || async move {
+        let built = plan.build().await?;
+        let found = async {
+            let files = open(&built, &plan, &name).await?;
+            let found = status(&files).await;
+            let closed = files.close().await;
+            found.and_then(|found| closed.map(|()| found))
+        };
+        let found = found.await;
+        let closed = built.close().await;
+        found.and_then(|found| closed.map(|()| found))
+    })??;
+    Ok(status)
+}

@@ -1,0 +1,410 @@
+//! The file system through the kernel: what programs do with it, what is left after a kill, and what the verbs refuse.
+//!
+//! Every test mounts an image of its own, as root or through `fusermount3`.
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::process::Signal;
+use siltstone_tests::foreign::{Server, binary, has_fuse, is_installed, run, run_shell};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use tempfile::{TempDir, tempdir};
+
+/// An image of a file system, and its mount.
+struct Mount {
+    folder: TempDir,
+    server: Option<Server>,
+}
+
+impl Mount {
+    /// Makes a file system and mounts it.
+    fn new(options: &[&str]) -> Mount {
+        let folder = tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("mnt")).expect("a folder");
+        let mount = Mount { folder, server: None };
+        let image = mount.image();
+        let mut arguments = vec!["fs", "format", &image, "--size", "512MiB"];
+        arguments.extend_from_slice(options);
+        run(&program(), &arguments).ok();
+        mount.mounted()
+    }
+
+    fn mounted(mut self) -> Mount {
+        let (image, at) = (self.image(), self.at("").display().to_string());
+        self.server = Some(Server::restart_with(&["fs", "mount", &image, &at], PathBuf::new()));
+        self
+    }
+
+    fn image(&self) -> String {
+        self.folder.path().join("vol.img").display().to_string()
+    }
+
+    /// A path in the mounted file system.
+    fn at(&self, path: &str) -> PathBuf {
+        self.folder.path().join("mnt").join(path)
+    }
+
+    /// Runs a script in the mounted file system.
+    #[track_caller]
+    fn shell(&self, script: &str) -> String {
+        run_shell(&format!("cd '{}'; {script}", self.at("").display())).ok()
+    }
+
+    /// Unmounts, and waits for the server's end in good order.
+    #[track_caller]
+    fn unmounted(mut self) -> Mount {
+        let at = self.at("").display().to_string();
+        run_shell(&format!("umount '{at}' || fusermount3 -u '{at}'")).ok();
+        let mut server = self.server.take().expect("it is mounted");
+        assert!(server.process.wait().success(), "{}", server.process.err());
+        self
+    }
+
+    /// Kills the server, and leaves the mount without one.
+    fn killed(mut self) -> Mount {
+        let mut server = self.server.take().expect("it is mounted");
+        server.process.signal(Signal::KILL);
+        server.process.wait();
+        self
+    }
+
+    /// The status of the image, which isn't mounted.
+    #[track_caller]
+    fn status(&self) -> serde_json::Value {
+        let text = run(&program(), &["fs", "status", &self.image(), "--json"]).ok();
+        serde_json::from_str(&text).expect("JSON")
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let at = self.at("");
+        if let Some(server) = self.server.take() {
+            drop(server);
+            // After a failure; what isn't mounted any more only fails.
+            let at = at.display();
+            run_shell(&format!("umount -l '{at}' || fusermount3 -uz '{at}' || true"));
+        }
+    }
+}
+
+fn program() -> String {
+    binary().display().to_string()
+}
+
+#[test]
+fn a_session_of_a_shell_leaves_what_it_made_and_a_clean_image() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    mount.shell(
+        "mkdir -p a/b && echo one > a/b/f && ln -s f a/b/l && ln a/b/f a/h && chmod 640 a/b/f
+         touch -d '2001-02-03 04:05:06.789 UTC' a/b/f
+         cp -a a c && mv c d && diff -r a d
+         test \"$(stat -c '%a %h %s %Y' a/b/f)\" = '640 2 4 981173106'
+         test \"$(stat -c '%a %Y' d/b/f)\" = '640 981173106' && test \"$(readlink d/b/l)\" = f
+         head -c 5000000 /dev/urandom > r && dd if=r of=copy bs=4096 iflag=direct oflag=direct 2>/dev/null
+         cmp r copy && truncate -s 3333333 r && truncate -s 6000000 r && cmp -n 3333333 r copy
+         test $(tail -c 2666667 r | tr -d '\\0' | wc -c) = 0
+         fallocate -l 3M pre && test $(stat -c '%s %b' pre | tr ' ' x) = 3145728x6144
+         fallocate -p -o 1M -l 1M copy && test $(stat -c %s copy) = 5000000
+         truncate -s 50M sparse && dd if=copy of=sparse bs=4k seek=5000 count=9 conv=notrunc 2>/dev/null
+         cp --sparse=auto sparse sparse2 && cmp sparse sparse2 && test $(stat -c %b sparse2) -lt 200
+         tar cf t.tar a d r copy && mkdir x && tar xf t.tar -C x && diff -r a x/a && diff -r d x/d && cmp r x/r
+         rm -rf x d && test ! -e x",
+    );
+    let sums =
+        "find . -type f | sort | xargs sha256sum; find . | sort | xargs stat -c '%n %a %h %u %g %s %Y %F'";
+    let before = mount.shell(sums);
+    let mount = mount.unmounted();
+    let status = mount.status();
+    assert_eq!(status["replayed_records"], 0, "the image was closed: {status}");
+    let mount = mount.mounted();
+    assert_eq!(mount.shell(sums), before);
+    mount.unmounted();
+}
+
+#[test]
+fn programs_that_need_much_of_posix_work() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&["--block-size", "8KiB"]);
+    if is_installed("git") {
+        mount.shell(
+            "git init -q g && cd g && git config user.email a@example.com && git config user.name a
+             for n in $(seq 200); do echo $n > f$n; done; git add -A; git commit -qm one
+             git mv f1 g1; rm f2; git commit -qam two; git gc -q; git fsck --full
+             test -z \"$(git status --short)\" && git clone -q --no-local . ../g2 && cd ../g2 && git fsck --full",
+        );
+    }
+    if is_installed("sqlite3") {
+        let said = mount.shell(
+            "for mode in delete wal; do sqlite3 $mode.db \"pragma journal_mode=$mode; create table t(a integer primary key, b);
+             with recursive c(x) as (select 1 union all select x+1 from c where x<3000)
+             insert into t select x, randomblob(500) from c; delete from t where a % 3 = 0; vacuum;
+             pragma integrity_check; select count(*) from t\"; done",
+        );
+        assert_eq!(said, "delete\nok\n2000\nwal\nok\n2000\n");
+    }
+    mount.unmounted();
+}
+
+#[test]
+fn files_without_names_live_as_long_as_they_are_open() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    let path = mount.at("f");
+    let mut file = File::create_new(&path).unwrap();
+    file.write_all(b"first").unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    file.write_all_at(b"second", 100_000).unwrap();
+    file.sync_all().unwrap();
+    let mut bytes = [0; 6];
+    file.read_exact_at(&mut bytes, 100_000).unwrap();
+    assert_eq!(&bytes, b"second");
+    // A file that replaces an open one.
+    std::fs::write(mount.at("old"), b"old").unwrap();
+    std::fs::write(mount.at("new"), b"new").unwrap();
+    let mut old = File::open(mount.at("old")).unwrap();
+    std::fs::rename(mount.at("new"), mount.at("old")).unwrap();
+    let mut text = String::new();
+    old.read_to_string(&mut text).unwrap();
+    assert_eq!(
+        (text.as_str(), std::fs::read(mount.at("old")).unwrap().as_slice()),
+        ("old", b"new".as_slice())
+    );
+    symlink("nowhere", mount.at("dangling")).unwrap();
+    assert!(mount.at("dangling").metadata().is_err() && mount.at("dangling").symlink_metadata().is_ok());
+    drop((file, old));
+    let mount = mount.unmounted();
+    assert_eq!(mount.status()["files"], 3, "the root, \"old\" and \"dangling\"");
+}
+
+#[test]
+fn a_directory_is_read_completely_while_others_change_it() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    let folder = mount.at("many");
+    std::fs::create_dir(&folder).unwrap();
+    for number in 0..3000 {
+        File::create_new(folder.join(format!("stays-{number}"))).unwrap();
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    for (number, entry) in std::fs::read_dir(&folder).unwrap().enumerate() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(seen.insert(name.clone()), "\"{name}\" was read twice");
+        let other = folder.join(format!("goes-{}", number % 50));
+        match number % 2 {
+            0 => drop(std::fs::write(other, b"x")),
+            _ => drop(std::fs::remove_file(folder.join(format!("goes-{}", (number - 1) % 50)))),
+        }
+    }
+    assert_eq!(seen.iter().filter(|name| name.starts_with("stays-")).count(), 3000);
+    // Entries that were read are removed while it is read.
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        std::fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    std::fs::remove_dir(&folder).unwrap();
+    mount.unmounted();
+}
+
+/// A file of the mounted file system, and what should be in it.
+fn fsx(path: &Path, random: &mut runtime::Random, operations: u32, model: &mut Vec<u8>) {
+    const MOST: u64 = 300_000;
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), model.len() as u64);
+    for number in 0..operations {
+        let (offset, length) = (random.below(MOST), random.below(40_000) + 1);
+        let (from, to) = (offset as usize, (offset + length) as usize);
+        let inside = from.min(model.len())..to.min(model.len());
+        match random.below(8) {
+            0..3 => {
+                let bytes: Vec<u8> = (0..length).map(|_| random.next_u64() as u8 | 1).collect();
+                file.write_all_at(&bytes, offset).unwrap();
+                model.resize(model.len().max(to), 0);
+                model[from..to].copy_from_slice(&bytes);
+            }
+            3..5 => {
+                let mut bytes = vec![0; inside.len()];
+                file.read_exact_at(&mut bytes, inside.start as u64).unwrap();
+                assert_eq!(bytes, model[inside], "operation {number}: {length} bytes from byte {offset} on");
+            }
+            5 => {
+                file.set_len(offset).unwrap();
+                model.resize(from, 0);
+            }
+            6 => {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&file, flags, offset, length).unwrap();
+                model[inside].fill(0);
+            }
+            _ if random.chance(0.5) => {
+                rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE, offset, length).unwrap();
+                model.resize(model.len().max(to), 0);
+                model[from..to].fill(0);
+            }
+            _ => {
+                // The first byte that isn't zero is data, whether or not it has been written back.
+                let data = rustix::fs::seek(&file, SeekFrom::Data(offset));
+                let first = model.get(from..).and_then(|rest| rest.iter().position(|byte| *byte != 0));
+                if let Some(first) = first {
+                    assert!(data.unwrap() <= offset + first as u64, "operation {number}");
+                }
+                rustix::fs::fdatasync(&file).unwrap();
+            }
+        }
+        assert_eq!(file.metadata().unwrap().len(), model.len() as u64, "operation {number}");
+    }
+}
+
+#[test]
+fn random_operations_on_files_do_what_they_do_in_memory() {
+    if !has_fuse() {
+        return;
+    }
+    for (seed, block_size) in [(1, "4KiB"), (2, "64KiB")] {
+        println!("seed {seed}");
+        let mut mount = Mount::new(&["--block-size", block_size]);
+        let mut random = runtime::Random::new(seed);
+        let mut models = vec![Vec::new(); 3];
+        for _ in 0..2 {
+            for (number, model) in models.iter_mut().enumerate() {
+                fsx(&mount.at(&format!("f{number}")), &mut random, 300, model);
+            }
+            let times = |mount: &Mount| {
+                (0..3)
+                    .map(|n| mount.at(&format!("f{n}")).metadata().unwrap().modified().unwrap())
+                    .collect::<Vec<_>>()
+            };
+            let before = times(&mount);
+            mount = mount.unmounted().mounted();
+            assert_eq!(times(&mount), before, "the times that were seen stay");
+            for (number, model) in models.iter().enumerate() {
+                assert!(std::fs::read(mount.at(&format!("f{number}"))).unwrap() == *model, "f{number}");
+            }
+        }
+        mount.unmounted();
+    }
+}
+
+#[test]
+fn what_was_fsynced_is_there_after_a_kill() {
+    if !has_fuse() {
+        return;
+    }
+    let mut mount = Mount::new(&[]);
+    for life in 0..3 {
+        let folder = mount.at(&format!("life-{life}"));
+        std::fs::create_dir(&folder).unwrap();
+        for number in 0..40 {
+            let path = folder.join(format!("f{number}"));
+            std::fs::write(&path, vec![life + 1; 1000 * number]).unwrap();
+            // It was closed, and is opened again.
+            let file = File::open(&path).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(number as u64)).unwrap();
+            file.sync_all().unwrap();
+            std::fs::write(folder.join("unsynced"), [9; 5000]).unwrap();
+        }
+        std::fs::rename(folder.join("f0"), folder.join("renamed")).unwrap();
+        File::open(&folder).unwrap().sync_all().unwrap();
+        mount = mount.killed();
+        assert!(mount.at("").metadata().is_err(), "the mount has no server");
+        mount = mount.mounted();
+        for earlier in 0..=life {
+            for number in 1..40 {
+                let path = mount.at(&format!("life-{earlier}/f{number}"));
+                assert!(
+                    std::fs::read(&path).unwrap() == vec![earlier + 1; 1000 * number],
+                    "{}",
+                    path.display()
+                );
+                assert_eq!(path.metadata().unwrap().mtime(), number as i64);
+            }
+            assert!(mount.at(&format!("life-{earlier}/renamed")).exists());
+            assert!(!mount.at(&format!("life-{earlier}/f0")).exists());
+        }
+    }
+    let mount = mount.unmounted();
+    assert_eq!(mount.status()["replayed_records"], 0);
+}
+
+#[test]
+fn a_stack_mounts_a_file_system_on_a_log() {
+    if !has_fuse() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let at = folder.path().join("mnt");
+    std::fs::create_dir(&at).expect("a folder");
+    let stack = folder.path().join("stack.toml");
+    let text = "[device.disk]\nkind = \"file\"\npath = \"disk.img\"\nsize = \"512MiB\"\n\
+                [device.vol]\nkind = \"log\"\non = \"disk\"\n\
+                [device.counted]\nkind = \"stats\"\non = \"vol\"\n\
+                [door.files]\nkind = \"fs\"\non = \"counted\"\nmount = \"mnt\"\nblock_size = \"16KiB\"\n";
+    std::fs::write(&stack, text).unwrap();
+    let stack = stack.display().to_string();
+    run(&program(), &["format", &stack]).ok();
+    for life in 0..2 {
+        let mut server = Server::restart_with(&["serve", &stack], PathBuf::new());
+        assert_eq!(server.addresses, [at.display().to_string()]);
+        let said = run(&program(), &["status", &stack, "--json"]).ok();
+        let status: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!(status["doors"]["files"]["state"], "mounted", "{said}");
+        assert_eq!(status["doors"]["files"]["block_size"], 16384, "{said}");
+        if life == 0 {
+            std::fs::write(at.join("f"), b"on a log").unwrap();
+        }
+        assert_eq!(std::fs::read(at.join("f")).unwrap(), b"on a log");
+        server.process.signal(Signal::TERM);
+        assert!(server.process.wait().success(), "{}", server.process.err());
+    }
+    let refused = run(&program(), &["fs", "mount", &stack, &at.display().to_string()]).refused();
+    assert!(refused.contains("expected a stack without doors"), "{refused}");
+}
+
+#[test]
+fn nothing_is_formatted_or_mounted_by_mistake() {
+    let folder = tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let refused = |arguments: &[&str]| run(&program(), arguments).refused();
+    let (image, missing) = (at("vol.img"), at("missing.img"));
+    for (contents, position) in [(b"x".as_slice(), 5_u64), (b"x", 5 << 20), (b"\x53\xef", 1080)] {
+        let file = File::create(&image).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(contents, position).unwrap();
+        let said = refused(&["fs", "format", &image]);
+        assert!(said.contains("that may be lost, format it with --force"), "{said}");
+        let mut found = vec![0; contents.len()];
+        file.read_exact_at(&mut found, position).unwrap();
+        assert_eq!(found, contents, "it is as it was");
+    }
+    let said = refused(&["fs", "mount", &image, &at("")]);
+    assert!(said.contains("it holds no file system; siltstone fs format"), "{said}");
+    let said = refused(&["fs", "format", &image, "--size", "128MiB", "--force"]);
+    assert!(said.contains("leave --size out"), "{said}");
+    run(&program(), &["fs", "format", &image, "--force"]).ok();
+    let said = refused(&["fs", "format", &image]);
+    assert!(said.contains("zones of Siltstone's"), "{said}");
+    let said = refused(&["fs", "mount", &image, &at("nowhere")]);
+    assert!(said.contains("nowhere"), "{said}");
+    let said = refused(&["fs", "mount", &image, &image]);
+    assert!(said.contains("not a directory"), "{said}");
+    assert!(refused(&["fs", "mount", &missing, &at("")]).contains("siltstone fs format"));
+    assert!(refused(&["fs", "status", &missing]).contains("no such file"));
+    assert!(refused(&["fs", "status", &at("")]).contains("no file system of siltstone is mounted there"));
+    assert!(refused(&["fs", "format", &missing]).contains("--size"));
+    assert!(!Path::new(&missing).exists(), "nothing was created");
+    assert!(
+        refused(&["fs", "format", &missing, "--size", "64MiB", "--block-size", "5000"])
+            .contains("power of two")
+    );
+    assert!(refused(&["fs", "mount", &image, &at(""), "--read-only"]).contains("--read-only"));
+}
