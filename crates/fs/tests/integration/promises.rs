@@ -242,7 +242,9 @@ fn an_append_beside_a_truncate_has_no_hole_before_it() {
                 runtime::sleep(Duration::from_micros(round + 1)).await;
                 adder.append(data(3000, 3)).await.unwrap()
             });
-            (first.await, cut.await, second.await);
+            first.await;
+            cut.await;
+            second.await;
             let size = file.attributes().await.unwrap().size as usize;
             let found = file.read_at(0, size).await.unwrap().to_data();
             assert!(!found[..].contains(&0), "round {round}: a hole in {size} bytes");
