@@ -6,6 +6,8 @@
 //! Left to others: the rules for items of the tree ([`items`]), and repair.
 
 mod items;
+#[cfg(test)]
+mod tests;
 
 use crate::core::{Core, STREAMS, Settings};
 use crate::data::sums_in;
@@ -165,7 +167,8 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     let mut pages = metadata.tree.places();
     pages.extend(released.take());
     for extent in &opening.root.directory {
-        pages.extend((0..extent.blocks).map(|at| Place { zone: extent.zone, position: extent.position + at }));
+        pages
+            .extend((0..extent.blocks).map(|at| Place { zone: extent.zone, position: extent.position + at }));
     }
     check_places(&extents, &pages, &mut report);
     check_counts(&extents, Some(&pages), &opening.pool, &mut report);
@@ -201,8 +204,7 @@ pub(crate) struct Mapped {
 fn check_places(extents: &[Mapped], pages: &[Place], report: &mut Report) {
     // Zone, first block, number of blocks, inode: 0 for metadata.
     let files = extents.iter().map(|it| (it.extent.zone, it.extent.position, it.extent.blocks, it.inode));
-    let mut all: Vec<_> =
-        files.chain(pages.iter().map(|place| (place.zone, place.position, 1, 0))).collect();
+    let mut all: Vec<_> = files.chain(pages.iter().map(|place| (place.zone, place.position, 1, 0))).collect();
     all.sort_unstable();
     let what = |inode| if inode == 0 { "the metadata".to_owned() } else { format!("inode {inode}") };
     // End of what reaches farthest so far.
@@ -346,15 +348,12 @@ async fn check_part(
 /// Counts of the metadata itself.
 fn check_totals(metadata: &Metadata, inodes: u64, preallocated: u64, largest: u64, report: &mut Report) {
     if metadata.inodes != inodes {
-        report
-            .note(Kind::Count, format!("there are {inodes} inodes, and {} are counted", metadata.inodes));
+        report.note(Kind::Count, format!("there are {inodes} inodes, and {} are counted", metadata.inodes));
     }
     if metadata.preallocated != preallocated {
         let counted = metadata.preallocated;
-        report.note(
-            Kind::Count,
-            format!("{preallocated} blocks are preallocated, and {counted} are counted"),
-        );
+        report
+            .note(Kind::Count, format!("{preallocated} blocks are preallocated, and {counted} are counted"));
     }
     if metadata.next_inode <= largest {
         report.note(

@@ -267,7 +267,12 @@ impl Accounts<'_> {
     pub fn begin_dying(&mut self, zone: u32, blocks: u32) {
         let entry = self.state.change(zone);
         entry.dying += blocks;
-        debug_assert!(entry.dying <= entry.live, "zone {zone}: {} of {} live blocks die", entry.dying, entry.live);
+        debug_assert!(
+            entry.dying <= entry.live,
+            "zone {zone}: {} of {} live blocks die",
+            entry.dying,
+            entry.live
+        );
     }
 
     /// Notes that so many blocks died, at this clock, which [were dying](Self::begin_dying).

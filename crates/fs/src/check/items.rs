@@ -141,10 +141,8 @@ fn check_extent(
         report.note(Kind::Extent, format!("inode {} has blocks and isn't a regular file", key.inode));
     }
     if extent.block < seen.extents_end {
-        report.note(
-            Kind::Overlap,
-            format!("inode {} has two extents with block {}", key.inode, extent.block),
-        );
+        report
+            .note(Kind::Overlap, format!("inode {} has two extents with block {}", key.inode, extent.block));
     }
     seen.blocks += u64::from(extent.blocks);
     seen.extents_end = seen.extents_end.max(extent.end());
@@ -242,10 +240,7 @@ fn check_names(number: InodeNumber, seen: &Seen, inodes: &Inodes, report: &mut R
     let is_removed = inode.links == 0;
     if is_removed != seen.is_orphan {
         let is = if seen.is_orphan { "is" } else { "isn't" };
-        report.note(
-            Kind::Links,
-            format!("inode {number} has {} links and {is} an orphan", inode.links),
-        );
+        report.note(Kind::Links, format!("inode {number} has {} links and {is} an orphan", inode.links));
     }
     let expected = match inode.is_directory() {
         true if is_removed => 0,
@@ -253,10 +248,7 @@ fn check_names(number: InodeNumber, seen: &Seen, inodes: &Inodes, report: &mut R
         false => seen.names,
     };
     if inode.links != expected {
-        report.note(
-            Kind::Links,
-            format!("inode {number} has {} links; expected {expected}", inode.links),
-        );
+        report.note(Kind::Links, format!("inode {number} has {} links; expected {expected}", inode.links));
     }
     if !inode.is_directory() {
         if seen.names == 0 && !seen.is_orphan {
@@ -267,10 +259,7 @@ fn check_names(number: InodeNumber, seen: &Seen, inodes: &Inodes, report: &mut R
     let names = if number == ROOT || is_removed { 0 } else { 1 };
     if seen.names != names {
         let kind = if seen.names == 0 { Kind::Unreachable } else { Kind::Links };
-        report.note(
-            kind,
-            format!("directory {number} has {} names; expected {names}", seen.names),
-        );
+        report.note(kind, format!("directory {number} has {} names; expected {names}", seen.names));
         return;
     }
     let parent = if number == ROOT { ROOT } else { seen.named_in };

@@ -10,7 +10,7 @@ use block::{Error, Part};
 use conformance::budget::Budget;
 use fs::namespace::Renaming;
 use fs::{File, FileSystem, OpenOptions};
-use runtime::{Random, Simulation, SimulatedFaults};
+use runtime::{Random, SimulatedFaults, Simulation};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -181,7 +181,8 @@ impl Alive {
             return Ok(None);
         }
         let view = self.clients.borrow()[client].newest().view();
-        let Some(Shown::File { contents, .. }) = view.get(&name).filter(|_| !before.contains_key(&name)) else {
+        let Some(Shown::File { contents, .. }) = view.get(&name).filter(|_| !before.contains_key(&name))
+        else {
             return Ok(None);
         };
         let opened = self.files.open_file(&format!("/c{client}{name}"), OpenOptions::default()).await;
@@ -420,7 +421,10 @@ fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
     let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime::simulate(world, main)));
     let simulated = run.map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
-        format!("panic: {}", text.or(panic.downcast_ref::<&str>().map(|it| (*it).to_owned())).unwrap_or_default())
+        format!(
+            "panic: {}",
+            text.or(panic.downcast_ref::<&str>().map(|it| (*it).to_owned())).unwrap_or_default()
+        )
     })?;
     let simulated = simulated.map_err(|error| error.to_string())?;
     let (ended, files, clients) = simulated.value;

@@ -3,7 +3,7 @@
 use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::{FileSystem, OpenOptions, Properties};
-use runtime::{Simulation, SimulatedFaults};
+use runtime::{SimulatedFaults, Simulation};
 use std::time::Duration;
 
 const SETUP: Setup = Setup {
@@ -42,8 +42,10 @@ fn existing() -> OpenOptions {
 }
 
 /// Runs `before` on a new file system, cuts the power, and runs `after`.
-fn over_a_cut<A, B>(before: impl FnOnce(FileSystem) -> A + 'static, after: impl FnOnce(FileSystem) -> B + 'static)
-where
+fn over_a_cut<A, B>(
+    before: impl FnOnce(FileSystem) -> A + 'static,
+    after: impl FnOnce(FileSystem) -> B + 'static,
+) where
     A: Future<Output = ()> + 'static,
     B: Future<Output = ()> + 'static,
 {
@@ -240,7 +242,8 @@ fn an_append_beside_a_truncate_has_no_hole_before_it() {
                 runtime::sleep(Duration::from_micros(round + 1)).await;
                 adder.append(data(3000, 3)).await.unwrap()
             });
-            (first.await, cut.await, second.await);
+            runtime::join_all([first, second]).await;
+            cut.await;
             let size = file.attributes().await.unwrap().size as usize;
             let found = file.read_at(0, size).await.unwrap().to_data();
             assert!(!found[..].contains(&0), "round {round}: a hole in {size} bytes");
