@@ -6,6 +6,8 @@
 //! Left to others: the rules for items of the tree ([`items`]), and repair.
 
 mod items;
+#[cfg(test)]
+mod tests;
 
 use crate::core::{Core, STREAMS, Settings};
 use crate::data::sums_in;
@@ -115,6 +117,9 @@ pub struct Report {
     pub orphans: u64,
     /// Number of blocks with data of files.
     pub blocks: u64,
+    /// Number of zones that aren't used until the file system is opened again, because they couldn't be read or finished; of an open
+    /// file system.
+    pub excluded_zones: u32,
     /// Number of blocks that were read and compared with their checksums.
     pub verified: u64,
     most: usize,
@@ -187,6 +192,7 @@ impl Core {
         let extents = items::check(&metadata, &self.kit.layout, block_size, &mut report);
         check_places(&extents, &metadata.tree.places(), &mut report);
         check_counts(&extents, None, &self.kit.pool, &mut report);
+        report.excluded_zones = self.kit.pool.damaged();
         report
     }
 }

@@ -36,7 +36,7 @@ fn image(seed: u64, closed: bool) -> Image {
             let operation = draw(&mut random, number, SETUP.blocks);
             if number == 150 {
                 files.take_checkpoint().await.unwrap();
-                views.clear();
+                views = vec![model.view()];
             }
             if model.is_atomic(&operation, SETUP.block_size) && apply(&files, "", &operation).await.is_ok() {
                 model.apply(&operation).unwrap();

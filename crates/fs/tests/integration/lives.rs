@@ -296,7 +296,7 @@ impl Alive {
 
     async fn check(&self) -> Outcome<()> {
         let report = self.files.check().await.map_err(|error| format!("checking: {error}"))?;
-        match report.is_sound() {
+        match report.is_sound() && report.excluded_zones == 0 {
             true => Ok(()),
             false => Err(format!("while it is open: {report:?}")),
         }

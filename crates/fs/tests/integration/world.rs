@@ -96,12 +96,6 @@ impl Setup {
         Setup { checkpoints: 0.03, slow: 0.1, bursts: 0.1, clients: 1 + random.below(2), ..setup }
     }
 
-    /// Zones that die as a whole while the medium is slow.
-    pub fn draw_dying(random: &mut Random) -> Self {
-        let setup = Setup::draw_full(random);
-        Setup { disk: 4 << 20, zone: 128 << 10, checkpoints: 0.1, slow: 0.3, clients: 2, blocks: 96, ..setup }
-    }
-
     pub fn settings(&self) -> Settings {
         // Few checksums in memory, so that some are read from the zones.
         Settings {

@@ -1,0 +1,147 @@
+use super::*;
+use crate::change::{Attributes, Change};
+use crate::directory;
+use crate::inode::{FileType, Inode, ROOT, kind};
+use crate::item::Lost;
+use crate::metadata::orphan;
+use crate::namespace::{self, New};
+use crate::tree::{Key, Released, Tree};
+use block::BlockSize;
+
+fn layout() -> Layout {
+    Layout { block_size: BlockSize::default(), zone_blocks: 64, zones: 8, max_append: 32 }
+}
+
+fn apply(metadata: &mut Metadata, change: Change, position: u32) {
+    metadata.apply(&change, Place { zone: 3, position }, &mut Lost::default()).expect("a sound tree");
+}
+
+fn create(metadata: &mut Metadata, directory: u64, name: &str, mode: u32) -> u64 {
+    let number = metadata.next_inode;
+    let new = New { mode, ..New::default() };
+    let changes = namespace::create(metadata, directory, name.as_bytes(), &new, 5).expect("a free name");
+    changes.into_iter().for_each(|change| apply(metadata, change, 0));
+    number
+}
+
+/// Two directories, one in the other, with a file in each: inodes 2 to 5.
+fn sound() -> Metadata {
+    let mut metadata = Metadata::new(Tree::new(&Released::new()), 1);
+    let outer = create(&mut metadata, ROOT, "outer", FileType::Directory as u32 | 0o755);
+    let inner = create(&mut metadata, outer, "inner", FileType::Directory as u32 | 0o755);
+    for (directory, position) in [(outer, 5), (inner, 20)] {
+        let file = create(&mut metadata, directory, "file", FileType::Regular as u32 | 0o644);
+        let map = Change::Map { inode: file, block: 0, blocks: 3, size: 10_000, modified: 7 };
+        apply(&mut metadata, map, position);
+    }
+    metadata
+}
+
+fn report_of(metadata: &Metadata) -> Report {
+    let mut report = Report::new(Options::default());
+    let extents = items::check(metadata, &layout(), 4096, &mut report);
+    check_places(&extents, &[], &mut report);
+    report
+}
+
+/// The kinds of problems after some changes of sound metadata.
+fn kinds(damage: impl Fn(&mut Metadata)) -> Vec<Kind> {
+    let mut metadata = sound();
+    damage(&mut metadata);
+    let mut kinds: Vec<Kind> = report_of(&metadata).problems.iter().map(|problem| problem.kind).collect();
+    kinds.dedup();
+    kinds
+}
+
+fn set(inode: u64, attributes: Attributes) -> impl Fn(&mut Metadata) {
+    move |metadata| apply(metadata, Change::Set { inode, attributes }, 0)
+}
+
+fn entry_of(metadata: &Metadata, directory: u64, name: &str) -> Key {
+    let found = directory::find(&metadata.tree, directory, name.as_bytes()).expect("a sound tree");
+    found.expect("the name is there").key
+}
+
+#[test]
+fn sound_metadata_has_no_problems() {
+    let report = report_of(&sound());
+    assert!(report.is_sound(), "{report:?}");
+    assert_eq!((report.inodes, report.orphans, report.blocks), (5, 0, 6));
+}
+
+#[test]
+fn every_kind_of_damage_is_found() {
+    let none = Attributes::default();
+    assert_eq!(kinds(set(4, Attributes { links: Some(2), ..none })), [Kind::Links]);
+    assert_eq!(kinds(set(2, Attributes { links: Some(2), ..none })), [Kind::Links]);
+    assert_eq!(kinds(set(3, Attributes { parent: Some(ROOT), ..none })), [Kind::Parent]);
+    assert_eq!(kinds(set(4, Attributes { size: Some(4096), ..none })), [Kind::Blocks]);
+    let put = |key: Key, value: Vec<u8>| {
+        move |metadata: &mut Metadata| {
+            metadata.tree.put(&key, &value);
+        }
+    };
+    assert_eq!(kinds(put(Inode::key(4), vec![255])), [Kind::Item, Kind::Entry, Kind::Stray, Kind::Count]);
+    assert_eq!(kinds(put(Key::new(4, 99, 0), vec![])), [Kind::Item]);
+    assert_eq!(kinds(put(Key::new(77, kind::EXTENT, 0), vec![1, 3, 1])), [Kind::Stray]);
+    assert_eq!(kinds(put(orphan(4), vec![])), [Kind::Links]);
+    assert_eq!(kinds(put(orphan(99), vec![])), [Kind::Stray]);
+    let extent = |block, value: &[u8]| put(Key::new(4, kind::EXTENT, block), value.to_vec());
+    assert_eq!(kinds(extent(0, &[3, 3, 20])), [Kind::Overlap], "the other file's blocks");
+    assert_eq!(kinds(extent(2, &[1, 4, 9])), [Kind::Overlap, Kind::Blocks], "a block twice");
+    assert_eq!(kinds(extent(0, &[3, 9, 5])), [Kind::Extent], "no such zone");
+    assert_eq!(kinds(extent(0, &[3, 1, 5])), [Kind::Extent], "a zone of roots");
+    assert_eq!(kinds(extent(0, &[3, 3, 62])), [Kind::Extent], "beyond the zone");
+    assert_eq!(kinds(extent(0, &[2, 3, 5])), [Kind::Blocks]);
+    assert_eq!(kinds(|metadata| metadata.inodes += 1), [Kind::Count]);
+    assert_eq!(kinds(|metadata| metadata.preallocated += 1), [Kind::Count]);
+    assert_eq!(kinds(|metadata| metadata.next_inode = 5), [Kind::Count]);
+}
+
+#[test]
+fn damaged_names_are_found() {
+    let removed = |metadata: &mut Metadata| {
+        let key = entry_of(metadata, 3, "file");
+        metadata.tree.remove(&key);
+    };
+    assert_eq!(kinds(removed), [Kind::Links, Kind::Unreachable]);
+    let directory_without_name = |metadata: &mut Metadata| {
+        let key = entry_of(metadata, ROOT, "outer");
+        metadata.tree.remove(&key);
+    };
+    assert_eq!(kinds(directory_without_name), [Kind::Links, Kind::Unreachable]);
+    let other = |inode: u64, code: u8, name: &'static str| {
+        move |metadata: &mut Metadata| {
+            let key = entry_of(metadata, 3, "file");
+            metadata.tree.put(&key, &directory::encode(inode, code, name.as_bytes()));
+        }
+    };
+    let code = FileType::Regular.code();
+    assert_eq!(kinds(other(99, code, "file"))[0], Kind::Entry, "no such inode");
+    assert_eq!(kinds(other(5, 4, "file")), [Kind::Entry], "another type");
+    assert_eq!(kinds(other(5, code, "other")), [Kind::Entry], "another hash");
+    assert_eq!(kinds(other(5, code, "a/b")), [Kind::Entry], "no name");
+    let ring = |metadata: &mut Metadata| {
+        // Both directories are in each other.
+        let key = entry_of(metadata, ROOT, "outer");
+        let value = metadata.tree.get(&key).expect("it was found").to_vec();
+        metadata.tree.remove(&key);
+        metadata.tree.put(&Key { inode: 3, ..key }, &value);
+        set(2, Attributes { parent: Some(3), ..Attributes::default() })(metadata);
+        set(3, Attributes { links: Some(3), ..Attributes::default() })(metadata);
+        set(ROOT, Attributes { links: Some(2), ..Attributes::default() })(metadata);
+    };
+    assert_eq!(kinds(ring), [Kind::Unreachable]);
+}
+
+#[test]
+fn the_list_of_problems_is_bounded() {
+    let mut metadata = sound();
+    for number in 0..50 {
+        metadata.tree.put(&Key::new(1000 + number, kind::EXTENT, 0), &[1, 3, 1]);
+    }
+    let mut report = Report::new(Options { most_problems: 10, ..Options::default() });
+    items::check(&metadata, &layout(), 4096, &mut report);
+    assert_eq!((report.problems.len(), report.further), (10, 40));
+    assert!(!report.is_sound() && report.has(Kind::Stray));
+}
