@@ -176,13 +176,17 @@ impl Core {
     /// Renames a file.
     ///
     /// # Errors
-    /// As [`namespace::rename`].
+    /// As [`namespace::rename`]; [`Error::NoSpace`] for a longer name.
     pub async fn rename(
         self: &Rc<Self>,
         from: (InodeNumber, &[u8]),
         to: (InodeNumber, &[u8]),
         renaming: Renaming,
     ) -> Result<()> {
+        if to.1.len() > from.1.len() {
+            // Names take space in the tree.
+            self.check_space(1)?;
+        }
         let decide = |metadata: &Metadata| {
             let replaced = directory::find(&metadata.tree, to.0, to.1)?.map(|found| found.inode);
             let stays = |inode| self.stays(metadata, inode);

@@ -74,7 +74,14 @@ impl Operation {
 
     /// Whether it has to succeed on a full file system.
     pub fn needs_no_space(&self) -> bool {
-        matches!(self, Operation::Unlink(_) | Operation::RemoveDirectory(_) | Operation::Rename(..))
+        match self {
+            Operation::Unlink(_) | Operation::RemoveDirectory(_) => true,
+            Operation::Rename(from, to, _) => {
+                let length = |path: &String| path.rsplit('/').next().map_or(0, str::len);
+                length(to) <= length(from)
+            }
+            _ => false,
+        }
     }
 }
 

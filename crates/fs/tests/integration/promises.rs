@@ -2,6 +2,7 @@
 
 use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Data, Error};
+use fs::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties};
 use runtime::{SimulatedFaults, Simulation};
 use std::time::Duration;
@@ -364,6 +365,14 @@ fn a_full_file_system_lets_files_be_removed_and_takes_others_then() {
                 for _ in 0..300 {
                     let attributes = fs::change::Attributes { modified: Some(7), ..Default::default() };
                     full.set_attributes(attributes).await.unwrap();
+                }
+                // Far more of their records than there is space, so zones must be freed meanwhile.
+                for number in 0..4000_u64 {
+                    let (from, to) = (format!("/{}", number % 2), format!("/{}", (number + 1) % 2));
+                    files.rename(&from, &to, Renaming::Exchange).await.unwrap();
+                    if number % 64 == 0 {
+                        runtime::yield_now().await;
+                    }
                 }
                 full.sync().await.unwrap();
                 let statistics = files.statistics().await.unwrap();
