@@ -73,7 +73,7 @@ fn removed_and_reset(seed: u64, broken: Option<Broken>) -> Result<(), String> {
 
 #[test]
 fn pages_that_die_before_the_next_checkpoint_is_durable_are_noticed() {
-    is_caught(Broken::FreesPagesEarly, 140..400, Setup::draw_busy);
+    is_caught(Broken::FreesPagesEarly, 930..1200, Setup::draw_busy);
 }
 
 #[test]
