@@ -4,7 +4,7 @@ mod fs;
 mod spi;
 mod warm;
 
-pub use fs::{FsFormat, FsMount, FsStatus, FsVerb};
+pub use fs::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 

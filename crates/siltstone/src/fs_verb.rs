@@ -1,6 +1,6 @@
-//! `siltstone fs`: formats, mounts and shows log-structured file systems.
+//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems.
 
-use crate::arguments::{FsFormat, FsMount, FsStatus, FsVerb};
+use crate::arguments::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
@@ -33,6 +33,7 @@ pub fn fs(verb: &FsVerb) -> Result<(), Failure> {
         FsVerb::Format(arguments) => format(arguments),
         FsVerb::Mount(arguments) => mount(arguments),
         FsVerb::Status(arguments) => show(arguments),
+        FsVerb::Check(arguments) => check(arguments),
     }
 }
 
@@ -310,6 +311,59 @@ fn show(arguments: &FsStatus) -> Result<(), Failure> {
     let mut out = String::new();
     table::object(&mut out, 0, &status);
     print(&out)
+}
+
+fn check(arguments: &FsCheck) -> Result<(), Failure> {
+    check_exists(&arguments.image)?;
+    let stack = stack_of(&arguments.image, None)?;
+    let plan = stack.check(false)?;
+    let options = fs::check::Options { data: arguments.data, ..fs::check::Options::default() };
+    let image = arguments.image.clone();
+    let report = runtime::run(Config::default().with_shards(stack.shards()), move || async move {
+        let built = plan.build().await?;
+        let checked = async {
+            let zones = match base(&built, &plan)? {
+                Base::Zones(zones) => zones.open().await?,
+                Base::Device(device) => {
+                    let options = zones::on_device::Options { read_only: true, ..Default::default() };
+                    zones::OnDevice::open(device, options).await?.open().await?
+                }
+            };
+            fs::check::check(&*zones, options).await
+        };
+        let checked = checked.await.map_err(|error| error.in_context(&image));
+        let closed = built.close().await;
+        checked.and_then(|report| closed.map(|()| report))
+    })??;
+    if arguments.json {
+        print_json(&json!({
+            "sound": report.is_sound(),
+            "problems": report.problems.iter().map(|problem| json!({
+                "kind": problem.kind.name(),
+                "detail": problem.detail,
+            })).collect::<Vec<_>>(),
+            "further_problems": report.further,
+            "files": report.inodes,
+            "orphans": report.orphans,
+            "blocks": report.blocks,
+            "verified_blocks": report.verified,
+        }))?;
+    } else {
+        let mut out = format!(
+            "{}: {} files, {} of data, {} compared with checksums\n",
+            arguments.image,
+            report.inodes,
+            format_size(report.blocks * fs::format::BLOCK),
+            format_size(report.verified * fs::format::BLOCK)
+        );
+        report.problems.iter().for_each(|problem| out += &format!("{problem}\n"));
+        if report.further > 0 {
+            out += &format!("and {} more\n", report.further);
+        }
+        out += if report.is_sound() { "no damage\n" } else { "DAMAGED\n" };
+        print(&out)?;
+    }
+    if report.is_sound() { Ok(()) } else { Err(Failure::Said) }
 }
 
 /// Status of a mounted file system, as the kernel knows it.

@@ -13,12 +13,14 @@ const IMAGE_HELP: &str =
   siltstone fs mount vol.img /mnt                mount it, until Ctrl-C, SIGTERM or umount /mnt
   siltstone fs status vol.img                    show sizes, of one that isn't mounted
   siltstone fs status /mnt                       show sizes, of a mounted one
+  siltstone fs check vol.img --data              look for damage, in the metadata and in all data
 
 A stack may mount one, too: a door of the kind fs, served by siltstone serve. siltstone stack kinds fs lists its keys.")]
 pub enum FsVerb {
     Format(FsFormat),
     Mount(FsMount),
     Status(FsStatus),
+    Check(FsCheck),
 }
 
 /// Make an empty file system
@@ -81,6 +83,25 @@ pub struct FsStatus {
     /// The image of a file system that isn't mounted, or the mount point of one that is
     #[arg(value_name = "IMAGE|DIRECTORY")]
     pub what: String,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Look for damage in a file system that isn't mounted
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone fs check vol.img            names, link counts, blocks of files, space
+  siltstone fs check vol.img --data     reads every block of every file, too
+
+Nothing is written, and nothing is repaired. A file system that wasn't closed is checked as the next mount finds it. Exits with 0 \
+if nothing is wrong, with 1 if anything is.")]
+pub struct FsCheck {
+    #[arg(help = IMAGE_HELP)]
+    pub image: String,
+    /// Read all data of files and compare it with its checksums
+    #[arg(long)]
+    pub data: bool,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
