@@ -371,6 +371,27 @@ fn a_stack_mounts_a_file_system_on_a_log() {
 }
 
 #[test]
+fn a_check_tells_damaged_data_from_sound_data() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    let line = "a line that is found again in the image\n";
+    mount.shell(&format!("for i in $(seq 1000); do printf '{line}'; done > file && sync file"));
+    let mount = mount.unmounted();
+    let check = || run(&program(), &["fs", "check", &mount.image(), "--data"]);
+    assert!(check().ok().ends_with("no damage\n"));
+    let image = File::options().read(true).write(true).open(mount.image()).expect("the image");
+    // The first zones are written first.
+    let mut bytes = vec![0; 32 << 20];
+    image.read_exact_at(&mut bytes, 0).expect("the image");
+    let at = bytes.windows(line.len()).position(|window| window == line.as_bytes()).expect("the data");
+    image.write_all_at(b"X", at as u64 + 2).expect("a byte");
+    let said = check().refused();
+    assert!(said.contains("DAMAGED") && said.contains("wrong checksum"), "{said}");
+}
+
+#[test]
 fn nothing_is_formatted_or_mounted_by_mistake() {
     let folder = tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
