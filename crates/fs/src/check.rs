@@ -3,7 +3,7 @@
 //! What is found is a list of problems, bounded in length. A damaged medium is a problem in that list, too; only a medium that
 //! can't be read is an error.
 //!
-//! Left to others: the rules for items of the tree ([`items`]), and repair.
+//! Left to others: the rules for items of the tree (`items`), and repair.
 
 mod items;
 #[cfg(test)]

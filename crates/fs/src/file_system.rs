@@ -40,7 +40,7 @@ impl std::fmt::Debug for FileSystem {
     }
 }
 
-/// An open file. It is closed when the last clone is dropped, or by [`close`](Self::close).
+/// An open file. It is closed when the last clone is dropped.
 #[derive(Clone)]
 pub struct File {
     home: Home<Core>,
@@ -178,7 +178,7 @@ impl FileSystem {
         .await
     }
 
-    /// Writes what is queued, and checks the metadata and the counts of the open file system ([`check`](crate::check)).
+    /// Writes what is queued, and checks the metadata and the counts of the open file system ([`check`](mod@crate::check)).
     ///
     /// # Errors
     /// The failure of the log.
@@ -323,7 +323,7 @@ impl FileSystem {
     /// Renames a file.
     ///
     /// # Errors
-    /// As [`namespace::rename`](crate::namespace::rename); those of the paths.
+    /// As [`crate::namespace::rename`]; those of the paths.
     pub async fn rename(&self, old: &str, new: &str, renaming: Renaming) -> Result<()> {
         let (old, new) = (old.to_owned(), new.to_owned());
         self.with(move |core| async move {
