@@ -375,7 +375,7 @@ fn of_directory(directory: &str) -> Result<Status, Failure> {
         let mut words = line.split(' ').map(unescaped);
         Some((words.next()?, words.next()?, words.next()?))
     };
-    let found = mounts.lines().filter_map(of_line).filter(|(_, at, _)| Path::new(at) == path).next_back();
+    let found = mounts.lines().filter_map(of_line).rfind(|(_, at, _)| Path::new(at) == path);
     let Some((source, at, _)) = found.filter(|(_, _, kind)| kind == MOUNT_TYPE) else {
         return Err(Failure::Usage(format!(
             "{directory}: no file system of siltstone is mounted there; expected its mount point, or an image"
