@@ -316,7 +316,7 @@ fn what_was_fsynced_is_there_after_a_kill() {
         std::fs::rename(folder.join("f0"), folder.join("renamed")).unwrap();
         File::open(&folder).unwrap().sync_all().unwrap();
         mount = mount.killed();
-        assert!(mount.at("").metadata().is_err(), "the mount has no server");
+        assert!(std::fs::read_dir(mount.at("")).is_err(), "the mount has no server");
         mount = mount.mounted();
         for earlier in 0..=life {
             for number in 1..40 {
@@ -377,7 +377,7 @@ fn nothing_is_formatted_or_mounted_by_mistake() {
     let refused = |arguments: &[&str]| run(&program(), arguments).refused();
     let (image, missing) = (at("vol.img"), at("missing.img"));
     for (contents, position) in [(b"x".as_slice(), 5_u64), (b"x", 5 << 20), (b"\x53\xef", 1080)] {
-        let file = File::create(&image).unwrap();
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&image).unwrap();
         file.set_len(64 << 20).unwrap();
         file.write_all_at(contents, position).unwrap();
         let said = refused(&["fs", "format", &image]);
