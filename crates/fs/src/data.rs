@@ -271,14 +271,14 @@ impl Core {
         Ok(sums)
     }
 
-    /// Cuts a file off, or takes the blocks of a range from it: [`Cut`].
-    pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut) -> Result<()> {
+    /// Cuts a file off, or takes the blocks of a range from it: [`Cut`]. The time may be [`KEEP_TIMES`].
+    pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut, time: Time) -> Result<()> {
         let (inode, blocks) = (node.inode, cut.blocks());
         let permit = self.admit_data(2).await;
         let held = node.lock.ask(cut.touched()).await;
         self.check_open()?;
         let size = self.metadata.borrow().inode(inode)?.size;
-        let (mut changes, mut data, time) = (Changes::new(), Payload::new(), now());
+        let (mut changes, mut data) = (Changes::new(), Payload::new());
         for (block, zeros) in cut.edges() {
             if block * BLOCK + zeros.start as u64 >= size || !self.is_mapped(inode, block)? {
                 continue;
@@ -294,8 +294,8 @@ impl Core {
             changes.push(Change::Unmap { inode, from: blocks.start, to: blocks.end });
         }
         let size = cut.size();
-        let attributes =
-            Attributes { size, modified: Some(time), changed: Some(time), ..Attributes::default() };
+        let set = (time != KEEP_TIMES).then_some(time);
+        let attributes = Attributes { size, modified: set, changed: set, ..Attributes::default() };
         changes.push(Change::Set { inode, attributes });
         if let Some(size) = size {
             node.was_cut(size);

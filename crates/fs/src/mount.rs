@@ -5,8 +5,8 @@
 //!
 //! # What the kernel caches
 //! The kernel alone changes a mounted file system, so it keeps names, attributes and data as long as it likes. With its writeback cache
-//! it also owns size and times of regular files: it sends size by writes and the times by SETATTR, which set them as they are
-//! ([`write_back`](crate::core::Core::write_back) leaves them). Without it (an old kernel) they are those of the requests.
+//! it also owns size and times of regular files: it sends the size by writes and the times by SETATTR. So no other request sets the
+//! times of a regular file: they would differ from those that programs have seen. All kernels that a session takes have this cache.
 //!
 //! # Inodes without names
 //! An inode stays while it is open or while the kernel refers to it: each lookup counts one reference until the kernel forgets it. So a

@@ -2,13 +2,13 @@
 //! [`crate::data`].
 
 use crate::attributes;
-use crate::change::{Attributes, Change, Changes};
+use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
 use crate::core::{Broken, Core, now};
 use crate::data::{Cut, end_of};
 use crate::directory::{self, Entry};
 use crate::extents::extents;
 use crate::format::BLOCK;
-use crate::inode::{FileType, Inode, InodeNumber, ROOT};
+use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time};
 use crate::metadata::{Metadata, orphan};
 use crate::namespace::{self, New, Renaming};
 use crate::node::Node;
@@ -340,7 +340,7 @@ impl Core {
     pub async fn truncate(self: &Rc<Self>, node: &Rc<Node>, size: u64) -> Result<()> {
         end_of(size, 0)?;
         self.check_regular(node.inode)?;
-        self.cut_out(node, Cut::From(size)).await
+        self.cut_out(node, Cut::From(size), now()).await
     }
 
     /// Frees the blocks of a range, which reads as zeros then.
@@ -348,10 +348,20 @@ impl Core {
     /// # Errors
     /// As [`write`](Self::write).
     pub async fn punch(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>) -> Result<()> {
+        self.free(node, range, now()).await
+    }
+
+    /// As [`punch`](Self::punch), with the time of the change, which may be [`KEEP_TIMES`].
+    pub(crate) async fn free(
+        self: &Rc<Self>,
+        node: &Rc<Node>,
+        range: Range<u64>,
+        modified: Time,
+    ) -> Result<()> {
         self.check_regular(node.inode)?;
         match range.is_empty() {
             true => Ok(()),
-            false => self.cut_out(node, Cut::Range(range)).await,
+            false => self.cut_out(node, Cut::Range(range), modified).await,
         }
     }
 
@@ -360,14 +370,25 @@ impl Core {
     /// # Errors
     /// EFBIG, [`Error::NoSpace`].
     pub async fn preallocate(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>, size: bool) -> Result<()> {
+        self.reserve(node, range, size, now()).await
+    }
+
+    /// As [`preallocate`](Self::preallocate), with the time of the change, which may be [`KEEP_TIMES`].
+    pub(crate) async fn reserve(
+        self: &Rc<Self>,
+        node: &Rc<Node>,
+        range: Range<u64>,
+        size: bool,
+        time: Time,
+    ) -> Result<()> {
         let inode = node.inode;
         let old = self.check_regular(inode)?;
         end_of(range.start, range.end - range.start)?;
         let (from, to) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
         let _held = node.lock.ask(from..to).await;
-        let time = now();
         let size = (size && range.end > old.size).then_some(range.end);
-        let attributes = Attributes { size, changed: Some(time), ..Attributes::default() };
+        let changed = (time != KEEP_TIMES).then_some(time);
+        let attributes = Attributes { size, changed, ..Attributes::default() };
         let decide = |metadata: &Metadata| {
             metadata.inode(inode)?;
             let mut wanted = to - from;

@@ -90,7 +90,9 @@ impl Mount {
 fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
     let given = options.path.display();
     let looking = |error: std::io::Error| Error::from_io(&error, &format!("mount point {given}"));
-    let metadata = match std::fs::metadata(&options.path) {
+    // The attributes of a mount without a server may be cached; its sizes never are.
+    let found = rustix::fs::statfs(&options.path).map_err(std::io::Error::from);
+    let metadata = match found.and_then(|_| std::fs::metadata(&options.path)) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
             unmount(&options.path, false)
                 .map_err(|error| error.in_context(format_args!("the server of {given} is gone")))?;

@@ -316,7 +316,7 @@ fn what_was_fsynced_is_there_after_a_kill() {
         std::fs::rename(folder.join("f0"), folder.join("renamed")).unwrap();
         File::open(&folder).unwrap().sync_all().unwrap();
         mount = mount.killed();
-        assert!(rustix::fs::statvfs(mount.at("")).is_err(), "the mount has no server");
+        assert!(std::fs::read_dir(mount.at("")).is_err(), "the mount has no server");
         mount = mount.mounted();
         for earlier in 0..=life {
             for number in 1..40 {

@@ -2,6 +2,7 @@
 
 use super::convert::{self, CACHED};
 use crate::attributes::Setting;
+use crate::change::KEEP_TIMES;
 use crate::core::{Core, now};
 use crate::inode::{FileType, InodeNumber};
 use crate::namespace::{New, Renaming};
@@ -169,11 +170,10 @@ async fn remove_capabilities(core: &Core, inode: InodeNumber) -> Result<()> {
 pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, data: Buffer) -> Result<u32> {
     let length = data.filled().len() as u32;
     let node = core.node(inode);
+    core.write_back(&node, write.offset, data.into()).await?;
     if write.from_page_cache() {
-        core.write_back(&node, write.offset, data.into()).await?;
         return Ok(length);
     }
-    core.write(&node, write.offset, data.into()).await?;
     if write.write_flags & flag::WRITE_KILL_SUIDGID != 0 {
         let mode = core.inode(inode)?.mode;
         if convert::without_privileges(mode) != mode || core.attribute(inode, CAPABILITIES).is_ok() {
@@ -313,11 +313,11 @@ pub(super) async fn allocate(
     let (range, keeps_size) = (offset..end, mode & KEEP_SIZE != 0);
     let node: Rc<Node> = core.node(inode);
     match mode & !KEEP_SIZE {
-        0 => core.preallocate(&node, range, !keeps_size).await,
-        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.punch(&node, range).await,
+        0 => core.reserve(&node, range, !keeps_size, KEEP_TIMES).await,
+        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.free(&node, range, KEEP_TIMES).await,
         libc::FALLOC_FL_ZERO_RANGE => {
-            core.punch(&node, range.clone()).await?;
-            core.preallocate(&node, range, !keeps_size).await
+            core.free(&node, range.clone(), KEEP_TIMES).await?;
+            core.reserve(&node, range, !keeps_size, KEEP_TIMES).await
         }
         _ => Err(os(libc::EOPNOTSUPP, format!("fallocate with mode {mode:#x}"))),
     }
@@ -356,7 +356,7 @@ pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRa
         let step = async {
             let data = core.read(from, copy.from_offset + copied, piece as usize).await?;
             let bytes = data.len() as u64;
-            core.write(&node, copy.to_offset + copied, data).await?;
+            core.write_back(&node, copy.to_offset + copied, data).await?;
             Ok::<_, Error>(bytes)
         };
         match step.await {
