@@ -20,9 +20,9 @@ pub fn timestamp(time: Time) -> Timestamp {
 
 /// A time of the kernel; one before 1677 or after 2262 becomes the nearest that there is.
 pub fn time(timestamp: Timestamp) -> Time {
-    let seconds = timestamp.seconds.saturating_mul(SECOND);
+    let time = i128::from(timestamp.seconds) * i128::from(SECOND) + i128::from(timestamp.nanoseconds);
     // The smallest value stands for times that stay.
-    seconds.saturating_add(i64::from(timestamp.nanoseconds)).max(Time::MIN + 1)
+    time.clamp(i128::from(Time::MIN + 1), i128::from(Time::MAX)) as Time
 }
 
 /// Attributes of an inode for the kernel; `block_size` is that of the blocks that files consist of.
