@@ -11,8 +11,8 @@ use crate::format::BLOCK;
 use crate::inode::{InodeNumber, Time};
 use crate::node::{Appending, Node};
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex, ZoneReport, Zones};
+use logkit::Layout;
 use logkit::record::{Identity, sum_of};
-use logkit::{Layout, scan};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -334,14 +334,10 @@ pub(crate) async fn sums_in(
     identity: &Identity,
     report: &ZoneReport,
 ) -> Result<Vec<u32>> {
-    let scanned = scan::headers(zones, layout, identity, report).await?;
+    let found = logkit::sums::read(zones, layout, identity, report).await?;
     let mut sums = vec![0; layout.zone_blocks as usize];
-    for record in &scanned.records {
-        let first = record.header.position as usize + 1;
-        if let Some(of_record) = sums.get_mut(first..first + record.sums.len()) {
-            of_record.copy_from_slice(&record.sums);
-        }
-    }
+    // None is beyond the zone.
+    found.iter().for_each(|(position, sum)| sums[position as usize] = sum);
     Ok(sums)
 }
 
