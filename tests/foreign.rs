@@ -5,6 +5,7 @@
 
 mod attached;
 mod fuse;
+mod mount;
 mod process;
 mod promised;
 mod raw_client;
@@ -13,6 +14,7 @@ mod stacks;
 
 pub use attached::{Attached, can_attach};
 pub use fuse::{Fuse, can_mount_loop, has_fuse};
+pub use mount::Mount;
 pub use process::{Finished, PATTERN_CHUNK, is_installed, is_root, random_file, run, run_shell};
 pub use promised::Promised;
 pub use raw_client::{Command, RawClient, option, request};

@@ -62,8 +62,10 @@ pub struct Extent {
 /// - Discarded blocks, and those of `write_zeroes`, read as zeros until they are written again.
 /// - If two requests that overlap are in flight at the same time and one of them writes, the bytes that both touch
 ///   are any mixture of theirs: a read sees old and new bytes, two writes may leave some of each. Memory, the page
-///   cache and most disks promise no more; a caller that needs more orders its requests.
-/// - Dropping a call stops the waiting, never the operation; its buffers live until it has ended.
+///   cache and most disks promise no more; a caller that needs more orders its requests. Of two reads during one write the
+///   later may see older bytes, because a layer with two copies doesn't change both at the same moment.
+/// - Dropping a call stops the waiting, never the operation; its buffers live until it has ended. Nothing tells the caller
+///   when that is: a write that a read has seen may still be in flight.
 ///
 /// Every method returns [`Error::Invalid`](crate::Error::Invalid) for a range outside the device or lengths
 /// that aren't whole blocks, and [`Error::ReadOnly`](crate::Error::ReadOnly) where it would write to a

@@ -67,12 +67,16 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn DevicePart>, options: Options) 
     section("empty ranges", seed, refusals::empty_ranges(&mut suite)).await?;
     section("extents of the whole device", seed, single::all_extents(&mut suite)).await?;
     section("several handles", seed, concurrent::handles(&mut suite)).await?;
-    section("dropped calls", seed, concurrent::dropped_calls(&mut suite)).await?;
     section("overlapping calls", seed, concurrent::overlapping(&mut suite)).await?;
     section("random operations", seed, concurrent::random(&mut suite, options.operations)).await?;
+    // What the dropped writes leave is certain only after the close, so these sections are the last ones.
+    section("dropped calls", seed, concurrent::dropped_calls(&mut suite)).await?;
+    let after = options.operations / 10;
+    section("operations after dropped calls", seed, concurrent::random(&mut suite, after)).await?;
     section("contents at the end", seed, suite.check_everything()).await?;
     let mut model = suite.into_model();
     section("close", seed, async { succeeds(part.close().await, "closing the part") }).await?;
+    model.closed();
     drop(part);
     if options.persistent {
         let reopened = async {

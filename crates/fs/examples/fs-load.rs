@@ -1,25 +1,31 @@
 //! Load on the file system as a library, for plans: it prints fio's JSON.
 //!
 //! ```text
-//! fs-load --image=PATH [--format=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES] [--iodepth=N] [--size=BYTES] [--jobs=N]
-//!         [--lanes=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
+//! fs-load --image=PATH [--format=BYTES] [--block_size=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES]
+//!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--cores=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
 //! ```
 //!
-//! The image is a file, opened with O_DIRECT; with `--format` the file system is made anew, of that size. `--lanes` appends are in
-//! flight at a time. `--rw`:
-//! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, `--iodepth` requests in flight on each. The
-//!   file is written first, where it isn't there; `write` begins again at its end.
+//! The image is a file, opened with O_DIRECT; with `--format` the file system is made anew, of that size, with
+//! file blocks of `--block_size`. `--lanes` appends are in
+//! flight at a time on each of `--cores`, and every client runs on the core that has its directory. `--rw`:
+//! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a directory of its own, with
+//!   `--iodepth` requests in flight on each. The file is written first, where it isn't there; `write` begins again at its end.
 //! - `append`: files grow by requests that name no offset; a full one is cut off.
 //! - `append-sync`: as many files as `--iodepth`, each with one writer, which appends and makes it durable.
 //! - `create`, `unlink`: files in a directory for each writer, `--iodepth` writers. `unlink` makes them first, outside of the time.
-//!   With `--directory=PATH` in the place of the image, threads do the same to a mounted file system.
+//! - `small-files`: as `create`, and each file gets one write of `--bs` bytes, which has completed before the next file is created.
+//!   Every writer makes at most 10 000 files, so that they fit with large blocks.
+//!
+//! With `--directory=PATH` in the place of the image, threads do what the last three do to a mounted file system: the writes with
+//! O_DIRECT.
 
 use block::{Buffer, Data, Error, Result};
-use fs::{File, FileSystem, OpenOptions, Properties, Settings};
+use fs::{Directory, File, FileSystem, OpenOptions, Properties, Settings};
 use runtime::histogram::Histogram;
-use runtime::{Instant, Random, now};
+use runtime::{Instant, Random, ShardIndex, now};
 use stack::{Registry, Stack};
 use std::cell::{Cell, RefCell};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +33,8 @@ use std::time::Duration;
 const PERCENTILES: [f64; 7] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0];
 /// Files that a writer makes before they are removed again.
 const FILES: u64 = 20_000;
+/// Files of one writer of `small-files`.
+const SMALL_FILES: u64 = 10_000;
 
 #[derive(Debug, Clone)]
 struct Job {
@@ -34,6 +42,7 @@ struct Job {
     /// A mounted file system to compare with.
     directory: Option<std::path::PathBuf>,
     format: Option<u64>,
+    block_size: Option<u64>,
     zone_size: Option<u64>,
     rw: String,
     bytes: usize,
@@ -43,6 +52,7 @@ struct Job {
     runtime: Duration,
     ramp_time: Duration,
     lanes: u32,
+    cores: usize,
 }
 
 impl Job {
@@ -51,6 +61,7 @@ impl Job {
             image: String::new(),
             directory: None,
             format: None,
+            block_size: None,
             zone_size: None,
             rw: "write".into(),
             bytes: 4096,
@@ -60,6 +71,7 @@ impl Job {
             runtime: Duration::from_secs(5),
             ramp_time: Duration::ZERO,
             lanes: Settings::default().appends_in_flight,
+            cores: 1,
         };
         for argument in arguments {
             let unknown = || Error::invalid(format!("{argument}: unknown; see the head of the program"));
@@ -76,6 +88,7 @@ impl Job {
                 "image" => job.image = value.to_owned(),
                 "directory" => job.directory = Some(value.into()),
                 "format" => job.format = Some(number()?),
+                "block_size" => job.block_size = Some(number()?),
                 "zone_size" => job.zone_size = Some(number()?),
                 "rw" => job.rw = value.to_owned(),
                 "bs" => job.bytes = number()? as usize,
@@ -84,17 +97,22 @@ impl Job {
                 "size" => job.size = number()?,
                 "runtime" => job.runtime = seconds()?,
                 "lanes" => job.lanes = number()? as u32,
+                "cores" => job.cores = number()? as usize,
                 "ramp_time" => job.ramp_time = seconds()?,
                 _ => return Err(unknown()),
             }
+        }
+        if job.block_size.is_some() && job.format.is_none() {
+            return Err(Error::invalid("--block_size: expected --format=BYTES, too"));
         }
         match job.image.is_empty() && job.directory.is_none()
             || job.depth == 0
             || job.bytes == 0
             || job.jobs == 0
+            || job.cores == 0
         {
             true => Err(Error::invalid(
-                "expected --image=PATH or --directory=PATH, and --iodepth, --bs and --jobs above 0",
+                "expected --image=PATH or --directory=PATH, and --iodepth, --bs, --jobs and --cores above 0",
             )),
             false => Ok(job),
         }
@@ -112,7 +130,7 @@ struct Measured {
     last: Option<Instant>,
 }
 
-/// The time of a run, and what it counts.
+/// The time of a run, and what is counted on a core.
 struct Clock {
     from: Instant,
     end: Instant,
@@ -120,9 +138,8 @@ struct Clock {
 }
 
 impl Clock {
-    fn start(job: &Job) -> Rc<Self> {
-        let from = now() + job.ramp_time;
-        Rc::new(Clock { from, end: from + job.runtime, measured: RefCell::default() })
+    fn new((from, end): (Instant, Instant)) -> Rc<Self> {
+        Rc::new(Clock { from, end, measured: RefCell::default() })
     }
 
     fn goes_on(&self) -> bool {
@@ -160,7 +177,11 @@ async fn open(job: &Job) -> Result<FileSystem> {
     let zones = Arc::new(zones::OnDevice::open(device, options).await?);
     let settings = Settings { appends_in_flight: job.lanes, ..Settings::default() };
     match job.format {
-        Some(_) => FileSystem::format(zones, Properties::default(), &settings).await,
+        Some(_) => {
+            let default = Properties::default();
+            let block_size = job.block_size.unwrap_or(default.block_size);
+            FileSystem::format(zones, Properties { block_size, ..default }, &settings).await
+        }
         None => FileSystem::open(zones, &settings).await,
     }
 }
@@ -171,11 +192,18 @@ fn pattern(bytes: usize, seed: u64) -> Data {
     buffer.freeze()
 }
 
+/// A directory of a client, made where it isn't there.
+async fn directory(files: &FileSystem, name: &str) -> Result<Directory> {
+    match files.make_directory(name).await {
+        Ok(()) | Err(Error::AlreadyExists(_)) => files.directory(name).await,
+        Err(error) => Err(error),
+    }
+}
+
 /// A file of the job's size, written where it isn't.
 async fn filled(job: &Job, files: &FileSystem, number: u64) -> Result<File> {
-    let file = files
-        .open_file(&format!("file-{number}"), OpenOptions { create: true, ..OpenOptions::default() })
-        .await?;
+    let options = OpenOptions { create: true, ..OpenOptions::default() };
+    let file = directory(files, &format!("job-{number}")).await?.open_file("file", options).await?;
     let mut at = file.attributes().await?.size;
     if job.rw == "append" {
         return Ok(file);
@@ -230,41 +258,143 @@ async fn append_and_sync(job: Job, file: File, clock: Rc<Clock>, seed: u64) -> R
     Ok(())
 }
 
-async fn create(files: FileSystem, clock: Rc<Clock>, writer: usize) -> Result<()> {
+async fn create(directory: Directory, clock: Rc<Clock>) -> Result<()> {
+    let options = OpenOptions { create: true, truncate: true, ..OpenOptions::default() };
     let mut number = 0_u64;
     while clock.goes_on() {
         let begun = now();
-        files.create(&format!("writer-{writer}/file-{number}")).await?;
+        directory.open_file(&format!("file-{number}"), options).await?;
         clock.note(begun);
         number += 1;
     }
     Ok(())
 }
 
-async fn unlink(files: FileSystem, clock: Rc<Clock>, writer: usize) -> Result<()> {
-    for number in 0..FILES {
+/// Files with data: the creation and the write are one operation.
+async fn small_files(job: Job, directory: Directory, clock: Rc<Clock>, seed: u64) -> Result<()> {
+    let options = OpenOptions { create: true, truncate: true, ..OpenOptions::default() };
+    let data = pattern(job.bytes, seed);
+    for number in 0..SMALL_FILES {
         if !clock.goes_on() {
             break;
         }
         let begun = now();
-        files.unlink(&format!("writer-{writer}/file-{number}")).await?;
+        let file = directory.open_file(&format!("file-{number}"), options).await?;
+        file.write_at(0, data.clone()).await?;
         clock.note(begun);
     }
     Ok(())
 }
 
-/// One thread's part of `create` or `unlink` on a mounted file system.
+async fn unlink(directory: Directory, clock: Rc<Clock>) -> Result<()> {
+    for number in 0..FILES {
+        if !clock.goes_on() {
+            break;
+        }
+        let begun = now();
+        directory.unlink(&format!("file-{number}")).await?;
+        clock.note(begun);
+    }
+    Ok(())
+}
+
+/// What a client works on.
+#[derive(Clone)]
+enum Client {
+    /// Requests on one file, so many at a time.
+    Requests(File, usize),
+    Appends(File),
+    Names(Directory),
+}
+
+impl Client {
+    fn shard(&self) -> ShardIndex {
+        match self {
+            Client::Requests(file, _) | Client::Appends(file) => file.shard(),
+            Client::Names(directory) => directory.shard(),
+        }
+    }
+}
+
+/// The clients, with what they need.
+async fn clients(job: &Job, files: &FileSystem) -> Result<Vec<Client>> {
+    let mut clients = Vec::new();
+    match job.rw.as_str() {
+        "write" | "randwrite" | "read" | "randread" | "append" => {
+            for number in 0..job.jobs {
+                clients.push(Client::Requests(filled(job, files, number).await?, job.depth));
+            }
+        }
+        "append-sync" | "create" | "small-files" | "unlink" => {
+            for writer in 0..job.depth {
+                let directory = directory(files, &format!("writer-{writer}")).await?;
+                let options = OpenOptions { create: true, ..OpenOptions::default() };
+                for number in (0..FILES).filter(|_| job.rw == "unlink") {
+                    directory.open_file(&format!("file-{number}"), options).await?;
+                }
+                clients.push(match job.rw == "append-sync" {
+                    true => Client::Appends(directory.open_file("file", options).await?),
+                    false => Client::Names(directory),
+                });
+            }
+        }
+        other => return Err(Error::invalid(format!("--rw={other}: see the head of the program"))),
+    }
+    Ok(clients)
+}
+
+/// Runs clients on their core.
+async fn run_here(job: Job, clients: Vec<(u64, Client)>, time: (Instant, Instant)) -> Result<Measured> {
+    let (clock, mut tasks) = (Clock::new(time), Vec::new());
+    for (number, client) in clients {
+        match client {
+            Client::Requests(file, depth) => {
+                let next = Rc::new(Cell::new(0));
+                for writer in 0..depth as u64 {
+                    let seed = number * depth as u64 + writer + 1;
+                    let task = requests(job.clone(), file.clone(), clock.clone(), next.clone(), seed);
+                    tasks.push(runtime::spawn(task));
+                }
+            }
+            Client::Appends(file) => {
+                tasks.push(runtime::spawn(append_and_sync(job.clone(), file, clock.clone(), number + 1)));
+            }
+            Client::Names(directory) => tasks.push(match job.rw.as_str() {
+                "create" => runtime::spawn(create(directory, clock.clone())),
+                "small-files" => {
+                    runtime::spawn(small_files(job.clone(), directory, clock.clone(), number + 1))
+                }
+                _ => runtime::spawn(unlink(directory, clock.clone())),
+            }),
+        }
+    }
+    for task in tasks {
+        task.await?;
+    }
+    Ok(clock.measured.take())
+}
+
+/// One thread's part of `create`, `small-files` or `unlink` on a mounted file system.
 fn on_mounted(job: &Job, clock: (Instant, Instant), folder: &std::path::Path) -> std::io::Result<Measured> {
     let mut measured = Measured::default();
-    for number in 0.. {
+    let data = pattern(job.bytes, 1);
+    let files = match job.rw.as_str() {
+        "create" => u64::MAX,
+        "small-files" => SMALL_FILES,
+        _ => FILES,
+    };
+    let mut direct = std::fs::File::options();
+    direct.write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
+    for number in 0..files {
         let begun = now();
-        if begun >= clock.1 || job.rw == "unlink" && number == FILES {
+        if begun >= clock.1 {
             break;
         }
         let path = folder.join(format!("file-{number}"));
-        match job.rw == "create" {
-            true => drop(std::fs::File::create(path)?),
-            false => std::fs::remove_file(path)?,
+        match job.rw.as_str() {
+            "create" => drop(std::fs::File::create(path)?),
+            "small-files" => direct.open(path)?.write_all_at(&data, 0)?,
+            _ => std::fs::remove_file(path)?,
         }
         let time = now();
         if time >= clock.0 && time < clock.1 {
@@ -275,8 +405,14 @@ fn on_mounted(job: &Job, clock: (Instant, Instant), folder: &std::path::Path) ->
     Ok(measured)
 }
 
-/// `create` or `unlink` on a mounted file system, by threads.
+/// `create`, `small-files` or `unlink` on a mounted file system, by threads.
 fn run_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Duration)> {
+    if !matches!(job.rw.as_str(), "create" | "small-files" | "unlink") {
+        return Err(Error::invalid(format!(
+            "--rw={}: expected create, small-files or unlink with --directory",
+            job.rw
+        )));
+    }
     let wrong = |error: std::io::Error| Error::from_io(&error, "files of a mounted file system");
     let folders: Vec<_> = (0..job.depth).map(|writer| directory.join(format!("writer-{writer}"))).collect();
     for folder in &folders {
@@ -308,60 +444,24 @@ fn run_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Dura
 
 async fn run(job: &Job) -> Result<(Measured, Duration)> {
     let files = open(job).await?;
-    let is_of_names = matches!(job.rw.as_str(), "create" | "unlink");
-    let mut open_files = Vec::new();
-    match job.rw.as_str() {
-        "write" | "randwrite" | "read" | "randread" | "append" => {
-            for number in 0..job.jobs {
-                open_files.push(filled(job, &files, number).await?);
-            }
-        }
-        "append-sync" => {
-            for writer in 0..job.depth {
-                open_files.push(files.create(&format!("writer-{writer}")).await?);
-            }
-        }
-        "create" | "unlink" => {
-            for writer in 0..job.depth {
-                files.make_directory(&format!("writer-{writer}")).await?;
-                for number in (0..FILES).filter(|_| job.rw == "unlink") {
-                    files.create(&format!("writer-{writer}/file-{number}")).await?;
-                }
-            }
-        }
-        other => return Err(Error::invalid(format!("--rw={other}: see the head of the program"))),
-    }
+    let clients: Vec<Client> = clients(job, &files).await?;
     files.sync().await?;
-    let clock = Clock::start(job);
-    let mut tasks = Vec::new();
-    if is_of_names {
-        for writer in 0..job.depth {
-            let (files, clock) = (files.clone(), clock.clone());
-            tasks.push(match job.rw == "create" {
-                true => runtime::spawn(create(files, clock, writer)),
-                false => runtime::spawn(unlink(files, clock, writer)),
-            });
-        }
-    } else if job.rw == "append-sync" {
-        for (seed, file) in (1..).zip(&open_files) {
-            tasks.push(runtime::spawn(append_and_sync(job.clone(), file.clone(), clock.clone(), seed)));
-        }
-    } else {
-        for (number, file) in open_files.iter().enumerate() {
-            let next = Rc::new(Cell::new(0));
-            for writer in 0..job.depth {
-                let seed = (number * job.depth + writer) as u64 + 1;
-                let task = requests(job.clone(), file.clone(), clock.clone(), next.clone(), seed);
-                tasks.push(runtime::spawn(task));
-            }
-        }
+    let from = now() + job.ramp_time;
+    let time = (from, from + job.runtime);
+    let mut cores = Vec::new();
+    for shard in (0..runtime::shard_count()).map(ShardIndex) {
+        let its = (0..).zip(&clients).filter(|(_, client)| client.shard() == shard);
+        let (its, job) = (its.map(|(number, client)| (number, client.clone())).collect(), job.clone());
+        cores.push(runtime::spawn_on(shard, move || run_here(job, its, time)));
     }
-    for task in tasks {
-        task.await?;
+    let mut measured = Measured::default();
+    for core in cores {
+        let of_core = core.await??;
+        measured.latencies.merge(&of_core.latencies);
+        measured.last = measured.last.max(of_core.last);
     }
-    let ended = clock.measured.borrow().last.unwrap_or(clock.from);
-    let measured = clock.measured.take();
-    drop(open_files);
+    let ended = measured.last.unwrap_or(from);
+    drop(clients);
     let of = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
     let counted = files.counters().clone();
     files.close().await?;
@@ -374,7 +474,7 @@ async fn run(job: &Job) -> Result<(Measured, Duration)> {
         of(&counted.reset_zones),
         of(&counted.zone_waits)
     );
-    Ok((measured, ended - clock.from))
+    Ok((measured, ended - from))
 }
 
 /// Prints fio's JSON, as far as plans read it.
@@ -406,7 +506,7 @@ fn print(job: &Job, measured: &Measured, time: Duration) {
 
 fn main() -> std::process::ExitCode {
     let outcome = Job::parse(std::env::args().skip(1)).and_then(|job| {
-        runtime::run(runtime::Config::default(), move || async move {
+        runtime::run(runtime::Config::default().with_shards(job.cores), move || async move {
             let (measured, time) = match job.directory.clone() {
                 Some(directory) => run_mounted(&job, &directory)?,
                 None => run(&job).await?,

@@ -1,6 +1,6 @@
 //! Extended attributes, as items of the tree: by a hash of the name, in parts, because a value may be longer than an item.
 
-use crate::change::{Attributes, Change, Changes};
+use crate::change::{Attributes, Change, Changes, Value};
 use crate::directory::show;
 use crate::encoding::{Numbers, put};
 use crate::inode::{InodeNumber, Time, kind};
@@ -43,7 +43,7 @@ fn first_key(inode: InodeNumber, name: &[u8]) -> Key {
 /// All attributes of an inode from a key on: key of the first part, name, value.
 fn attributes(metadata: &Metadata, first: Key) -> impl Iterator<Item = Result<(Key, Vec<u8>, Vec<u8>)>> + '_ {
     let is_own = move |key: &Key| (key.inode, key.kind) == (first.inode, kind::ATTRIBUTE);
-    let mut items = metadata.tree.range(&first).take_while(move |(key, _)| is_own(key)).peekable();
+    let mut items = metadata.items.range(&first).take_while(move |(key, _)| is_own(key)).peekable();
     std::iter::from_fn(move || {
         let (key, part) = items.next()?;
         let mut whole = part.to_vec();
@@ -132,7 +132,7 @@ fn encode(name: &[u8], value: &[u8]) -> Vec<u8> {
 }
 
 fn touched(inode: InodeNumber, now: Time) -> Change {
-    Change::Set { inode, attributes: Attributes { changed: Some(now), ..Attributes::default() } }
+    Change::set(inode, Attributes { changed: Some(now), ..Attributes::default() })
 }
 
 /// The changes that set an attribute.
@@ -168,7 +168,7 @@ pub fn set(
     let whole = encode(name, value);
     for (part, bytes) in whole.chunks(PART).enumerate() {
         let key = Key { offset: first.offset + part as u64, ..first };
-        changes.push(Change::Put { key, value: bytes.to_vec() });
+        changes.push(Change::Put { key, value: Value::from_slice(bytes) });
     }
     changes.extend(
         (parts(whole.len())..old)

@@ -8,15 +8,19 @@
 //! ([`State::shown`](crate::format::State::shown)): these aren't replayed. Replaying them would not be right where the power
 //! was cut between two of their records: after the first of two renames, for instance, the file would have a name too many.
 
+use crate::directory;
 use crate::encoding::{Numbers, length, put};
 use crate::extents::Place;
-use crate::inode::{InodeNumber, Time};
+use crate::inode::{Inode, InodeNumber, Time, kind};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::SmallVec;
 
-/// Changes of one operation. A rename has the most.
-pub type Changes = SmallVec<[Change; 2]>;
+/// Changes of one operation. A rename has the most; making and removing a file take three.
+pub type Changes = SmallVec<[Change; 3]>;
+
+/// Value of an item: inodes and most names take no memory of their own.
+pub type Value = SmallVec<[u8; 40]>;
 
 /// Attributes that are set; those that are `None` stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -91,7 +95,7 @@ pub enum Change {
         /// Its key.
         key: Key,
         /// Its value.
-        value: Vec<u8>,
+        value: Value,
     },
     /// Removes an item.
     Delete {
@@ -103,7 +107,14 @@ pub enum Change {
         /// The inode.
         inode: InodeNumber,
         /// The attributes.
-        attributes: Attributes,
+        attributes: Box<Attributes>,
+    },
+    /// Sets both times of an inode whose data changes, as of a directory that gets or loses a name.
+    Touch {
+        /// The inode.
+        inode: InodeNumber,
+        /// Time of the last change of the data, and of the inode.
+        time: Time,
     },
     /// Gives the next data blocks of the record to a file, which is at least `size` bytes long then.
     Map {
@@ -175,6 +186,13 @@ const UNMAP: u8 = 5;
 const PREALLOCATE: u8 = 6;
 const REMOVE: u8 = 7;
 const MOVE: u8 = 8;
+const TOUCH: u8 = 9;
+/// [`PUT`] of an inode.
+const PUT_INODE: u8 = 10;
+/// [`PUT`] of a name in a directory, whose key has the hash of the name and no other name has this key.
+const PUT_ENTRY: u8 = 11;
+/// [`TOUCH`] with the time that the value of the [`PUT`] before it ends with: that of a new inode, most of the time.
+const TOUCH_AT_ONCE: u8 = 12;
 
 /// A bit for each attribute that is set.
 fn bits_of(numbers: &[Option<u64>; 9]) -> u64 {
@@ -196,9 +214,39 @@ fn take_key(numbers: &mut Numbers<'_>) -> Result<Key> {
     Ok(Key { inode: numbers.take()?, kind: numbers.byte()?, offset: numbers.take()? })
 }
 
+fn take_value(numbers: &mut Numbers<'_>) -> Result<Value> {
+    let length = numbers.take()?;
+    numbers.bytes(usize::try_from(length).unwrap_or(usize::MAX)).map(Value::from_slice)
+}
+
+/// Key that the item of a name gets if no other one of the directory has its hash.
+fn key_of_entry(directory: InodeNumber, value: &[u8]) -> Result<Key> {
+    directory::decode(value).map(|(_, _, name)| directory::first_key(directory, name))
+}
+
 impl Change {
     /// Most bytes of a change with blocks.
     pub const LONGEST_WITH_BLOCKS: usize = 1 + 10 + 10 + 5 + 10 + 10;
+
+    /// The change that sets these attributes.
+    pub fn set(inode: InodeNumber, attributes: Attributes) -> Self {
+        Change::Set { inode, attributes: Box::new(attributes) }
+    }
+
+    /// The inode that is changed; of an item of inode 0, the one that it names.
+    pub fn inode(&self) -> InodeNumber {
+        match self {
+            Change::Put { key, .. } | Change::Delete { key } if key.inode == 0 => key.offset,
+            Change::Put { key, .. } | Change::Delete { key } => key.inode,
+            Change::Set { inode, .. }
+            | Change::Touch { inode, .. }
+            | Change::Map { inode, .. }
+            | Change::Unmap { inode, .. }
+            | Change::Preallocate { inode, .. }
+            | Change::Remove { inode }
+            | Change::Move { inode, .. } => *inode,
+        }
+    }
 
     /// Number of data blocks.
     pub fn blocks(&self) -> u32 {
@@ -219,6 +267,7 @@ impl Change {
                 all(&[*inode, bits_of(&numbers)])
                     + numbers.iter().flatten().map(|it| length(*it)).sum::<usize>()
             }
+            Change::Touch { inode, time } => length(*inode) + size_of_val(time),
             Change::Map { inode, block, blocks, size, modified } => {
                 all(&[*inode, *block, u64::from(*blocks), *size, *modified as u64])
             }
@@ -232,11 +281,44 @@ impl Change {
         }
     }
 
-    /// Appends the change to a record's meta, with the mark of one that took effect when it was submitted.
-    pub fn encode_submitted(&self, meta: &mut Vec<u8>) {
-        let kind = meta.len();
-        self.encode(meta);
-        meta[kind] |= SUBMITTED;
+    /// Appends the changes of an operation to a record's meta, with the mark of those that took effect when they were submitted.
+    /// What most operations consist of takes fewer bytes than [`encode`](Self::encode) makes of it, so that a record has more of them.
+    pub fn encode_submitted(changes: &[Change], meta: &mut Vec<u8>) {
+        let mut before: Option<&Change> = None;
+        for change in changes {
+            let start = meta.len();
+            change.encode_short(before, meta);
+            meta[start] |= SUBMITTED;
+            before = Some(change);
+        }
+    }
+
+    /// Appends the change, which follows another one, to a record's meta.
+    fn encode_short(&self, before: Option<&Change>, meta: &mut Vec<u8>) {
+        let mut of_inode = |kind: u8, inode: InodeNumber| {
+            meta.push(kind);
+            put(meta, inode);
+        };
+        match (self, before) {
+            (Change::Put { key, value }, _) if *key == Inode::key(key.inode) => {
+                of_inode(PUT_INODE, key.inode);
+                put(meta, value.len() as u64);
+                meta.extend_from_slice(value);
+            }
+            (Change::Put { key, value }, _)
+                if key.kind == kind::ENTRY && key_of_entry(key.inode, value) == Ok(*key) =>
+            {
+                of_inode(PUT_ENTRY, key.inode);
+                put(meta, value.len() as u64);
+                meta.extend_from_slice(value);
+            }
+            (Change::Touch { inode, time }, Some(Change::Put { value, .. }))
+                if value.last_chunk() == Some(&time.to_le_bytes()) =>
+            {
+                of_inode(TOUCH_AT_ONCE, *inode);
+            }
+            _ => self.encode(meta),
+        }
     }
 
     /// Appends the change to a record's meta.
@@ -260,6 +342,11 @@ impl Change {
                 all(&[*inode, bits_of(&numbers)]);
                 numbers.iter().flatten().for_each(|number| put(meta, *number));
                 SET
+            }
+            Change::Touch { inode, time } => {
+                put(meta, *inode);
+                meta.extend_from_slice(&time.to_le_bytes());
+                TOUCH
             }
             Change::Map { inode, block, blocks, size, modified } => {
                 all(&[*inode, *block, u64::from(*blocks), *size, *modified as u64]);
@@ -291,20 +378,39 @@ impl Change {
     /// [`Error::Corrupt`] for bytes that are not whole changes.
     pub fn decode_all(meta: &[u8]) -> Result<Vec<Recorded>> {
         let mut numbers = Numbers::new(meta, "a record of the file system");
-        let mut changes = Vec::new();
+        let mut changes: Vec<Recorded> = Vec::new();
         while !numbers.rest().is_empty() {
-            changes.push(Self::decode(&mut numbers)?);
+            let next = Self::decode(&mut numbers, changes.last().map(|before| &before.change))?;
+            changes.push(next);
         }
         Ok(changes)
     }
 
-    fn decode(numbers: &mut Numbers<'_>) -> Result<Recorded> {
+    /// Decodes the change that follows another one.
+    fn decode(numbers: &mut Numbers<'_>, before: Option<&Change>) -> Result<Recorded> {
         let kind = numbers.byte()?;
         let change = match kind & !SUBMITTED {
+            PUT_INODE => {
+                let key = Inode::key(numbers.take()?);
+                Change::Put { key, value: take_value(numbers)? }
+            }
+            PUT_ENTRY => {
+                let (directory, value) = (numbers.take()?, take_value(numbers)?);
+                Change::Put { key: key_of_entry(directory, &value)?, value }
+            }
+            TOUCH_AT_ONCE => {
+                let inode = numbers.take()?;
+                let time = match before {
+                    Some(Change::Put { value, .. }) => value.last_chunk().copied(),
+                    _ => None,
+                };
+                let time =
+                    time.ok_or_else(|| numbers.strange("has a time of a change that isn't before it"))?;
+                Change::Touch { inode, time: Time::from_le_bytes(time) }
+            }
             PUT => {
-                let (key, length) = (take_key(numbers)?, numbers.take()?);
-                let value = numbers.bytes(usize::try_from(length).unwrap_or(usize::MAX))?;
-                Change::Put { key, value: value.to_vec() }
+                let key = take_key(numbers)?;
+                Change::Put { key, value: take_value(numbers)? }
             }
             DELETE => Change::Delete { key: take_key(numbers)? },
             SET => {
@@ -316,7 +422,13 @@ impl Change {
                 for (bit, value) in values.iter_mut().enumerate() {
                     *value = if bits >> bit & 1 == 1 { Some(numbers.take()?) } else { None };
                 }
-                Change::Set { inode, attributes: Attributes::of_numbers(values)? }
+                Change::Set { inode, attributes: Box::new(Attributes::of_numbers(values)?) }
+            }
+            TOUCH => {
+                const LENGTH: usize = size_of::<Time>();
+                let (inode, mut time) = (numbers.take()?, [0; LENGTH]);
+                time.copy_from_slice(numbers.bytes(LENGTH)?);
+                Change::Touch { inode, time: Time::from_le_bytes(time) }
             }
             MAP => Change::Map {
                 inode: numbers.take()?,
@@ -370,10 +482,11 @@ mod tests {
             ..Attributes::default()
         };
         vec![
-            Change::Put { key, value: b"value".to_vec() },
+            Change::Put { key, value: Value::from_slice(b"value") },
+            Change::Touch { inode: 7, time: -3 },
             Change::Delete { key },
-            Change::Set { inode: 7, attributes },
-            Change::Set { inode: 7, attributes: Attributes::default() },
+            Change::set(7, attributes),
+            Change::set(7, Attributes::default()),
             Change::Map { inode: 7, block: 3, blocks: 2, size: 20_000, modified: -1 },
             Change::Unmap { inode: 7, from: 3, to: u64::MAX },
             Change::Preallocate { inode: 7, from: 0, to: 5 },
@@ -397,11 +510,56 @@ mod tests {
     #[test]
     fn a_record_tells_which_changes_had_taken_effect_before_it() {
         let mut meta = Vec::new();
-        let without_blocks = || every_kind().into_iter().filter(|change| change.blocks() == 0);
-        without_blocks().for_each(|change| change.encode_submitted(&mut meta));
-        assert_eq!(meta.len(), without_blocks().map(|change| change.length()).sum::<usize>());
-        let expected = without_blocks().map(|change| Recorded { change, is_submitted: true });
+        let without_blocks: Vec<Change> =
+            every_kind().into_iter().filter(|change| change.blocks() == 0).collect();
+        Change::encode_submitted(&without_blocks, &mut meta);
+        assert!(meta.len() <= without_blocks.iter().map(Change::length).sum::<usize>());
+        let expected = without_blocks.into_iter().map(|change| Recorded { change, is_submitted: true });
         assert_eq!(Change::decode_all(&meta), Ok(expected.collect()));
+    }
+
+    #[test]
+    fn making_and_removing_a_file_take_few_bytes() {
+        let now = 1_800_000_000_123_456_789_i64;
+        let (mode, uid, gid) = (libc::S_IFREG | 0o644, 1000, 1000);
+        let inode = Inode {
+            mode,
+            links: 1,
+            uid,
+            gid,
+            size: 0,
+            blocks: 0,
+            accessed: now,
+            modified: now,
+            changed: now,
+            created: now,
+            device: 0,
+            parent: 0,
+        };
+        let (directory, number, name) = (65, 1_000_000, b"file-12345");
+        let key = directory::first_key(directory, name);
+        let value = directory::encode(number, 8, name);
+        let touch = Change::Touch { inode: directory, time: now };
+        let make = [
+            Change::Put { key: Inode::key(number), value: inode.encode() },
+            touch.clone(),
+            Change::Put { key, value: value.clone() },
+        ];
+        // Another name with this hash, and another time.
+        let alike = Change::Put { key: Key { offset: key.offset + 1, ..key }, value };
+        let later = Change::Touch { inode: directory, time: now + 1 };
+        let remove = [Change::Delete { key }, touch, Change::Remove { inode: number }];
+        let others = [make[0].clone(), later, alike];
+        for (changes, most) in [(&make, 48), (&remove, 27), (&others, 80)] {
+            let mut meta = Vec::new();
+            Change::encode_submitted(changes, &mut meta);
+            assert!(meta.len() <= most, "{} bytes", meta.len());
+            let decoded = Change::decode_all(&meta).expect("it was encoded");
+            let decoded: Vec<Change> = decoded.into_iter().map(|recorded| recorded.change).collect();
+            assert_eq!(decoded, changes);
+        }
+        // Nothing is before it.
+        assert!(Change::decode_all(&[TOUCH_AT_ONCE, 7]).is_err());
     }
 
     #[test]

@@ -10,10 +10,15 @@ mod items;
 mod tests;
 
 use crate::core::{Core, STREAMS, Settings};
+use crate::cores::core_of;
 use crate::data::sums_in;
 use crate::extents::{Extent, Place};
-use crate::metadata::Metadata;
+use crate::forest::Forest;
+use crate::metadata::{Inodes, Metadata};
 use crate::recovery::{self, Read};
+use crate::snapshot_list::SnapshotInfo;
+use crate::snapshots::SnapshotNumber;
+use crate::tree::{Key, Released};
 use block::{Buffer, Error, Result, ZoneIndex, ZoneState, Zones};
 use logkit::Layout;
 use logkit::layout::ROOT_ZONES;
@@ -115,8 +120,10 @@ pub struct Report {
     pub inodes: u64,
     /// Of these, the number of those without names: they were open.
     pub orphans: u64,
-    /// Number of blocks with data of files.
+    /// Number of blocks with data of files and of snapshots.
     pub blocks: u64,
+    /// Number of snapshots.
+    pub snapshots: u64,
     /// Number of zones that aren't used until the file system is opened again, because they couldn't be read or finished; of an open
     /// file system.
     pub excluded_zones: u32,
@@ -163,11 +170,17 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
         }
         Err(error) => return Err(error),
     };
-    let Read { opening, properties, metadata, released, .. } = read;
+    let Read { opening, properties, metadata, snapshots, released } = read;
     let layout = opening.layout;
-    let extents = items::check(&metadata, &layout, properties.block_size, &mut report);
+    let mut extents = items::check(&metadata, &layout, properties.block_size, &mut report);
+    for (info, snapshot) in snapshots.iter().zip(metadata.snapshots.all()) {
+        let found = check_snapshot(info, &snapshot.metadata, &layout, properties.block_size, &mut report);
+        extents.extend(found);
+    }
+    let extents = united(extents);
+    report.blocks = extents.iter().map(|it| u64::from(it.extent.blocks)).sum();
     // Pages that the state no longer has are live in the checkpoint.
-    let mut pages = metadata.tree.places();
+    let mut pages = pages_of(&metadata);
     pages.extend(released.take());
     for extent in &opening.root.directory {
         pages
@@ -183,17 +196,123 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     Ok(report)
 }
 
+/// The pages of all versions.
+fn pages_of(metadata: &Metadata) -> Vec<Place> {
+    let mut pages = metadata.items.places();
+    for (items, newer) in metadata.snapshots.with_newer(&metadata.items) {
+        items.visit_own_places(newer, |place| pages.push(place));
+    }
+    pages
+}
+
+/// Checks a snapshot. Returns its extents that have blocks in zones.
+fn check_snapshot(
+    info: &SnapshotInfo,
+    metadata: &Metadata,
+    layout: &Layout,
+    block_size: u64,
+    report: &mut Report,
+) -> Vec<Mapped> {
+    let mut own = Report::new(Options { most_problems: report.most, ..Options::default() });
+    let (_, extents, _) = items::check_version(metadata, layout, block_size, &mut own);
+    for problem in own.problems {
+        report.note(problem.kind, format!("snapshot \"{}\": {}", info.name, problem.detail));
+    }
+    report.further += own.further;
+    report.snapshots += 1;
+    extents
+}
+
+/// Unites what several versions of a file have in the same places, so that it counts once.
+fn united(mut extents: Vec<Mapped>) -> Vec<Mapped> {
+    // Of all blocks that lie alike, the distance in the zone is the one in the file.
+    let key = |it: &Mapped| {
+        let extent = &it.extent;
+        (extent.zone, it.inode, extent.block.wrapping_sub(extent.position.into()), extent.position)
+    };
+    extents.sort_unstable_by_key(key);
+    let mut all: Vec<Mapped> = Vec::with_capacity(extents.len());
+    for next in extents {
+        if let Some(last) = all.last_mut() {
+            let ((zone, inode, distance, position), (other_zone, other_inode, other_distance, at)) =
+                (key(last), key(&next));
+            let is_alike = (zone, inode, distance) == (other_zone, other_inode, other_distance);
+            let end = position.saturating_add(last.extent.blocks);
+            if is_alike && at <= end {
+                let end = end.max(at.saturating_add(next.extent.blocks));
+                last.extent.blocks = end - position;
+                continue;
+            }
+        }
+        all.push(next);
+    }
+    all
+}
+
+/// What a core has, to be checked with that of the others.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    items: Vec<(Key, Vec<u8>)>,
+    inodes: Vec<Inodes>,
+    preallocated: u64,
+    pages: Vec<Place>,
+}
+
 impl Core {
-    /// Checks the metadata of the open file system, and the counts by which zones are reset.
-    pub(crate) fn check(&self) -> Report {
+    /// What this core has: of a snapshot, or of the present version.
+    ///
+    /// # Errors
+    /// ESTALE for a deleted snapshot.
+    pub(crate) fn contents(&self, version: Option<SnapshotNumber>) -> Result<Contents> {
+        let pages = match version {
+            None => pages_of(&self.metadata.borrow()),
+            Some(_) => Vec::new(),
+        };
+        self.in_version(version, |metadata| {
+            Ok(Contents {
+                items: metadata.items.items().map(|(key, value)| (key, value.to_vec())).collect(),
+                inodes: (0..metadata.items.shards()).map(|shard| metadata.inodes(shard)).collect(),
+                preallocated: metadata.preallocated,
+                pages,
+            })
+        })
+    }
+
+    /// Checks the metadata of the open file system, all that cores have, and the counts by which zones are reset.
+    pub(crate) fn check(
+        &self,
+        parts: Vec<Contents>,
+        snapshots: Vec<(SnapshotInfo, Vec<Contents>)>,
+    ) -> Result<Report> {
         let mut report = Report::new(Options::default());
-        let metadata = self.metadata.borrow();
+        let shards = self.metadata.borrow().items.shards();
+        let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
+        let mut pages = Vec::new();
+        for (core, contents) in (0..).zip(parts) {
+            contents.items.iter().for_each(|(key, value)| metadata.put(key, value));
+            metadata.preallocated += contents.preallocated;
+            pages.extend(contents.pages);
+            for (shard, inodes) in
+                (0..).zip(contents.inodes).filter(|(shard, _)| core_of(*shard, self.totals.cores()) == core)
+            {
+                metadata.set_inodes(shard, inodes);
+            }
+        }
         let block_size = u64::from(self.file_block) * self.kit.layout.block_size.bytes();
-        let extents = items::check(&metadata, &self.kit.layout, block_size, &mut report);
-        check_places(&extents, &metadata.tree.places(), &mut report);
+        let mut extents = items::check(&metadata, &self.kit.layout, block_size, &mut report);
+        for (info, parts) in snapshots {
+            let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
+            for (key, value) in parts.iter().flat_map(|part| &part.items) {
+                metadata.put(key, value);
+            }
+            extents.extend(check_snapshot(&info, &metadata, &self.kit.layout, block_size, &mut report));
+        }
+        let extents = united(extents);
+        report.blocks = extents.iter().map(|it| u64::from(it.extent.blocks)).sum();
+        check_places(&extents, &pages, &mut report);
         check_counts(&extents, None, &self.kit.pool, &mut report);
         report.excluded_zones = self.kit.pool.damaged();
-        report
+        Ok(report)
     }
 }
 
@@ -349,20 +468,25 @@ async fn check_part(
     }
 }
 
-/// Counts of the metadata itself.
-fn check_totals(metadata: &Metadata, inodes: u64, preallocated: u64, largest: u64, report: &mut Report) {
-    if metadata.inodes != inodes {
-        report.note(Kind::Count, format!("there are {inodes} inodes, and {} are counted", metadata.inodes));
+/// Counts of the metadata itself. `inodes` are those that are there, with the largest number of each shard.
+fn check_totals(metadata: &Metadata, inodes: &[Inodes], preallocated: u64, report: &mut Report) {
+    for (shard, there) in (0..).zip(inodes) {
+        let known = metadata.inodes(shard);
+        if known.count != there.count {
+            let (there, counted) = (there.count, known.count);
+            report.note(Kind::Count, format!("shard {shard} has {there} inodes, and {counted} are counted"));
+        }
+        if known.next < there.next {
+            let last = there.next - u64::from(metadata.items.shards());
+            report.note(
+                Kind::Count,
+                format!("the next inode of shard {shard} would be {}, and there is inode {last}", known.next),
+            );
+        }
     }
     if metadata.preallocated != preallocated {
         let counted = metadata.preallocated;
         report
             .note(Kind::Count, format!("{preallocated} blocks are preallocated, and {counted} are counted"));
-    }
-    if metadata.next_inode <= largest {
-        report.note(
-            Kind::Count,
-            format!("the next inode would be {}, and there is inode {largest}", metadata.next_inode),
-        );
     }
 }

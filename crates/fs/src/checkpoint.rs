@@ -1,17 +1,30 @@
-//! Checkpoints: the tree at one moment, whose pages are written while operations go on.
+//! Checkpoints: the trees of each core at one moment, whose pages are written while operations go on. The home writes them, and the
+//! cores encode them.
 //!
-//! The tree may show operations on names and attributes whose records aren't written yet. If they never are, the operations have
+//! The trees may show operations on names and attributes whose records aren't written yet. If they never are, the operations have
 //! taken effect nevertheless, each of them whole. The checkpoint counts their changes, so that they aren't replayed
 //! ([`crate::change`]).
+//!
+//! The moments of the cores differ. An operation on several of them may be in the trees of one and not in those of another: its record is
+//! durable before the checkpoint is, and is replayed where it is missing.
 
-use crate::core::{Broken, Core};
-use crate::format::State;
-use crate::tree::{PAGE, Place, Stored};
+use crate::core::{Broken, Core, cleaner_stream, user_stream};
+use crate::cores::core_of;
+use crate::extents::Blocks;
+use crate::forest::Shard;
+use crate::format::{ShardState, SnapshotState, State};
+use crate::item::Lost;
+use crate::metadata::Inodes;
+use crate::snapshot_list::SnapshotInfo;
+use crate::snapshots::SnapshotNumber;
+use crate::tree::{PAGE, Page, Place, Stored, Tree, Unstored};
 use block::{Buffer, Error, Result};
+use logkit::StreamId;
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::record::{Identity, keyed_sum, sum_of};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The bytes of a page that hold its checksum; the tree leaves them 0.
 const SUM: std::ops::Range<usize> = 28..32;
@@ -48,39 +61,173 @@ const PAGES_AT_ONCE: u64 = 256;
 /// Pages that are encoded between two yields to other tasks.
 const PAGES_A_TURN: usize = 16;
 
+/// A tree of a shard: the present one with the inodes, or that of a snapshot.
+struct FrozenTree {
+    snapshot: Option<SnapshotNumber>,
+    shard: Shard,
+    tree: Tree,
+    inodes: Inodes,
+}
+
+/// The trees of a core at one moment, while their pages are written.
+pub(crate) struct Frozen {
+    /// Pages that several have are written with the first of them.
+    trees: Vec<FrozenTree>,
+    /// Places that the next durable checkpoint makes dead.
+    dead: Vec<Place>,
+    /// Blocks of deleted snapshots, which die with it.
+    dropped: Lost,
+    /// Number of trees whose pages have been taken.
+    begun: usize,
+    cursor: Option<Unstored>,
+    /// The page after those that were taken, and the tree that it belongs to.
+    next: Option<(usize, Page)>,
+    /// Pages that were taken and have no place yet.
+    taken: Vec<Page>,
+}
+
+impl Frozen {
+    /// Looks at the next page without a place, with the number of its tree.
+    fn peek(&mut self) -> Option<(usize, u8)> {
+        while self.next.is_none() {
+            match self.cursor.as_mut().and_then(Iterator::next) {
+                Some(page) => self.next = Some((self.begun - 1, page)),
+                None => {
+                    self.cursor = Some(self.trees.get(self.begun)?.tree.unstored());
+                    self.begun += 1;
+                }
+            }
+        }
+        self.next.as_ref().map(|(tree, page)| (*tree, page.level()))
+    }
+}
+
+/// Trees as they are on the medium.
+#[derive(Default)]
+struct Written {
+    shards: Vec<(Shard, ShardState)>,
+    snapshots: Vec<(SnapshotNumber, Shard, Stored)>,
+}
+
+/// What a core says of itself when its trees are frozen.
+struct Moment {
+    /// Last records whose effect the trees have.
+    committed: [(StreamId, u64); 2],
+    shown: u64,
+    /// Bytes of memory of the trees.
+    memory: u64,
+}
+
+impl Written {
+    /// The snapshots, in the order of `infos`.
+    fn snapshots_of(&self, infos: &[SnapshotInfo]) -> Vec<SnapshotState> {
+        let trees = |number: SnapshotNumber| {
+            let own = self.snapshots.iter().filter(move |(other, ..)| *other == number);
+            own.map(|(.., tree)| *tree).collect()
+        };
+        infos.iter().map(|info| SnapshotState { info: info.clone(), trees: trees(info.number) }).collect()
+    }
+}
+
 impl Core {
-    /// Writes a checkpoint. With `clean`, it is the last one before the file system is closed.
+    /// Writes a checkpoint of all cores. With `clean`, it is the last one before the file system is closed. Runs on the home.
     ///
     /// # Errors
     /// What writing returns. The previous checkpoint stays authoritative, unless the log has failed.
     pub(crate) async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         checkpoint::take(self, async || {
-            self.compact_pages();
-            // From here to the next wait nothing changes the tree.
-            let cut = Cut::now(&self.kit);
-            let frozen = self.metadata.borrow().clone();
-            let (dead, shown) = (self.released.take(), self.shown());
-            if self.breaks(Broken::FreesPagesEarly) {
-                self.free_pages(&dead);
-            }
-            let written = self.write_tree(&frozen.tree).await;
-            let committed = match written {
-                Ok(tree) => {
-                    let (next_inode, inodes, epoch) = (frozen.next_inode, frozen.inodes, self.kit.epoch);
-                    let state = State { tree, next_inode, inodes, epoch, shown };
+            let mut cut = Cut::now(&self.kit);
+            let (mut shown, mut memory) = (Vec::new(), 0);
+            let emptiest: Arc<[u32]> = self.emptiest_zones().into();
+            let infos = self.snapshot_list.of_checkpoint();
+            let numbers: Arc<[SnapshotNumber]> = infos.iter().map(|info| info.number).collect();
+            let frozen = async {
+                for core in self.cores().all() {
+                    let (emptiest, numbers) = (emptiest.clone(), numbers.clone());
+                    let freeze = move |core: Rc<Core>| async move { core.freeze(&emptiest, &numbers) };
+                    let moment = core.with(freeze).await?;
+                    moment.committed.iter().for_each(|(stream, last)| cut.covered.set(*stream, *last));
+                    shown.push(moment.shown);
+                    memory += moment.memory;
+                }
+                self.write_trees().await
+            };
+            let committed = match frozen.await {
+                Ok(written) => {
+                    let snapshots = written.snapshots_of(&infos);
+                    let shards = written.shards.into_iter().map(|(_, state)| state).collect();
+                    let state = State { epoch: self.kit.epoch, shown, memory, shards, snapshots };
                     checkpoint::commit(self, cut, &state.encode(), clean).await
                 }
                 Err(error) => Err(error),
             };
-            match committed {
-                Ok(()) if self.breaks(Broken::FreesPagesEarly) => {}
-                Ok(()) => self.free_pages(&dead),
-                // The checkpoint before still has these pages. If the log has failed, it is unknown which one counts.
-                Err(_) => self.released.put_back(dead),
+            let is_durable = committed.is_ok();
+            if is_durable {
+                self.snapshot_list.are_durable(&infos);
+            }
+            for core in self.cores().all() {
+                core.with(move |core: Rc<Core>| async move {
+                    core.thaw(is_durable);
+                    Ok(())
+                })
+                .await?;
             }
             committed
         })
         .await
+    }
+
+    /// Keeps the trees of this moment for a checkpoint.
+    fn freeze(&self, emptiest: &[u32], numbers: &[SnapshotNumber]) -> Result<Moment> {
+        let metadata = self.metadata.borrow();
+        if !emptiest.is_empty() {
+            let is_wanted = |place: Place| emptiest.contains(&place.zone);
+            metadata.items.withdraw_places(None, is_wanted);
+            for (older, newer) in metadata.snapshots.with_newer(&metadata.items) {
+                older.withdraw_places(Some(newer), is_wanted);
+            }
+        }
+        let mut trees = Vec::new();
+        for shard in 0..metadata.items.shards() {
+            if core_of(shard, self.totals.cores()) != self.index {
+                continue;
+            }
+            let inodes = metadata.inodes(shard);
+            let tree = metadata.items.tree(shard).clone();
+            trees.push(FrozenTree { snapshot: None, shard, tree, inodes });
+            for number in numbers {
+                let tree = metadata.snapshots.get(*number)?.items.tree(shard).clone();
+                trees.push(FrozenTree { snapshot: Some(*number), shard, tree, inodes });
+            }
+        }
+        let dead = self.released.take();
+        if self.breaks(Broken::FreesPagesEarly) {
+            self.free_pages(&dead);
+        }
+        let dropped = std::mem::take(&mut *self.dropped.borrow_mut());
+        let frozen = Frozen { trees, dead, dropped, begun: 0, cursor: None, next: None, taken: Vec::new() };
+        *self.frozen.borrow_mut() = Some(frozen);
+        let committed = [user_stream(self.index), cleaner_stream(self.index)]
+            .map(|stream| (stream, logkit::Owner::appender(self).committed(stream)));
+        let memory = metadata.items.memory() as u64;
+        Ok(Moment { committed, shown: self.shown(), memory })
+    }
+
+    /// Ends a checkpoint.
+    fn thaw(&self, is_durable: bool) {
+        let Some(frozen) = self.frozen.borrow_mut().take() else { return };
+        for (zone, count) in &frozen.dropped.0 {
+            match is_durable {
+                true => self.kit.pool.accounts().remove_dying(*zone, *count, self.kit.clock()),
+                false => self.dropped.borrow_mut().dead(*zone, *count),
+            }
+        }
+        match is_durable {
+            true if self.breaks(Broken::FreesPagesEarly) => {}
+            true => self.free_pages(&frozen.dead),
+            // The checkpoint before still has these pages. If the log has failed, it is unknown which one counts.
+            false => self.released.put_back(frozen.dead.clone()),
+        }
     }
 
     fn free_pages(&self, dead: &[Place]) {
@@ -88,48 +235,101 @@ impl Core {
         dead.iter().for_each(|place| accounts.remove_live(place.zone, 1, self.kit.clock()));
     }
 
-    /// Writes the pages of a tree that have no place.
-    async fn write_tree(self: &Rc<Self>, tree: &crate::tree::Tree) -> Result<Stored> {
-        let block = self.kit.layout.block_bytes();
-        let mut cursor = tree.unstored();
-        let mut next = cursor.next();
-        while next.is_some() {
-            let space = checkpoint::space(self, PAGES_AT_ONCE, |_| 0).await?;
-            let (zone, first) = (space.zone(), space.position());
-            let mut data = Buffer::new((1 + space.blocks as usize) * block);
-            data.append_zeroes(block);
-            let (mut sums, mut pages) = (Vec::new(), Vec::new());
-            let level = next.as_ref().map(crate::tree::Page::level);
-            // A page names the places of those below it, so a record has pages of one level.
-            while let Some(page) =
-                next.take_if(|page| Some(page.level()) == level && pages.len() < space.blocks as usize)
-            {
-                let mut bytes = [0; PAGE];
-                page.encode(&mut bytes);
-                let place = Place { zone, position: first + pages.len() as u32 };
-                seal(&mut bytes, &self.kit.identity, place);
-                data.append(&bytes);
-                sums.push(sum_of(&bytes));
-                pages.push(page);
-                next = cursor.next();
-                if pages.len().is_multiple_of(PAGES_A_TURN) {
-                    runtime::yield_now().await;
-                }
+    /// Writes the pages without a place of all cores. Returns the shards.
+    async fn write_trees(self: &Rc<Self>) -> Result<Written> {
+        let mut written = Written::default();
+        for core in self.cores().all() {
+            loop {
+                let space = checkpoint::space(self, PAGES_AT_ONCE, |_| 0).await?;
+                let (zone, first, most) = (space.zone(), space.position(), space.blocks as usize);
+                let taken = core.with(move |core: Rc<Core>| async move {
+                    Ok(core.take_pages(Place { zone, position: first }, most).await)
+                });
+                let Some((data, sums)) = taken.await? else {
+                    checkpoint::give_back(&**self, space);
+                    break;
+                };
+                let pages = sums.len() as u32;
+                checkpoint::append(self, space, data, &sums, &[]).await?;
+                self.kit.pool.add_live(zone, pages);
+                let note = move |core: Rc<Core>| async move {
+                    core.note_pages(Place { zone, position: first });
+                    Ok(())
+                };
+                core.with(note).await?;
             }
-            data.shorten((1 + pages.len()) * block);
-            checkpoint::append(self, space, data, &sums, &[]).await?;
-            self.kit.pool.add_live(zone, pages.len() as u32);
-            for (position, page) in (first..).zip(&pages) {
-                page.set_place(Place { zone, position });
-            }
+            let stored = core.with(|core: Rc<Core>| async move { core.stored() }).await?;
+            written.shards.extend(stored.shards);
+            written.snapshots.extend(stored.snapshots);
         }
-        tree.stored().ok_or_else(|| {
-            Error::io("pages of a checkpoint have no place: they changed while they were written")
-        })
+        written.shards.sort_unstable_by_key(|(shard, _)| *shard);
+        written.snapshots.sort_unstable_by_key(|(number, shard, _)| (*number, *shard));
+        Ok(written)
     }
 
-    /// Takes their places from pages in zones with few live ones, so that checkpoints stay compact.
-    fn compact_pages(&self) {
+    /// Takes the next pages without a place, to be written from a place on, with their checksums; `None` if there are none.
+    async fn take_pages(&self, from: Place, most: usize) -> Option<(Buffer, Vec<u32>)> {
+        let mut frozen = self.frozen.borrow_mut().take()?;
+        let block = self.kit.layout.block_bytes();
+        let mut data = None;
+        let mut sums = Vec::new();
+        let mut last = None;
+        while let Some(next) = frozen.peek() {
+            // A page names the places of those below it, so a record has pages of one level of a tree.
+            let is_above = last.is_some_and(|(tree, level)| tree == next.0 && level != next.1);
+            let Some((_, page)) = frozen.next.take_if(|_| !is_above && sums.len() < most) else { break };
+            last = Some(next);
+            let mut bytes = [0; PAGE];
+            page.encode(&mut bytes);
+            seal(
+                &mut bytes,
+                &self.kit.identity,
+                Place { position: from.position + sums.len() as u32, ..from },
+            );
+            let data = data.get_or_insert_with(|| {
+                let mut data = Buffer::new((1 + most) * block);
+                data.append_zeroes(block);
+                data
+            });
+            data.append(&bytes);
+            sums.push(sum_of(&bytes));
+            frozen.taken.push(page);
+            if sums.len().is_multiple_of(PAGES_A_TURN) {
+                runtime::yield_now().await;
+            }
+        }
+        *self.frozen.borrow_mut() = Some(frozen);
+        let mut data = data?;
+        data.shorten((1 + sums.len()) * block);
+        Some((data, sums))
+    }
+
+    /// Notes that the pages that were taken last are written from a place on.
+    fn note_pages(&self, from: Place) {
+        let taken = self.frozen.borrow_mut().as_mut().map(|frozen| std::mem::take(&mut frozen.taken));
+        for (position, page) in (from.position..).zip(taken.unwrap_or_default()) {
+            page.set_place(Place { position, ..from });
+        }
+    }
+
+    /// The shards of this core, whose pages have all been written.
+    fn stored(&self) -> Result<Written> {
+        let frozen = self.frozen.borrow();
+        let mut written = Written::default();
+        for FrozenTree { snapshot, shard, tree, inodes } in frozen.iter().flat_map(|frozen| &frozen.trees) {
+            let tree = tree.stored().ok_or_else(|| {
+                Error::io("pages of a checkpoint have no place: they changed while they were written")
+            })?;
+            match snapshot {
+                None => written.shards.push((*shard, ShardState { tree, inodes: *inodes })),
+                Some(number) => written.snapshots.push((*number, *shard, tree)),
+            }
+        }
+        Ok(written)
+    }
+
+    /// Zones of checkpoints with few live pages, which are written elsewhere so that checkpoints stay compact.
+    fn emptiest_zones(&self) -> Vec<u32> {
         let pool = &self.kit.pool;
         let is_full = |zone: &logkit::Zone| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full;
         let mut zones: Vec<(u32, u32)> = pool
@@ -143,9 +343,6 @@ impl Core {
         // The number of zones at which a third of their space is unused; the emptiest zones beyond it are rewritten.
         let enough = (live + live / 2).div_ceil(u64::from(self.kit.layout.zone_blocks)) as usize + 1;
         let surplus = zones.len().saturating_sub(enough);
-        let emptiest: Vec<u32> = zones[..surplus].iter().map(|(_, zone)| *zone).collect();
-        if !emptiest.is_empty() {
-            self.metadata.borrow_mut().tree.forget_places(|place| emptiest.contains(&place.zone));
-        }
+        zones[..surplus].iter().map(|(_, zone)| *zone).collect()
     }
 }

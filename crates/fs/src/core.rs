@@ -1,15 +1,23 @@
-//! A shard of the file system: an owner of the log kit whose entries are changes of metadata, with the data of files.
+//! A core of the file system, with its shards: an owner of the log kit whose entries are changes of metadata, with the data of files.
 //!
-//! An operation on names or attributes is decided and takes effect in one turn of the shard, without waiting for anything; its
+//! An operation on names or attributes of one core is decided and takes effect in one turn, without waiting for anything; its
 //! changes are queued, and written with others in one record. A write takes effect when its record is written. All of them
 //! are numbered, and written in the order of their numbers, so making a file durable is waiting for a number.
+//!
+//! Operations that concern several cores are in `joint`.
 
 use crate::change::{Change, Changes, Recorded};
-use crate::extents::{Blocks, Place, visit_at};
+use crate::checkpoint::Frozen;
+use crate::cores::{Cores, Totals};
+use crate::extents::{Blocks, Place};
+use crate::format::MOST_CORES;
+use crate::gate::Gate;
 use crate::inode::{InodeNumber, Time};
 use crate::item::{Item, Lost, Origin};
+use crate::locks::Locks;
 use crate::metadata::Metadata;
 use crate::node::{Node, Nodes};
+use crate::snapshot_list::SnapshotList;
 use crate::sums::Sums;
 use crate::tickets::Tickets;
 use crate::tree::Released;
@@ -18,23 +26,32 @@ use logkit::cleaning::{Arrival, Policy};
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::{Accounts, Usage};
 use logkit::readers::ShardReads;
-use logkit::{Appender, Kit, Mover, Owner, Piece, StreamId, Victim, lane};
+use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, StreamId, Victim, count, flusher, lane, mover};
 use runtime::Requests;
 use runtime::range_lock::RangeGuard;
 use runtime::sync::{Permit, Semaphore};
-use smallvec::SmallVec;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-/// Stream of what users do.
-pub const USER: StreamId = StreamId(0);
-/// Stream of what the cleaner moves.
-pub const CLEANER: StreamId = StreamId(1);
+/// Stream of what users do on a core.
+pub fn user_stream(core: u32) -> StreamId {
+    StreamId(2 * core as u16)
+}
+
+/// Stream of what the cleaner moves of a core's files.
+pub fn cleaner_stream(core: u32) -> StreamId {
+    StreamId(2 * core as u16 + 1)
+}
+
 /// Number of streams.
-pub const STREAMS: usize = 2;
-/// Zones that users leave to the cleaner.
-const CLEANER_RESERVE: u32 = 3;
+pub const STREAMS: usize = 2 * MOST_CORES as usize;
+
+/// Zones that users leave to the cleaner: one is filled, one is being sealed, and the blocks of a victim go to a zone of each core.
+fn cleaner_reserve(cores: u32) -> u32 {
+    2 + cores
+}
 
 /// How a file system works; none of it is on the medium.
 #[derive(Debug, Clone)]
@@ -49,6 +66,11 @@ pub struct Settings {
     pub checkpoint_after: u64,
     /// Bytes of checksums that are kept in memory.
     pub sums_bytes: u64,
+    /// Most bytes of memory for metadata. A file system that needs more isn't opened, and one that has as many takes no more files.
+    pub metadata_bytes: u64,
+    /// Number of cores among which the shards are divided, as far as the file system has shards and zones for them; `None` for
+    /// those of the runtime.
+    pub cores: Option<u32>,
     /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
     #[doc(hidden)]
     pub broken: Option<Broken>,
@@ -70,6 +92,14 @@ pub enum Broken {
     ForgetsLost,
     /// Inodes without names stay.
     KeepsOrphans,
+    /// An operation on inodes of several cores is a record for each.
+    SplitsOperations,
+    /// Blocks that the present tree loses die although a snapshot has them.
+    ForgetsSnapshots,
+    /// No rule: the cores keep their trees for a snapshot one long after the other.
+    SlowSnapshots,
+    /// A snapshot is taken of each core at another moment, long after the other ones.
+    SnapshotsApart,
 }
 
 impl Default for Settings {
@@ -80,6 +110,8 @@ impl Default for Settings {
             queued_operations: 16_384,
             checkpoint_after: 64 << 20,
             sums_bytes: 64 << 20,
+            metadata_bytes: u64::MAX,
+            cores: None,
             broken: None,
         }
     }
@@ -90,8 +122,13 @@ pub fn now() -> Time {
     runtime::wall_clock().as_nanos() as Time
 }
 
-/// A shard of a file system.
+/// A core of a file system.
 pub struct Core {
+    /// Its number.
+    pub(crate) index: u32,
+    /// Where all are; set once they have been made.
+    cores: OnceCell<Cores>,
+    pub(crate) totals: Arc<Totals>,
     pub(crate) kit: Rc<Kit>,
     pub(crate) appender: Appender<Item>,
     pub(crate) requests: Requests,
@@ -101,9 +138,22 @@ pub struct Core {
     /// Places of pages that the next checkpoint no longer has.
     pub(crate) released: Released,
     pub(crate) nodes: Nodes,
+    /// Inodes that operations of several cores are about to change.
+    pub(crate) locks: Locks,
+    /// Before operations, while a snapshot is taken.
+    pub(crate) gate: Gate,
+    /// The snapshots of the file system; of the home.
+    pub(crate) snapshot_list: SnapshotList,
+    /// Blocks that only deleted snapshots had: they die when the next checkpoint is durable.
+    pub(crate) dropped: RefCell<Lost>,
+    /// Zones to which the cleaner moves blocks of this core, where this isn't the home.
+    mover: RefCell<Option<Mover>>,
+    /// The checkpoint that is being written.
+    pub(crate) frozen: RefCell<Option<Frozen>>,
     pub(crate) sums: RefCell<Sums>,
     /// Size of the blocks that files consist of, in blocks of the log.
     pub(crate) file_block: u32,
+    metadata_bytes: u64,
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
@@ -153,14 +203,18 @@ impl Blocks for Accounting<'_, '_> {
 }
 
 /// Settings of the kit for these of a file system.
-pub fn kit_settings(settings: &Settings, layout: &logkit::Layout) -> logkit::Settings {
+pub fn kit_settings(
+    settings: &Settings,
+    layout: &logkit::Layout,
+    (core, cores): (u32, u32),
+) -> logkit::Settings {
     logkit::Settings {
-        user_stream: USER,
-        cleaner_stream: CLEANER,
+        user_stream: user_stream(core),
+        cleaner_stream: cleaner_stream(core),
         appends_in_flight: settings.appends_in_flight,
         data_blocks: layout.data_blocks(Change::LONGEST_WITH_BLOCKS),
         record_blocks: layout.record_blocks(Change::LONGEST_WITH_BLOCKS),
-        cleaner_reserve: CLEANER_RESERVE,
+        cleaner_reserve: cleaner_reserve(cores),
         checkpoint_blocks: layout.blocks_in(settings.checkpoint_after),
         low_watermark: 0.05,
         high_watermark: 0.2,
@@ -170,26 +224,39 @@ pub fn kit_settings(settings: &Settings, layout: &logkit::Layout) -> logkit::Set
 }
 
 impl Core {
-    /// A shard with this state, recovered or new. The caller starts lanes and cleaner.
+    /// A core with this state, recovered or new. The caller starts lanes and cleaner.
     pub fn new(
+        (index, totals): (u32, Arc<Totals>),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
         policy: Box<dyn Policy>,
-        (metadata, released): (Metadata, Released),
+        (mut metadata, released): (Metadata, Released),
         settings: &Settings,
         file_block: u32,
     ) -> Rc<Self> {
+        metadata.snapshots.keeps_nothing =
+            cfg!(debug_assertions) && settings.broken == Some(Broken::ForgetsSnapshots);
         let (classes, class) = (policy.classes(), policy.place(Arrival::New));
         let kit = kit(policy);
         let layout = kit.layout;
         let dirty_blocks = (settings.dirty_bytes / layout.block_size.bytes()).max(1);
-        Rc::new(Core {
+        let own = [user_stream(index), cleaner_stream(index)];
+        let core = Rc::new(Core {
+            index,
+            cores: OnceCell::new(),
+            totals,
+            locks: Locks::default(),
+            gate: Gate::default(),
+            snapshot_list: SnapshotList::default(),
+            dropped: RefCell::default(),
+            mover: RefCell::new(Some(Mover::new(classes))),
+            frozen: RefCell::default(),
             appender: Appender::new(
                 layout,
                 classes,
                 settings.appends_in_flight,
                 u64::MAX,
                 &kit.streams,
-                &[USER, CLEANER],
+                &own,
             ),
             requests: Requests::default(),
             reads: kit.readers.here(),
@@ -198,6 +265,7 @@ impl Core {
             nodes: Nodes::default(),
             sums: RefCell::new(Sums::new(layout.zone_blocks, settings.sums_bytes)),
             file_block,
+            metadata_bytes: settings.metadata_bytes,
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,
             loading: Semaphore::new(2),
@@ -210,7 +278,42 @@ impl Core {
             class,
             broken: settings.broken,
             kit,
-        })
+        });
+        core.publish();
+        core
+    }
+
+    /// Tells the core where all are.
+    pub(crate) fn set_cores(&self, cores: Cores) {
+        // They are told once.
+        self.cores.set(cores).ok();
+    }
+
+    /// Where all cores are.
+    pub(crate) fn cores(&self) -> &Cores {
+        self.cores.get().expect("cores are told of each other before anything else")
+    }
+
+    /// Whether this core has an inode.
+    #[inline]
+    pub(crate) fn is_here(&self, inode: InodeNumber) -> bool {
+        self.totals.cores() == 1 || self.cores().index_of(inode) == self.index
+    }
+
+    /// Tells other cores what this one uses.
+    pub(crate) fn publish(&self) {
+        let (metadata, used) = (self.metadata.borrow(), self.totals.of(self.index));
+        used.preallocated.store(metadata.preallocated, Relaxed);
+        used.growing.store(self.growing.get(), Relaxed);
+        let pages = match metadata.snapshots.is_empty() {
+            true => metadata.items.pages(),
+            // All pages that are shared with a snapshot may have to be copied.
+            false => metadata.items.family_pages() + metadata.items.pages(),
+        };
+        used.pages.store(pages as u64, Relaxed);
+        used.unstored.store(metadata.items.unstored_pages() as u64, Relaxed);
+        used.memory.store(metadata.items.memory() as u64, Relaxed);
+        used.inodes.store(metadata.count(), Relaxed);
     }
 
     /// A file in use.
@@ -249,13 +352,12 @@ impl Core {
     /// Most blocks of files, beside the pages of checkpoints, what users leave to the cleaner, and zones that are being written.
     pub fn capacity(&self) -> u64 {
         let layout = &self.kit.layout;
-        let lanes = self.kit.settings.appends_in_flight;
-        // Of each lane and of the cleaner a zone is open and one is being sealed; a checkpoint has one.
-        let reserved = ROOT_ZONES + CLEANER_RESERVE + 2 * (lanes + 1) + 2 + self.kit.pool.damaged();
+        let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
+        let reserved = reserved_zones(lanes, cores) + self.kit.pool.damaged();
         let zones = u64::from(layout.zones.saturating_sub(reserved));
         // The durable checkpoint, at its loosest packing, and the next one.
-        let pages = 3
-            * (self.metadata.borrow().tree.pages() as u64 + self.kit.checkpoints.directory_blocks(&self.kit));
+        let pages =
+            3 * (self.totals.sum(|used| &used.pages) + self.kit.checkpoints.directory_blocks(&self.kit));
         let blocks = zones * u64::from(self.kit.settings.data_blocks);
         // Cleaning a file system without any slack would never end.
         (blocks - blocks / 16).saturating_sub(pages)
@@ -263,7 +365,9 @@ impl Core {
 
     /// Blocks of files, with preallocated ones and those that are reserved for writes in flight.
     pub fn used(&self) -> u64 {
-        self.kit.pool.live_data() + self.metadata.borrow().preallocated + self.growing.get()
+        self.kit.pool.live_data()
+            + self.totals.sum(|used| &used.preallocated)
+            + self.totals.sum(|used| &used.growing)
     }
 
     /// Refuses operations that need space.
@@ -280,6 +384,27 @@ impl Core {
         }
     }
 
+    /// Refuses operations without data that need space. They take effect when they are submitted and can't be refused later, so they are
+    /// also refused as long as the device below has no space: their records would take the last zones that are left to removals.
+    ///
+    /// # Errors
+    /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
+    pub fn check_space_for_item(&self) -> Result<()> {
+        self.kit.look_for_space();
+        if let Some(error) = self.kit.space.error() {
+            return Err(error);
+        }
+        let memory = self.totals.sum(|used| &used.memory);
+        match memory < self.metadata_bytes {
+            true => self.check_space(1),
+            false => Err(Error::no_space(format!(
+                "the metadata takes {memory} bytes of memory, and its budget is {}; remove files or snapshots, or mount it with \
+                 a larger budget",
+                self.metadata_bytes
+            ))),
+        }
+    }
+
     /// Waits until an operation may be queued.
     ///
     /// # Errors
@@ -290,6 +415,7 @@ impl Core {
             Some(permit) => permit,
             None => self.queued.acquire(1).await,
         };
+        self.gate.pass().await;
         self.check_open()?;
         Ok(permit)
     }
@@ -323,16 +449,28 @@ impl Core {
                 .for_each(|(zone, count)| accounts.remove_dying(zone, count, self.kit.clock()));
         }
         drop(accounts);
-        self.shown.set(self.shown.get() + changes.len() as u64);
-        let ticket = self.tickets.borrow_mut().issue();
-        let origin = Origin::Submitted { lost, _permit: permit };
-        self.push(Item { changes, data: Payload::default(), origin, ticket });
-        Ok(ticket)
+        let count = changes.len() as u32;
+        self.shown.set(self.shown.get() + u64::from(count));
+        self.publish();
+        // As much as making a file with a short name takes.
+        let mut meta = Vec::with_capacity(64);
+        Change::encode_submitted(&changes, &mut meta);
+        let origin = Origin::Submitted { lost, meta, count, _permit: permit };
+        Ok(self.queue(Changes::new(), Payload::default(), origin))
     }
 
-    fn push(&self, item: Item) {
-        lane::push(self, self.class, item);
+    /// Numbers and queues an item.
+    pub(crate) fn queue(&self, changes: Changes, data: Payload, origin: Origin) -> u64 {
+        let ticket = self.tickets.borrow_mut().issue();
+        lane::push(self, self.class, Item { changes, data, origin, ticket });
         self.kit.events.work.notify_one();
+        ticket
+    }
+
+    /// This core's part of a record that another one has written.
+    pub(crate) fn shared_item(&self, changes: Changes) -> Item {
+        let ticket = self.tickets.borrow_mut().issue();
+        Item { changes, data: Payload::default(), origin: Origin::Shared, ticket }
     }
 
     /// Permits for writes in memory.
@@ -360,10 +498,9 @@ impl Core {
         self.check_open()?;
         let growth = changes.iter().map(Change::blocks).sum();
         self.growing.set(self.growing.get() + u64::from(growth));
+        self.publish();
         let request = self.requests.begin(1, Some(permit));
-        let ticket = self.tickets.borrow_mut().issue();
-        let origin = Origin::Write { request, growth, held: Some(held) };
-        self.push(Item { changes, data, origin, ticket });
+        let ticket = self.queue(changes, data, Origin::Write { request, growth, held: Some(held) });
         self.requests.wait(request).await?;
         Ok(ticket)
     }
@@ -376,20 +513,33 @@ impl Core {
         if self.durable.get() >= ticket || self.breaks(Broken::NeverFlushes) {
             return Ok(());
         }
-        let written = loop {
+        let written = self.written(ticket).await?;
+        let flushed = flusher::flush(self).await;
+        if let Err(error) = &flushed {
+            // What was written may be lost, whatever later flushes say.
+            self.fail(&error.in_context("making files durable"));
+        }
+        flushed?;
+        self.durable.set(self.durable.get().max(written));
+        Ok(())
+    }
+
+    /// Waits until the operations up to this one have taken effect and are written. Returns the last one of which that is so.
+    ///
+    /// # Errors
+    /// The failure of the log.
+    pub(crate) async fn written(&self, ticket: u64) -> Result<u64> {
+        loop {
             let committed = self.kit.events.committed.notified();
             if let Some(error) = self.kit.failure() {
                 return Err(error);
             }
             let done = self.tickets.borrow().done();
             if done >= ticket {
-                break done;
+                return Ok(done);
             }
             committed.await;
-        };
-        self.flush_all().await?;
-        self.durable.set(self.durable.get().max(written));
-        Ok(())
+        }
     }
 
     /// Number of the last operation.
@@ -397,7 +547,7 @@ impl Core {
         self.tickets.borrow().issued()
     }
 
-    /// Makes all operations durable.
+    /// Makes all operations of this core durable.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -412,8 +562,9 @@ impl Core {
                 self.growing.set(self.growing.get() - u64::from(*growth));
                 self.requests.item_ended(*request, outcome);
             }
-            Origin::Submitted { .. } => self.shown.set(self.shown.get() - item.changes.len() as u64),
-            Origin::Move | Origin::Answered { .. } => {}
+            Origin::Submitted { count, .. } => self.shown.set(self.shown.get() - u64::from(*count)),
+            Origin::Joint { request, .. } => self.requests.item_ended(*request, outcome),
+            Origin::Shared | Origin::Move | Origin::Answered { .. } => {}
         }
         self.tickets.borrow_mut().end(item.ticket);
     }
@@ -446,31 +597,38 @@ impl Owner for Core {
         let mut metadata = self.metadata.borrow_mut();
         let mut accounts = self.kit.pool.accounts();
         let mut blocks = Accounting { accounts: &mut accounts, clock: self.kit.clock() };
-        let mut user_blocks = 0;
+        let (mut user_blocks, mut moved_blocks) = (0, 0);
         for item in items {
             match &item.origin {
                 Origin::Submitted { lost, .. } => {
                     lost.0.iter().for_each(|(zone, count)| blocks.dying(*zone, *count));
+                }
+                Origin::Joint { .. } | Origin::Shared => {
+                    for change in item.changes.iter().filter(|change| self.is_here(change.inode())) {
+                        failed = failed.and(metadata.apply(change, at, &mut blocks));
+                    }
                 }
                 Origin::Write { .. } | Origin::Move | Origin::Answered { .. } => {
                     for change in &item.changes {
                         failed = failed.and(metadata.apply(change, at, &mut blocks));
                         at.position += change.blocks();
                     }
-                    user_blocks += if matches!(item.origin, Origin::Move) {
-                        0
-                    } else {
-                        u64::from(logkit::Entry::blocks(item))
+                    let written = match item.origin {
+                        Origin::Move => &mut moved_blocks,
+                        _ => &mut user_blocks,
                     };
+                    *written += u64::from(logkit::Entry::blocks(item));
                 }
             }
         }
         drop((metadata, accounts));
         self.kit.note_user_blocks(user_blocks);
+        count(&self.kit.counters.moved_blocks, moved_blocks);
         if let Err(error) = &failed {
             self.fail(error);
         }
         items.iter().for_each(|item| self.end(item, &failed));
+        self.publish();
         self.kit.events.committed.notify_all();
         if self.kit.is_stuck() {
             self.kit.look_again();
@@ -485,15 +643,23 @@ impl Owner for Core {
 
     fn refuse(&self, item: &Item, error: &Error) {
         self.end(item, &Err(error.clone()));
+        self.publish();
         self.kit.events.committed.notify_all();
     }
 
     fn answer(&self, item: &mut Item, error: &Error) {
         // The write may still take effect, so what it reserved stays until it does.
-        if let Origin::Write { request, growth, held } = &mut item.origin {
-            self.growing.set(self.growing.get() - u64::from(*growth));
-            self.requests.item_ended(*request, &Err(error.clone()));
-            item.origin = Origin::Answered { held: held.take() };
+        match &mut item.origin {
+            Origin::Write { request, growth, held } => {
+                self.growing.set(self.growing.get() - u64::from(*growth));
+                self.requests.item_ended(*request, &Err(error.clone()));
+                item.origin = Origin::Answered { held: held.take() };
+            }
+            Origin::Joint { request, .. } => {
+                self.requests.item_ended(*request, &Err(error.clone()));
+                item.origin = Origin::Shared;
+            }
+            _ => {}
         }
     }
 
@@ -505,18 +671,22 @@ impl Owner for Core {
     }
 
     async fn flush_all(&self) -> Result<()> {
-        let flushed = self.kit.flush().await;
-        if let Err(error) = &flushed {
-            // What was written may be lost, whatever later flushes say.
-            self.fail(&error.in_context("making files durable"));
+        for core in self.cores().all() {
+            core.with(|core: Rc<Core>| async move { core.flush_own().await }).await?;
         }
-        flushed
+        Ok(())
+    }
+
+    fn share(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
+        self.pass_on(joint, items, zone, position);
+    }
+
+    async fn free_dead(self: &Rc<Self>) -> Result<()> {
+        self.cores().first().with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
     }
 
     fn checkpoint_cost(&self) -> u64 {
-        self.metadata.borrow().tree.unstored_pages() as u64
-            + self.kit.checkpoints.directory_blocks(&self.kit)
-            + 2
+        self.totals.sum(|used| &used.unstored) + self.kit.checkpoints.directory_blocks(&self.kit) + 2
     }
 
     fn checkpoint_zones(&self) -> u32 {
@@ -530,34 +700,27 @@ impl Owner for Core {
     }
 
     async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {
-        let mut live = Vec::new();
-        let metadata = self.metadata.borrow();
-        for (record, found) in victim.records().iter().enumerate() {
-            let mut first = 0;
-            for Recorded { change, .. } in Change::decode_all(&found.meta)? {
-                let blocks = change.blocks();
-                let (Change::Map { inode, block, .. } | Change::Move { inode, block, .. }) = change else {
-                    continue;
-                };
-                let position = found.header.position + 1 + first;
-                let place = Place { zone: victim.zone(), position };
-                visit_at(&metadata.tree, inode, (block, blocks), place, |from, count| {
-                    let skipped = (from - block) as u32;
-                    let position = position + skipped;
-                    let name = Name { inode, block: from };
-                    live.push(Piece { position, count, name, offset: 0, record, first: first + skipped });
-                })?;
-                first += blocks;
+        let (zone, mut live) = (victim.zone(), Vec::new());
+        for (core, pieces) in self.cores().all().iter().zip(self.pieces_of(victim)?) {
+            if !pieces.is_empty() {
+                live.extend(
+                    core.with(move |core: Rc<Core>| async move { core.live_here(zone, pieces) }).await?,
+                );
             }
         }
         Ok(live)
     }
 
+    /// What other cores have is moved in any case: a move of a block that has died meanwhile takes no effect.
     fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
+        if !self.is_here(piece.name.inode) {
+            return visit(0, piece.count);
+        }
         let place = Place { zone: victim.zone(), position: piece.position };
         let first = piece.name.block + u64::from(piece.offset);
         let metadata = self.metadata.borrow();
-        let found = visit_at(&metadata.tree, piece.name.inode, (first, piece.count), place, |from, count| {
+        let (inode, range) = (piece.name.inode, (first, piece.count));
+        let found = metadata.snapshots.visit_at_any(&metadata.items, inode, range, place, |from, count| {
             visit((from - first) as u32, count);
         });
         if let Err(error) = found {
@@ -576,19 +739,23 @@ impl Owner for Core {
         let start = |piece: &Piece<Name>| (piece.name.inode, piece.name.block + u64::from(piece.offset));
         // Neighbours in a file become neighbours in a zone.
         pieces.sort_by_key(|(piece, _)| start(piece));
-        let moves = pieces.into_iter().map(|(piece, data)| {
+        let mut moves: Vec<Vec<Moved>> = self.cores().all().iter().map(|_| Vec::new()).collect();
+        for (piece, data) in pieces {
             let (inode, block) = start(&piece);
             let from = Place { zone: victim.zone(), position: piece.position };
             let change = Change::Move { inode, block, blocks: piece.count, from };
-            Item {
-                changes: Changes::from_elem(change, 1),
-                data: data.into(),
-                origin: Origin::Move,
-                ticket: 0,
+            moves[self.cores().index_of(inode) as usize].push((change, data));
+        }
+        for (index, moves) in (0..).zip(moves) {
+            if index == self.index {
+                mover.append(self, class, moves.into_iter().map(moved_item)).await?;
+            } else if !moves.is_empty() {
+                self.kit.pace.moved(moves.iter().map(|(change, _)| change.blocks()).sum());
+                let core = &self.cores().all()[index as usize];
+                core.with(move |core: Rc<Core>| core.move_here(class, moves)).await?;
             }
-        });
-        let moves: SmallVec<[Item; 8]> = moves.collect();
-        mover.append(self, class, moves).await
+        }
+        Ok(())
     }
 
     fn space_advice(&self) -> &'static str {
@@ -596,7 +763,85 @@ impl Owner for Core {
     }
 }
 
+/// A move of the cleaner, with its data.
+type Moved = (Change, Data);
+
+fn moved_item((change, data): Moved) -> Item {
+    Item { changes: Changes::from_elem(change, 1), data: data.into(), origin: Origin::Move, ticket: 0 }
+}
+
+/// Zones that aren't for files: of each lane and of the cleaner, on each core, a zone is open and one is being sealed; a checkpoint has one.
+pub(crate) fn reserved_zones(lanes: u32, cores: u32) -> u32 {
+    ROOT_ZONES + cleaner_reserve(cores) + cores * 2 * (lanes + 1) + 2
+}
+
 impl Core {
+    /// What the records of a zone gave to files, by the core that has the file.
+    fn pieces_of(&self, victim: &Victim) -> Result<Vec<Vec<Piece<Name>>>> {
+        let mut pieces: Vec<Vec<Piece<Name>>> = self.cores().all().iter().map(|_| Vec::new()).collect();
+        for (record, found) in victim.records().iter().enumerate() {
+            let mut first = 0;
+            for Recorded { change, .. } in Change::decode_all(&found.meta)? {
+                let (Change::Map { inode, block, blocks, .. } | Change::Move { inode, block, blocks, .. }) =
+                    change
+                else {
+                    continue;
+                };
+                let position = found.header.position + 1 + first;
+                let name = Name { inode, block };
+                let piece = Piece { position, count: blocks, name, offset: 0, record, first };
+                pieces[self.cores().index_of(inode) as usize].push(piece);
+                first += blocks;
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// The parts of these pieces, of files of this core, that are live.
+    fn live_here(&self, zone: u32, pieces: Vec<Piece<Name>>) -> Result<Vec<Piece<Name>>> {
+        let (mut live, metadata) = (Vec::new(), self.metadata.borrow());
+        for piece in pieces {
+            let (Name { inode, block }, place) = (piece.name, Place { zone, position: piece.position });
+            let range = (block, piece.count);
+            metadata.snapshots.visit_at_any(&metadata.items, inode, range, place, |from, count| {
+                let skipped = (from - block) as u32;
+                let position = piece.position + skipped;
+                let name = Name { inode, block: from };
+                live.push(Piece { position, count, name, first: piece.first + skipped, ..piece });
+            })?;
+        }
+        Ok(live)
+    }
+
+    /// Moves blocks of this core for the home's cleaner.
+    async fn move_here(self: Rc<Self>, class: u8, moves: Vec<Moved>) -> Result<()> {
+        let taken = self.mover.borrow_mut().take();
+        let Some(mut mover) = taken else {
+            return Err(Error::closed("the file system is being closed: nothing is moved any more"));
+        };
+        let outcome = mover.append(&self, class, moves.into_iter().map(moved_item)).await;
+        *self.mover.borrow_mut() = Some(mover);
+        outcome
+    }
+
+    /// Seals the zones to which the cleaner has moved blocks of this core.
+    pub(crate) async fn close_mover(&self) {
+        let mover = self.mover.borrow_mut().take();
+        if let Some(mut mover) = mover {
+            mover.close(self).await;
+        }
+    }
+
+    /// Makes durable what this core has appended.
+    async fn flush_own(&self) -> Result<()> {
+        let flushed = self.kit.flush().await;
+        if let Err(error) = &flushed {
+            // What was written may be lost, whatever later flushes say.
+            self.fail(&error.in_context("making files durable"));
+        }
+        flushed
+    }
+
     /// Whether a zone may still be written: its checksums can't be read from it.
     pub(crate) fn is_being_written(&self, zone: u32) -> bool {
         self.kit.pool.get(zone).usage == Usage::Open

@@ -6,10 +6,12 @@
 
 use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
 use crate::core::{Core, now};
-use crate::extents::{Extent, extents};
+use crate::extents::{Extent, extents, visit_missing};
 use crate::format::BLOCK;
 use crate::inode::{InodeNumber, Time};
+use crate::metadata::Metadata;
 use crate::node::{Appending, Node};
+use crate::snapshots::SnapshotNumber;
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex, ZoneReport, Zones};
 use logkit::Layout;
 use logkit::record::{Identity, sum_of};
@@ -102,6 +104,7 @@ impl Core {
         let whole = self.whole(range.clone());
         let blocks = (whole.end - whole.start) / BLOCK;
         let permit = self.admit_data(blocks).await;
+        self.gate.pass().await;
         let first = whole.start / BLOCK;
         let held = node.lock.ask(first..first + blocks).await;
         self.check_open()?;
@@ -137,8 +140,16 @@ impl Core {
         }
         let metadata = self.metadata.borrow();
         let mut replaced = 0;
-        for extent in extents(&metadata.tree, inode, blocks.clone()) {
-            replaced += u64::from(extent?.part(&blocks).blocks);
+        let newest = metadata.snapshots.newest(metadata.items.shard_of(inode));
+        for extent in extents(&metadata.items, inode, blocks.clone()) {
+            let part = extent?.part(&blocks);
+            match newest.filter(|_| !part.is_preallocated()) {
+                None => replaced += u64::from(part.blocks),
+                // What a snapshot has, too, stays.
+                Some(newest) => {
+                    visit_missing(newest, inode, &part, |part| replaced += u64::from(part.blocks))?;
+                }
+            }
         }
         drop(metadata);
         match count - replaced {
@@ -182,9 +193,23 @@ impl Core {
     /// # Errors
     /// [`Error::Corrupt`] for data that isn't what was written; what reading returns.
     pub async fn read(&self, inode: InodeNumber, offset: u64, length: usize) -> Result<Payload> {
+        self.read_version(None, inode, offset, length).await
+    }
+
+    /// As [`read`](Self::read), of a snapshot; `None` for the present version.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); ESTALE for a deleted snapshot.
+    pub async fn read_version(
+        &self,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        offset: u64,
+        length: usize,
+    ) -> Result<Payload> {
         // From the lookup until the reads have ended, no zone is reset.
         let _reading = self.reads.begin();
-        let (end, parts) = self.parts(inode, offset, length)?;
+        let (end, parts) = self.in_version(version, |metadata| parts(metadata, inode, offset, length))?;
         if offset >= end {
             return Ok(Payload::new());
         }
@@ -208,24 +233,6 @@ impl Core {
             push(hole(at, end), at..end, &mut at);
         }
         Ok(payload)
-    }
-
-    /// Where a file ends, or the bytes that are wanted, and the extents of these with data.
-    fn parts(&self, inode: InodeNumber, offset: u64, length: usize) -> Result<(u64, Vec<Extent>)> {
-        let metadata = self.metadata.borrow();
-        let end = offset.saturating_add(length as u64).min(metadata.inode(inode)?.size);
-        let blocks = offset / BLOCK..end.div_ceil(BLOCK);
-        if offset >= end {
-            return Ok((end, Vec::new()));
-        }
-        let mut parts = Vec::new();
-        for extent in extents(&metadata.tree, inode, blocks.clone()) {
-            let part = extent?.part(&blocks);
-            if !part.is_preallocated() {
-                parts.push(part);
-            }
-        }
-        Ok((end, parts))
     }
 
     /// Reads an extent and checks it.
@@ -289,14 +296,14 @@ impl Core {
             data.push(buffer.freeze());
             changes.push(Change::Map { inode, block, blocks: 1, size: 0, modified: time });
         }
-        let is_any = extents(&self.metadata.borrow().tree, inode, blocks.clone()).next().is_some();
+        let is_any = extents(&self.metadata.borrow().items, inode, blocks.clone()).next().is_some();
         if is_any && !blocks.is_empty() {
             changes.push(Change::Unmap { inode, from: blocks.start, to: blocks.end });
         }
         let size = cut.size();
         let set = (time != KEEP_TIMES).then_some(time);
         let attributes = Attributes { size, modified: set, changed: set, ..Attributes::default() };
-        changes.push(Change::Set { inode, attributes });
+        changes.push(Change::set(inode, attributes));
         if let Some(size) = size {
             node.was_cut(size);
         }
@@ -319,9 +326,26 @@ impl Core {
     /// Whether a file has data in a block.
     fn is_mapped(&self, inode: InodeNumber, block: u64) -> Result<bool> {
         let metadata = self.metadata.borrow();
-        let extent = extents(&metadata.tree, inode, block..block + 1).next().transpose()?;
+        let extent = extents(&metadata.items, inode, block..block + 1).next().transpose()?;
         Ok(extent.is_some_and(|extent| !extent.is_preallocated()))
     }
+}
+
+/// Where a file ends, or the bytes that are wanted, and the extents of these with data.
+fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) -> Result<(u64, Vec<Extent>)> {
+    let end = offset.saturating_add(length as u64).min(metadata.inode(inode)?.size);
+    let blocks = offset / BLOCK..end.div_ceil(BLOCK);
+    if offset >= end {
+        return Ok((end, Vec::new()));
+    }
+    let mut parts = Vec::new();
+    for extent in extents(&metadata.items, inode, blocks.clone()) {
+        let part = extent?.part(&blocks);
+        if !part.is_preallocated() {
+            parts.push(part);
+        }
+    }
+    Ok((end, parts))
 }
 
 /// The checksums of the data blocks in a zone, by its records; 0 for other blocks.

@@ -3,9 +3,11 @@
 //!
 //! Names with one hash have keys one after another, up to [`MOST_ALIKE`].
 
-use crate::encoding::{Numbers, put};
-use crate::inode::{InodeNumber, kind};
-use crate::tree::{Key, Tree};
+use crate::change::Value;
+use crate::encoding::Numbers;
+use crate::forest::Forest;
+use crate::inode::{FileType, InodeNumber, kind};
+use crate::tree::Key;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
 
@@ -30,14 +32,15 @@ pub struct Entry {
 }
 
 /// Hash of a name: 54 bits, so that offsets behind it are positive for programs; at least 1.
-fn hash(name: &[u8]) -> u64 {
+pub fn hash(name: &[u8]) -> u64 {
     // CRC-64 is no hash by itself: names that differ in the last bytes would be neighbours.
     let mut hash = checksum(CrcAlgorithm::Crc64Nvme, name);
     hash = (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     ((hash ^ (hash >> 29)) >> 10).max(1)
 }
 
-fn first_key(directory: InodeNumber, name: &[u8]) -> Key {
+/// Key that a name gets if no other one of the directory has its hash.
+pub fn first_key(directory: InodeNumber, name: &[u8]) -> Key {
     Key { inode: directory, kind: kind::ENTRY, offset: hash(name) << ALIKE_BITS }
 }
 
@@ -64,11 +67,13 @@ pub fn show(name: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(name)
 }
 
-/// Value of an item.
-pub fn encode(inode: InodeNumber, code: u8, name: &[u8]) -> Vec<u8> {
-    let mut value = Vec::with_capacity(name.len() + 8);
-    value.push(code);
-    put(&mut value, inode);
+/// Value of an item: a byte with the type (low four bits) and the length of the inode's number in bytes, the number,
+/// little-endian, and the name.
+pub fn encode(inode: InodeNumber, code: u8, name: &[u8]) -> Value {
+    let length = 8 - inode.leading_zeros() as usize / 8;
+    let mut value = Value::with_capacity(1 + length + name.len());
+    value.push(code & 0xF | (length as u8) << 4);
+    value.extend_from_slice(&inode.to_le_bytes()[..length]);
     value.extend_from_slice(name);
     value
 }
@@ -79,9 +84,14 @@ pub fn encode(inode: InodeNumber, code: u8, name: &[u8]) -> Vec<u8> {
 /// [`Error::Corrupt`] for bytes that no entry has.
 pub fn decode(value: &[u8]) -> Result<(InodeNumber, u8, &[u8])> {
     let mut numbers = Numbers::new(value, "an entry of a directory");
-    let code = numbers.bytes(1)?[0];
-    let inode = numbers.take()?;
-    Ok((inode, code, numbers.rest()))
+    let first = numbers.byte()?;
+    let length = usize::from(first >> 4);
+    let mut inode = [0; 8];
+    match inode.get_mut(..length) {
+        Some(bytes) => bytes.copy_from_slice(numbers.bytes(length)?),
+        None => return Err(numbers.strange(&format!("has a number of an inode of {length} bytes"))),
+    }
+    Ok((InodeNumber::from_le_bytes(inode), first & 0xF, numbers.rest()))
 }
 
 /// What a name stands for.
@@ -95,20 +105,37 @@ pub struct Found {
     pub code: u8,
 }
 
-/// Items of the names whose hash gives this key.
-fn alike(tree: &Tree, first: Key) -> impl Iterator<Item = (Key, &[u8])> + '_ {
-    tree.range(&first).take_while(move |(key, _)| {
+impl Found {
+    /// Its type.
+    pub fn file_type(&self) -> FileType {
+        FileType::of(u32::from(self.code) << 12).unwrap_or(FileType::Regular)
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.code == FileType::Directory.code()
+    }
+}
+
+/// Items of the names of a directory that have the hash of this one.
+pub fn alike<'a>(
+    items: &'a Forest,
+    directory: InodeNumber,
+    name: &[u8],
+) -> impl Iterator<Item = (Key, &'a [u8])> + 'a {
+    from_hash(items, first_key(directory, name))
+}
+
+fn from_hash(items: &Forest, first: Key) -> impl Iterator<Item = (Key, &[u8])> + '_ {
+    items.range(&first).take_while(move |(key, _)| {
         (key.inode, key.kind) == (first.inode, first.kind) && key.offset - first.offset < MOST_ALIKE
     })
 }
 
-/// Looks a name up: what it stands for, or the key that it would get.
-///
-/// # Errors
-/// [`Error::Corrupt`] for a damaged item.
-pub fn look(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<std::result::Result<Found, Key>> {
-    let mut free = first_key(directory, name);
-    for (key, value) in alike(tree, free) {
+/// Looks a name up whose first key is `first`: what it stands for, or the key that it would get.
+fn look_from(items: &Forest, first: Key, name: &[u8]) -> Result<std::result::Result<Found, Key>> {
+    let mut free = first;
+    for (key, value) in from_hash(items, first) {
         let (inode, code, other) = decode(value)?;
         if other == name {
             return Ok(Ok(Found { key, inode, code }));
@@ -120,12 +147,36 @@ pub fn look(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<std::res
     Ok(Err(free))
 }
 
+/// Looks a name up: what it stands for, or the key that it would get.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn look(items: &Forest, directory: InodeNumber, name: &[u8]) -> Result<std::result::Result<Found, Key>> {
+    look_from(items, first_key(directory, name), name)
+}
+
+/// Looks a name up: what it stands for, or the key that it gets.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item; [`Error::NoSpace`] if the directory has as many names of its hash as it can.
+pub fn find_or_vacant(
+    items: &Forest,
+    directory: InodeNumber,
+    name: &[u8],
+) -> Result<std::result::Result<Found, Key>> {
+    let first = first_key(directory, name);
+    match look_from(items, first, name)? {
+        Err(key) if key.offset - first.offset >= MOST_ALIKE => Err(too_many_alike(directory, name)),
+        found => Ok(found),
+    }
+}
+
 /// Looks a name up.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
-pub fn find(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<Option<Found>> {
-    look(tree, directory, name).map(std::result::Result::ok)
+pub fn find(items: &Forest, directory: InodeNumber, name: &[u8]) -> Result<Option<Found>> {
+    look(items, directory, name).map(std::result::Result::ok)
 }
 
 /// Refuses the key of a name if the directory has as many names of its hash as it can.
@@ -135,24 +186,33 @@ pub fn find(tree: &Tree, directory: InodeNumber, name: &[u8]) -> Result<Option<F
 pub fn check_key(key: Key, directory: InodeNumber, name: &[u8]) -> Result<()> {
     match key.offset - first_key(directory, name).offset < MOST_ALIKE {
         true => Ok(()),
-        false => Err(Error::no_space(format!(
-            "directory {directory} has {MOST_ALIKE} names with the hash of \"{}\"; choose another one",
-            show(name)
-        ))),
+        false => Err(too_many_alike(directory, name)),
     }
 }
 
+#[cold]
+fn too_many_alike(directory: InodeNumber, name: &[u8]) -> Error {
+    Error::no_space(format!(
+        "directory {directory} has {MOST_ALIKE} names with the hash of \"{}\"; choose another one",
+        show(name)
+    ))
+}
+
 /// Names of a directory from an offset on, which is 0 or an [`Entry::next`].
-pub fn entries(tree: &Tree, directory: InodeNumber, from: u64) -> impl Iterator<Item = Result<Entry>> + '_ {
+pub fn entries(
+    items: &Forest,
+    directory: InodeNumber,
+    from: u64,
+) -> impl Iterator<Item = Result<Entry>> + '_ {
     let first = Key { inode: directory, kind: kind::ENTRY, offset: from };
     let own = move |key: &Key| key.inode == directory && key.kind == kind::ENTRY;
-    tree.range(&first).take_while(move |(key, _)| own(key)).map(|(key, value)| {
+    items.range(&first).take_while(move |(key, _)| own(key)).map(|(key, value)| {
         let (inode, code, name) = decode(value)?;
         Ok(Entry { next: key.offset + 1, inode, code, name: name.to_vec() })
     })
 }
 
 /// Whether a directory has no names.
-pub fn is_empty(tree: &Tree, directory: InodeNumber) -> bool {
-    entries(tree, directory, 0).next().is_none()
+pub fn is_empty(items: &Forest, directory: InodeNumber) -> bool {
+    entries(items, directory, 0).next().is_none()
 }

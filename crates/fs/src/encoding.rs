@@ -16,9 +16,14 @@ pub const fn length(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// Appends a number with a sign: the sign is the lowest bit.
-pub fn put_signed(target: &mut Vec<u8>, number: i64) {
-    put(target, ((number << 1) ^ (number >> 63)) as u64);
+/// A number with a sign as one without: the sign is the lowest bit.
+pub const fn from_signed(number: i64) -> u64 {
+    ((number << 1) ^ (number >> 63)) as u64
+}
+
+/// The number with a sign of which [`from_signed`] has made this one.
+pub const fn to_signed(number: u64) -> i64 {
+    (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
 /// Takes numbers from the front of bytes that may be anything.
@@ -69,15 +74,6 @@ impl<'a> Numbers<'a> {
     pub fn take_u32(&mut self) -> Result<u32> {
         let number = self.take()?;
         u32::try_from(number).map_err(|_| self.strange(&format!("has {number} where 32 bits are expected")))
-    }
-
-    /// Takes a number with a sign.
-    ///
-    /// # Errors
-    /// As [`take`](Self::take).
-    pub fn take_signed(&mut self) -> Result<i64> {
-        let number = self.take()?;
-        Ok((number >> 1) as i64 ^ -((number & 1) as i64))
     }
 
     /// Takes `count` bytes.
@@ -131,11 +127,11 @@ mod tests {
             put(&mut bytes, number);
             assert_eq!(bytes.len() - before, length(number), "{number}");
         }
-        signed.iter().for_each(|number| put_signed(&mut bytes, *number));
         let mut read = Numbers::new(&bytes, "a test");
         numbers.iter().for_each(|number| assert_eq!(read.take(), Ok(*number)));
-        signed.iter().for_each(|number| assert_eq!(read.take_signed(), Ok(*number)));
         assert_eq!(read.end(), Ok(()));
+        signed.iter().for_each(|number| assert_eq!(to_signed(from_signed(*number)), *number));
+        assert_eq!([0, -1, 1, -2].map(from_signed), [0, 1, 2, 3]);
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! reads as a hole, and its blocks count as the file's.
 
 use crate::encoding::{Numbers, put};
+use crate::forest::Forest;
 use crate::inode::{InodeNumber, kind};
+use crate::tree::Key;
 pub use crate::tree::Place;
-use crate::tree::{Key, Tree};
 use block::Result;
 use logkit::Layout;
 use logkit::layout::ROOT_ZONES;
@@ -35,6 +36,10 @@ pub trait Blocks {
     fn live(&mut self, zone: u32, blocks: u32);
     /// So many blocks of a zone no longer belong to it.
     fn dead(&mut self, zone: u32, blocks: u32);
+    /// These blocks no longer belong to this file.
+    fn lost(&mut self, _inode: InodeNumber, gone: &Extent) {
+        self.dead(gone.zone, gone.blocks);
+    }
 }
 
 impl Extent {
@@ -73,7 +78,8 @@ impl Extent {
             && self.blocks.checked_add(next.blocks).is_some()
     }
 
-    fn key(inode: InodeNumber, block: u64) -> Key {
+    /// Key of an extent that begins with a block.
+    pub fn key(inode: InodeNumber, block: u64) -> Key {
         Key { inode, kind: kind::EXTENT, offset: block }
     }
 
@@ -103,18 +109,18 @@ impl Extent {
 
 /// Extents of a file that have blocks in a range, whole, in order.
 pub fn extents(
-    tree: &Tree,
+    items: &Forest,
     inode: InodeNumber,
     range: Range<u64>,
 ) -> impl Iterator<Item = Result<Extent>> + '_ {
     let first = Extent::key(inode, range.start);
     let is_own = move |key: &Key| key.inode == inode && key.kind == kind::EXTENT;
     // One that begins before the range may reach into it.
-    let before = tree.last_before(&first).filter(|(key, _)| is_own(key) && key.offset < range.start);
+    let before = items.last_before(&first).filter(|(key, _)| is_own(key) && key.offset < range.start);
     let before = before.map(|(key, value)| Extent::decode(key, value));
     let before =
         before.filter(|it| it.as_ref().is_ok_and(|extent| extent.end() > range.start) || it.is_err());
-    let rest = tree.range(&first).take_while(move |(key, _)| is_own(key) && key.offset < range.end);
+    let rest = items.range(&first).take_while(move |(key, _)| is_own(key) && key.offset < range.end);
     before.into_iter().chain(rest.map(|(key, value)| Extent::decode(key, value)))
 }
 
@@ -123,28 +129,28 @@ pub fn extents(
 /// # Errors
 /// [`Error::Corrupt`](block::Error::Corrupt) for a damaged item.
 pub fn unmap(
-    tree: &mut Tree,
+    items: &mut Forest,
     inode: InodeNumber,
     range: Range<u64>,
     blocks: &mut impl Blocks,
 ) -> Result<u64> {
     let mut taken = 0;
     loop {
-        let found = extents(tree, inode, range.clone()).take(AT_ONCE);
+        let found = extents(items, inode, range.clone()).take(AT_ONCE);
         let found = found.collect::<Result<SmallVec<[Extent; AT_ONCE]>>>()?;
         for extent in &found {
             let gone = extent.part(&range);
             taken += u64::from(gone.blocks);
-            blocks.dead(gone.zone, gone.blocks);
+            blocks.lost(inode, &gone);
             if extent.block < gone.block {
                 let rest = extent.part(&(extent.block..gone.block));
-                tree.put(&Extent::key(inode, rest.block), &rest.encode());
+                items.put(&Extent::key(inode, rest.block), &rest.encode());
             } else {
-                tree.remove(&Extent::key(inode, extent.block));
+                items.remove(&Extent::key(inode, extent.block));
             }
             if gone.end() < extent.end() {
                 let rest = extent.part(&(gone.end()..extent.end()));
-                tree.put(&Extent::key(inode, rest.block), &rest.encode());
+                items.put(&Extent::key(inode, rest.block), &rest.encode());
             }
         }
         if found.len() < AT_ONCE {
@@ -157,12 +163,12 @@ pub fn unmap(
 ///
 /// # Errors
 /// As [`unmap`].
-pub fn map(tree: &mut Tree, inode: InodeNumber, extent: Extent, blocks: &mut impl Blocks) -> Result<i64> {
-    let taken = unmap(tree, inode, extent.block..extent.end(), blocks)?;
+pub fn map(items: &mut Forest, inode: InodeNumber, extent: Extent, blocks: &mut impl Blocks) -> Result<i64> {
+    let taken = unmap(items, inode, extent.block..extent.end(), blocks)?;
     blocks.live(extent.zone, extent.blocks);
     let mut whole = extent;
     let key = Extent::key(inode, extent.block);
-    if let Some((before, value)) = tree.last_before(&key)
+    if let Some((before, value)) = items.last_before(&key)
         && (before.inode, before.kind) == (inode, kind::EXTENT)
     {
         let before = Extent::decode(before, value)?;
@@ -171,14 +177,14 @@ pub fn map(tree: &mut Tree, inode: InodeNumber, extent: Extent, blocks: &mut imp
         }
     }
     let after = Extent::key(inode, extent.end());
-    if let Some(value) = tree.get(&after) {
+    if let Some(value) = items.get(&after) {
         let next = Extent::decode(after, value)?;
         if whole.is_before(&next) {
             whole.blocks += next.blocks;
-            tree.remove(&after);
+            items.remove(&after);
         }
     }
-    tree.put(&Extent::key(inode, whole.block), &whole.encode());
+    items.put(&Extent::key(inode, whole.block), &whole.encode());
     Ok(i64::from(extent.blocks) - taken as i64)
 }
 
@@ -187,18 +193,18 @@ pub fn map(tree: &mut Tree, inode: InodeNumber, extent: Extent, blocks: &mut imp
 /// # Errors
 /// As [`unmap`].
 pub fn preallocate(
-    tree: &mut Tree,
+    items: &mut Forest,
     inode: InodeNumber,
     range: Range<u64>,
     blocks: &mut impl Blocks,
 ) -> Result<u64> {
     let (mut at, mut added) = (range.start, 0);
     while at < range.end {
-        let next = extents(tree, inode, at..range.end).next().transpose()?;
+        let next = extents(items, inode, at..range.end).next().transpose()?;
         let (from, to) = next.map_or((range.end, range.end), |next| (next.block.max(at), next.end()));
         while at < from {
             let count = (from - at).min(1 << 30) as u32;
-            map(tree, inode, Extent { block: at, blocks: count, zone: 0, position: 0 }, blocks)?;
+            map(items, inode, Extent { block: at, blocks: count, zone: 0, position: 0 }, blocks)?;
             added += u64::from(count);
             at += u64::from(count);
         }
@@ -213,19 +219,43 @@ pub fn preallocate(
 /// # Errors
 /// As [`unmap`].
 pub fn visit_at(
-    tree: &Tree,
+    items: &Forest,
     inode: InodeNumber,
     (block, count): (u64, u32),
     from: Place,
     mut visit: impl FnMut(u64, u32),
 ) -> Result<()> {
     let range = block..block + u64::from(count);
-    for extent in extents(tree, inode, range.clone()) {
+    for extent in extents(items, inode, range.clone()) {
         let part = extent?.part(&range);
         let expected = u64::from(from.position) + (part.block - block);
         if part.zone == from.zone && u64::from(part.position) == expected {
             visit(part.block, part.blocks);
         }
+    }
+    Ok(())
+}
+
+/// Visits the parts of an extent with data that a file doesn't have in the same place in these items.
+///
+/// # Errors
+/// As [`unmap`].
+pub fn visit_missing(
+    items: &Forest,
+    inode: InodeNumber,
+    extent: &Extent,
+    mut visit: impl FnMut(Extent),
+) -> Result<()> {
+    let mut at = extent.block;
+    let place = Place { zone: extent.zone, position: extent.position };
+    visit_at(items, inode, (extent.block, extent.blocks), place, |from, count| {
+        if at < from {
+            visit(extent.part(&(at..from)));
+        }
+        at = from + u64::from(count);
+    })?;
+    if at < extent.end() {
+        visit(extent.part(&(at..extent.end())));
     }
     Ok(())
 }

@@ -1,33 +1,35 @@
 //! The file system for programs: paths and open files. Every call is asynchronous, and none blocks the shard.
 //!
-//! A call from another shard than the file system's goes there as a message.
+//! A call goes as a message to the core that has the directory or the file, if that is another one than the caller's. Paths begin at the
+//! core of the root, so programs that make many files in one directory have it [opened](FileSystem::directory).
 
 use crate::change::Attributes;
-use crate::check::Report;
+use crate::check::{Contents, Report};
 use crate::core::{Core, Settings};
+use crate::cores::Cores;
+use crate::defrag::Fragments;
 use crate::directory::Entry;
 use crate::format::Properties;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::namespace::{self, New, Renaming};
 use crate::node::Node;
 use crate::operations::Statistics;
+use crate::path::{self, Walk};
 use crate::recovery;
+use crate::scrub::Scrubbed;
+use crate::snapshots::SnapshotNumber;
 use block::{Error, Payload, Result, ZonesPart};
 use logkit::{Counters, Owner, cleaner, lane};
-use runtime::Home;
+use runtime::{Home, ShardIndex};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Most symbolic links that a path leads through.
-const MOST_LINKS_FOLLOWED: u32 = 40;
-/// Longest path in bytes.
-const MOST_PATH: usize = 4096;
+use std::sync::atomic::AtomicU64;
 
 /// A file system on zones. Clones are the same one.
 #[derive(Clone)]
 pub struct FileSystem {
-    home: Home<Core>,
+    cores: Cores,
     zones: Arc<dyn ZonesPart>,
     /// Whether the zones are closed with the file system.
     owns_zones: bool,
@@ -36,7 +38,7 @@ pub struct FileSystem {
 
 impl std::fmt::Debug for FileSystem {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "FileSystem({:?})", self.home)
+        write!(formatter, "FileSystem({:?})", self.cores)
     }
 }
 
@@ -111,8 +113,8 @@ impl FileSystem {
         properties: Properties,
         settings: &Settings,
     ) -> Result<Self> {
-        let core = recovery::format(zones.open().await?, properties, settings).await?;
-        Ok(Self::start(zones, core))
+        let cores = recovery::format(&zones, properties, settings).await?;
+        Self::start(zones, cores).await
     }
 
     /// Opens the file system on these zones.
@@ -120,15 +122,48 @@ impl FileSystem {
     /// # Errors
     /// [`Error::Protocol`] where there is none, [`Error::Corrupt`] for a damaged one; what reading and writing return.
     pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
-        let core = recovery::open(zones.open().await?, settings).await?;
-        Ok(Self::start(zones, core))
+        let cores = recovery::open(&zones, settings).await?;
+        Self::start(zones, cores).await
     }
 
-    fn start(zones: Arc<dyn ZonesPart>, core: Rc<Core>) -> Self {
-        lane::start(&core);
-        cleaner::start(&core);
-        core.remove_orphans();
-        FileSystem { counters: core.kit.counters.clone(), home: Home::here(core), zones, owns_zones: true }
+    async fn start(zones: Arc<dyn ZonesPart>, cores: Cores) -> Result<Self> {
+        let counters =
+            cores.first().with(|core: Rc<Core>| async move { Ok(core.kit.counters.clone()) }).await?;
+        let files = FileSystem { counters, cores, zones, owns_zones: true };
+        files
+            .each(|core| async move {
+                lane::start(&core);
+                Ok(())
+            })
+            .await?;
+        files
+            .home()
+            .with(|core: Rc<Core>| async move {
+                cleaner::start(&core);
+                Ok(())
+            })
+            .await?;
+        files
+            .each(|core| async move {
+                core.remove_orphans();
+                Ok(())
+            })
+            .await?;
+        Ok(files)
+    }
+
+    /// Runs `work` on all cores, the home first.
+    pub(crate) async fn each<Fut>(
+        &self,
+        work: impl FnOnce(Rc<Core>) -> Fut + Clone + Send + 'static,
+    ) -> Result<()>
+    where
+        Fut: Future<Output = Result<()>> + 'static,
+    {
+        for core in self.cores.all() {
+            core.with(work.clone()).await?;
+        }
+        Ok(())
     }
 
     /// The file system with zones that stay open when it is closed.
@@ -136,9 +171,14 @@ impl FileSystem {
         FileSystem { owns_zones: false, ..self }
     }
 
-    /// The shard's state, on its shard.
+    /// The core where the cleaner and checkpoints run.
     pub fn home(&self) -> &Home<Core> {
-        &self.home
+        self.cores.first()
+    }
+
+    /// All cores.
+    pub fn cores(&self) -> &Cores {
+        &self.cores
     }
 
     /// What the log counts for operators.
@@ -146,20 +186,43 @@ impl FileSystem {
         &self.counters
     }
 
-    /// Writes what is queued and a last checkpoint, and closes the zones.
+    /// Writes what is queued and a last checkpoint, and closes the zones. Without space for it there is no such checkpoint.
     ///
     /// # Errors
     /// The failure of the log; what writing returns.
     pub async fn close(&self) -> Result<()> {
+        let mut closed = self.sync().await;
         let end = |core: Rc<Core>| async move {
-            let synced = core.sync_all().await;
             core.kit.begin_closing();
             core.kit.tasks.ended().await;
-            let closed = core.take_checkpoint(true).await;
-            synced.and(closed)
+            Ok(())
         };
-        let closed = self.home.with(end).await;
-        let forgotten = self.home.forget().await;
+        // The cleaner frees zones until nothing is queued on other cores, and moves their blocks.
+        for core in self.cores.all().iter().rev() {
+            closed = closed.and(core.with(end).await);
+        }
+        for core in self.cores.all() {
+            closed = closed.and(
+                core.with(|core: Rc<Core>| async move {
+                    core.close_mover().await;
+                    Ok(())
+                })
+                .await,
+            );
+        }
+        let last = |core: Rc<Core>| async move { core.take_checkpoint(true).await };
+        closed = match self.home().with(last).await {
+            // Everything is durable without it: the next opening reads the records since the checkpoint before.
+            Err(error @ Error::NoSpace(_)) if closed.is_ok() => {
+                tracing::warn!("the last checkpoint isn't written: {error}");
+                Ok(())
+            }
+            written => closed.and(written),
+        };
+        let mut forgotten = Ok(());
+        for core in self.cores.all() {
+            forgotten = forgotten.and(core.forget().await);
+        }
         match self.owns_zones {
             true => closed.and(forgotten).and(self.zones.close().await),
             false => closed.and(forgotten),
@@ -183,22 +246,36 @@ impl FileSystem {
     /// # Errors
     /// The failure of the log.
     pub async fn check(&self) -> Result<Report> {
-        let check = |core: Rc<Core>| async move {
-            core.sync_all().await?;
-            Ok(core.check())
-        };
-        self.with(check).await
+        self.sync().await?;
+        let parts = self.contents(None).await?;
+        let mut snapshots = Vec::new();
+        for info in self.snapshots().await? {
+            let parts = self.contents(Some(info.number)).await?;
+            snapshots.push((info, parts));
+        }
+        self.with(|core| async move { core.check(parts, snapshots) }).await
     }
 
+    /// What all cores have of a version.
+    async fn contents(&self, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
+        let mut parts = Vec::new();
+        for core in self.cores.all() {
+            let contents = move |core: Rc<Core>| async move { core.contents(version) };
+            parts.push(core.with(contents).await?);
+        }
+        Ok(parts)
+    }
+
+    /// Runs `work` on the home.
     async fn with<R, Fut>(&self, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Result<R>
     where
         R: Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        self.home.with(work).await
+        self.home().with(work).await
     }
 
-    /// Runs `work` with the directory and the name that a path ends with.
+    /// Runs `work` with the directory and the name that a path ends with, on the core of the directory.
     async fn at<R, Fut>(
         &self,
         path: &str,
@@ -208,13 +285,49 @@ impl FileSystem {
         R: Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let path = path.to_owned();
-        self.with(move |core| async move {
-            let (directory, name) = parent(&core, &path)?;
-            let name = name.to_vec();
-            work(core, directory, name).await
-        })
-        .await
+        let (directory, name) = split(path);
+        let name = name.to_vec();
+        let found = self.walk(directory).await?;
+        let directory = as_directory(directory, found)?;
+        self.cores.of(directory).with(move |core| work(core, directory, name)).await
+    }
+
+    /// The file that a path names, and its type.
+    async fn walk(&self, path: &str) -> Result<(InodeNumber, FileType)> {
+        let first = self.cores.of(ROOT);
+        // Most paths need neither another core nor memory.
+        if first.is_here()
+            && let Some(end) = path::walk_here(&*first.get()?, path)?
+        {
+            return Ok(end);
+        }
+        let mut walk = Walk::begin(path)?;
+        loop {
+            let core = self.cores.of(walk.place());
+            let go_on = move |core: Rc<Core>| async move {
+                let end = walk.go_on(&core)?;
+                Ok((walk, end))
+            };
+            let (next, end) = core.with(go_on).await?;
+            if let Some(end) = end {
+                return Ok(end);
+            }
+            walk = next;
+        }
+    }
+
+    /// The file that a path names. It begins at the root, with or without a slash.
+    async fn resolve(&self, path: &str) -> Result<InodeNumber> {
+        self.walk(path).await.map(|(inode, _)| inode)
+    }
+
+    /// A directory, to make and open files in it without a path.
+    ///
+    /// # Errors
+    /// ENOTDIR; those of the path.
+    pub async fn directory(&self, path: &str) -> Result<Directory> {
+        let inode = as_directory(path, self.walk(path).await?)?;
+        Ok(Directory { files: self.clone(), inode })
     }
 
     /// Opens a file, or makes it.
@@ -222,37 +335,91 @@ impl FileSystem {
     /// # Errors
     /// [`Error::NotFound`], [`Error::AlreadyExists`], EISDIR; those of the path.
     pub async fn open_file(&self, path: &str, options: OpenOptions) -> Result<File> {
-        let (path, home) = (path.to_owned(), self.home.clone());
-        let open = move |core: Rc<Core>| async move {
-            let (directory, name) = parent(&core, &path)?;
-            let inode = match core.find(directory, name)? {
-                None if options.create || options.create_new => {
+        let (directory, name) = split(path);
+        let directory = as_directory(directory, self.walk(directory).await?)?;
+        match self.open_in(directory, name, options).await? {
+            Some(file) => Ok(file),
+            // A symbolic link.
+            None => self.open_inode(self.resolve(path).await?, options).await,
+        }
+    }
+
+    /// Opens a file of a directory, or makes it; nothing for a symbolic link.
+    async fn open_in(
+        &self,
+        directory: InodeNumber,
+        name: &[u8],
+        options: OpenOptions,
+    ) -> Result<Option<File>> {
+        let (name, files) = (name.to_vec(), self.clone());
+        let find = move |core: Rc<Core>| async move {
+            let makes = (options.create || options.create_new) && !matches!(&name[..], b"." | b"..");
+            let found = match makes {
+                true => {
                     let mode = if options.mode == 0 { 0o644 } else { options.mode };
-                    let new = New { mode: FileType::Regular as u32 | mode, ..New::default() };
-                    let inode = core.create(directory, name, &new).await?;
-                    core.open_present(inode);
-                    return Ok(File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode });
+                    let (inode, file_type, is_new) = core.find_or_create(directory, &name, mode).await?;
+                    if is_new {
+                        core.open_present(inode);
+                        return Ok((inode, Some(files.opened(inode))));
+                    }
+                    Some((inode, file_type))
                 }
-                None => return Err(namespace::missing(directory, name)),
+                false => core.find(directory, &name)?,
+            };
+            let inode = match found {
+                None => return Err(namespace::missing(directory, &name)),
                 Some(_) if options.create_new => {
-                    return Err(Error::already_exists(format!("\"{path}\" is there already")));
+                    return Err(namespace::exists(directory, &name));
                 }
-                Some((_, FileType::Link)) => resolve(&core, &path)?,
+                Some((inode, FileType::Link)) => return Ok((inode, None)),
                 Some((inode, _)) => inode,
             };
-            let file = core.inode(inode)?;
-            if file.is_directory() {
-                return Err(Error::from_errno(libc::EISDIR, format!("\"{path}\" is a directory")));
+            // Most files are on the core of their directory.
+            match core.is_here(inode) {
+                true => Ok((inode, Some(files.open_here(&core, inode, options).await?))),
+                false => Ok((inode, None)),
             }
-            let node = core.open(inode)?;
-            // From here on it is closed, whatever becomes of this call.
-            let open = Arc::new(Open { home: home.clone(), inode });
-            if options.truncate && file.size > 0 {
-                core.truncate(&node, 0).await?;
-            }
-            Ok(File { _open: open, home, inode })
         };
-        self.with(open).await
+        let core = self.cores.of(directory);
+        match core.with(find).await? {
+            (_, Some(file)) => Ok(Some(file)),
+            (inode, None) => {
+                let is_link = move |core: Rc<Core>| async move { core.inode(inode).map(|it| it.file_type()) };
+                match self.cores.of(inode).with(is_link).await? {
+                    FileType::Link => Ok(None),
+                    _ => self.open_inode(inode, options).await.map(Some),
+                }
+            }
+        }
+    }
+
+    async fn open_inode(&self, inode: InodeNumber, options: OpenOptions) -> Result<File> {
+        let files = self.clone();
+        self.cores
+            .of(inode)
+            .with(move |core| async move { files.open_here(&core, inode, options).await })
+            .await
+    }
+
+    /// Opens a file of this core.
+    async fn open_here(&self, core: &Rc<Core>, inode: InodeNumber, options: OpenOptions) -> Result<File> {
+        let found = core.inode(inode)?;
+        if found.is_directory() {
+            return Err(Error::from_errno(libc::EISDIR, format!("inode {inode} is a directory")));
+        }
+        let node = core.open(inode)?;
+        // From here on it is closed, whatever becomes of this call.
+        let file = self.opened(inode);
+        if options.truncate && found.size > 0 {
+            core.truncate(&node, 0).await?;
+        }
+        Ok(file)
+    }
+
+    /// A file that has been opened on its core.
+    fn opened(&self, inode: InodeNumber) -> File {
+        let home = self.cores.of(inode).clone();
+        File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode }
     }
 
     /// Opens a file, which is made if it isn't there.
@@ -293,14 +460,10 @@ impl FileSystem {
     /// # Errors
     /// [`Error::AlreadyExists`], EPERM for a directory; those of the paths.
     pub async fn link(&self, old: &str, new: &str) -> Result<()> {
-        let (old, new) = (old.to_owned(), new.to_owned());
-        self.with(|core| async move {
-            let (from, old_name) = parent(&core, &old)?;
-            let inode = core.lookup(from, old_name)?;
-            let (directory, name) = parent(&core, &new)?;
-            core.link(inode, directory, name).await
-        })
-        .await
+        let inode =
+            self.at(old, |core, directory, name| async move { core.lookup(directory, &name) }).await?;
+        self.at(new, move |core, directory, name| async move { core.link(inode, directory, &name).await })
+            .await
     }
 
     /// Removes a name that isn't a directory's.
@@ -325,12 +488,16 @@ impl FileSystem {
     /// # Errors
     /// As [`crate::namespace::rename`]; those of the paths.
     pub async fn rename(&self, old: &str, new: &str, renaming: Renaming) -> Result<()> {
-        let (old, new) = (old.to_owned(), new.to_owned());
-        self.with(move |core| async move {
-            let ((from, old_name), (to, new_name)) = (parent(&core, &old)?, parent(&core, &new)?);
-            core.rename((from, old_name), (to, new_name), renaming).await
-        })
-        .await
+        let sides = [split(old), split(new)];
+        let mut directories = [ROOT; 2];
+        for (inode, (path, _)) in directories.iter_mut().zip(&sides) {
+            *inode = as_directory(path, self.walk(path).await?)?;
+        }
+        let ([from, to], [old_name, new_name]) = (directories, sides.map(|(_, name)| name.to_vec()));
+        let rename = move |core: Rc<Core>| async move {
+            core.rename((from, &old_name), (to, &new_name), renaming).await
+        };
+        self.cores.of(from).with(rename).await
     }
 
     /// Attributes of a file; of a symbolic link, those of the file that it leads to.
@@ -338,8 +505,8 @@ impl FileSystem {
     /// # Errors
     /// Those of the path.
     pub async fn attributes(&self, path: &str) -> Result<Inode> {
-        let path = path.to_owned();
-        self.with(move |core| async move { core.inode(resolve(&core, &path)?) }).await
+        let inode = self.resolve(path).await?;
+        self.cores.of(inode).with(move |core| async move { core.inode(inode) }).await
     }
 
     /// Names of a directory, in no particular order.
@@ -347,16 +514,16 @@ impl FileSystem {
     /// # Errors
     /// ENOTDIR; those of the path.
     pub async fn read_directory(&self, path: &str) -> Result<Vec<Entry>> {
-        let path = path.to_owned();
-        self.with(move |core| async move {
+        let directory = self.resolve(path).await?;
+        let read = move |core: Rc<Core>| async move {
             let mut entries = Vec::new();
-            core.read_directory(resolve(&core, &path)?, 0, |entry| {
+            core.read_directory(directory, 0, |entry| {
                 entries.push(entry);
                 true
             })?;
             Ok(entries)
-        })
-        .await
+        };
+        self.cores.of(directory).with(read).await
     }
 
     /// Target of a symbolic link.
@@ -364,8 +531,9 @@ impl FileSystem {
     /// # Errors
     /// [`Error::Invalid`] for another file; those of the path.
     pub async fn read_link(&self, path: &str) -> Result<Vec<u8>> {
-        self.at(path, |core, directory, name| async move { core.read_link(core.lookup(directory, &name)?) })
-            .await
+        let inode =
+            self.at(path, |core, directory, name| async move { core.lookup(directory, &name) }).await?;
+        self.cores.of(inode).with(move |core| async move { core.read_link(inode) }).await
     }
 
     /// Makes everything durable.
@@ -373,7 +541,24 @@ impl FileSystem {
     /// # Errors
     /// The failure of the log, which stays.
     pub async fn sync(&self) -> Result<()> {
-        self.with(|core| async move { core.sync_all().await }).await
+        self.each(|core| async move { core.sync_all().await }).await
+    }
+
+    /// Reads everything that is on the medium and compares it with its checksums. `progress` counts the blocks as they are read; those
+    /// of all files are in [`statistics`](Self::statistics).
+    ///
+    /// # Errors
+    /// [`Error::Closed`]. Damage isn't an error.
+    pub async fn scrub(&self, progress: &Arc<AtomicU64>) -> Result<Scrubbed> {
+        let scrub = |core: &Home<Core>| {
+            let (core, progress) = (core.clone(), progress.clone());
+            async move { core.with(move |core| async move { core.scrub(&progress).await }).await }
+        };
+        let mut found = Scrubbed::default();
+        for of_core in runtime::join_all(self.cores.all().iter().map(scrub)).await {
+            found.add(of_core?);
+        }
+        Ok(found)
     }
 
     /// What was fixed when the file system was made.
@@ -381,7 +566,11 @@ impl FileSystem {
     /// # Errors
     /// [`Error::Closed`].
     pub async fn properties(&self) -> Result<Properties> {
-        self.with(|core| async move { Ok(Properties { block_size: core.file_block_bytes() }) }).await
+        self.with(|core| async move {
+            let shards = core.metadata.borrow().items.shards();
+            Ok(Properties { block_size: core.file_block_bytes(), shards })
+        })
+        .await
     }
 
     /// Sizes of the file system.
@@ -397,6 +586,11 @@ impl File {
     /// Number of its inode.
     pub fn inode(&self) -> InodeNumber {
         self.inode
+    }
+
+    /// The shard of the runtime that has the file: calls from there need no messages.
+    pub fn shard(&self) -> ShardIndex {
+        self.home.shard()
     }
 
     async fn with<R, Fut>(&self, work: impl FnOnce(Rc<Core>, Rc<Node>) -> Fut + Send + 'static) -> Result<R>
@@ -471,6 +665,14 @@ impl File {
         self.with(|core, node| async move { core.sync(node.ticket.get()).await }).await
     }
 
+    /// Writes parts of it again that lie in several places.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at) and [`read_at`](Self::read_at).
+    pub async fn defragment(&self) -> Result<Fragments> {
+        self.with(|core, node| async move { core.defragment(&node).await }).await
+    }
+
     /// Attributes of the file.
     ///
     /// # Errors
@@ -488,71 +690,50 @@ impl File {
     }
 }
 
+/// A directory of a file system. It isn't kept from being removed.
+#[derive(Debug, Clone)]
+pub struct Directory {
+    files: FileSystem,
+    inode: InodeNumber,
+}
+
+impl Directory {
+    /// The shard of the runtime that has the directory: calls from there need no messages.
+    pub fn shard(&self) -> ShardIndex {
+        self.files.cores.of(self.inode).shard()
+    }
+
+    /// Opens a file, or makes it.
+    ///
+    /// # Errors
+    /// As [`FileSystem::open_file`]; ELOOP for a symbolic link.
+    pub async fn open_file(&self, name: &str, options: OpenOptions) -> Result<File> {
+        let file = self.files.open_in(self.inode, name.as_bytes(), options).await?;
+        file.ok_or_else(|| Error::from_errno(libc::ELOOP, format!("\"{name}\" is a symbolic link")))
+    }
+
+    /// Removes a name that isn't a directory's.
+    ///
+    /// # Errors
+    /// As [`FileSystem::unlink`].
+    pub async fn unlink(&self, name: &str) -> Result<()> {
+        let (directory, name) = (self.inode, name.as_bytes().to_vec());
+        let unlink = move |core: Rc<Core>| async move { core.unlink(directory, &name).await };
+        self.files.cores.of(directory).with(unlink).await
+    }
+}
+
 /// Directory and name that a path ends with.
-fn parent<'a>(core: &Core, path: &'a str) -> Result<(InodeNumber, &'a [u8])> {
+pub(crate) fn split(path: &str) -> (&str, &[u8]) {
     let trimmed = path.trim_end_matches('/');
     let (directory, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
-    match walk(core, directory)? {
-        (at, FileType::Directory) => Ok((at, name.as_bytes())),
-        _ => Err(Error::from_errno(libc::ENOTDIR, format!("\"{directory}\" isn't a directory"))),
-    }
+    (directory, name.as_bytes())
 }
 
-/// The file that a path names. It begins at the root, with or without a slash.
-fn resolve(core: &Core, path: &str) -> Result<InodeNumber> {
-    walk(core, path).map(|(inode, _)| inode)
-}
-
-/// The file that a path names, and its type.
-fn walk(core: &Core, path: &str) -> Result<(InodeNumber, FileType)> {
-    if path.len() >= MOST_PATH {
-        let long = format!("a path of {} bytes; expected at most {MOST_PATH}", path.len());
-        return Err(Error::from_errno(libc::ENAMETOOLONG, long));
-    }
-    let mut at = (ROOT, FileType::Directory);
-    let mut names = path.split('/').filter(|name| !name.is_empty());
-    while let Some(name) = names.next() {
-        let Some(next) = core.find(at.0, name.as_bytes())? else {
-            return Err(namespace::missing(at.0, name.as_bytes()));
-        };
-        if next.1 == FileType::Link {
-            let rest: Vec<&str> = names.collect();
-            return follow(core, at.0, next.0, &rest.join("/"));
-        }
-        at = next;
-    }
-    Ok(at)
-}
-
-/// The file to which a symbolic link in a directory leads, and the rest of a path from there.
-fn follow(
-    core: &Core,
-    directory: InodeNumber,
-    link: InodeNumber,
-    rest: &str,
-) -> Result<(InodeNumber, FileType)> {
-    let split = |path: &[u8]| -> Vec<Vec<u8>> {
-        path.split(|byte| *byte == b'/').rev().filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
-    };
-    let (mut at, mut rest, mut followed) = ((directory, FileType::Directory), split(rest.as_bytes()), 0);
-    let mut link = Some(link);
-    loop {
-        if let Some(link) = link.take() {
-            followed += 1;
-            if followed > MOST_LINKS_FOLLOWED {
-                return Err(Error::from_errno(libc::ELOOP, "a path leads through too many symbolic links"));
-            }
-            let target = core.read_link(link)?;
-            if target.starts_with(b"/") {
-                at = (ROOT, FileType::Directory);
-            }
-            rest.extend(split(&target));
-        }
-        let Some(name) = rest.pop() else { return Ok(at) };
-        match core.find(at.0, &name)? {
-            None => return Err(namespace::missing(at.0, &name)),
-            Some((next, FileType::Link)) => link = Some(next),
-            Some(next) => at = next,
-        }
+/// Refuses a file that isn't a directory.
+fn as_directory(path: &str, (inode, file_type): (InodeNumber, FileType)) -> Result<InodeNumber> {
+    match file_type {
+        FileType::Directory => Ok(inode),
+        _ => Err(Error::from_errno(libc::ENOTDIR, format!("\"{path}\" isn't a directory"))),
     }
 }

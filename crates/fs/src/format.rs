@@ -1,7 +1,11 @@
 //! What a file system has on the medium beside records and pages: its properties, in every root, and its state at a checkpoint, in
 //! the directory.
 
-use crate::inode::InodeNumber;
+use crate::forest::Shard;
+use crate::inode::Time;
+use crate::metadata::Inodes;
+use crate::snapshot_list::{SnapshotInfo, check_name};
+use crate::snapshots::{LARGEST_NUMBER, SnapshotNumber};
 use crate::tree::{Place, Stored};
 use block::{Error, Result};
 use zones::bytes::{Reader, Writer};
@@ -9,31 +13,42 @@ use zones::bytes::{Reader, Writer};
 /// Kind of the owner in a root: a log of another one isn't opened.
 pub const OWNER: [u8; 8] = *b"fs      ";
 /// Version of the format that this code writes and reads.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Size of the blocks of the log.
 pub const BLOCK: u64 = 4096;
 /// Largest block of files.
 pub const LARGEST_BLOCK: u64 = 64 << 10;
+/// Number of shards of a file system, unless it is made with another one.
+pub const DEFAULT_SHARDS: u32 = 64;
+/// Most shards of a file system.
+pub const MOST_SHARDS: u32 = 256;
+/// Most cores among which the shards are divided while a file system is open: each has two streams in the log.
+pub const MOST_CORES: u32 = 16;
 
 /// What is fixed when a file system is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
     /// Size in bytes of the blocks that files consist of: smaller writes rewrite a block.
     pub block_size: u64,
+    /// Number of shards among which inodes are divided.
+    pub shards: u32,
 }
 
 impl Default for Properties {
     fn default() -> Self {
-        Properties { block_size: BLOCK }
+        Properties { block_size: BLOCK, shards: DEFAULT_SHARDS }
     }
 }
 
 impl Properties {
-    /// Refuses a block size that files can't have.
+    /// Refuses a block size that files can't have, and a number of shards.
     ///
     /// # Errors
     /// [`Error::Invalid`] with what is expected.
     pub fn check(&self) -> Result<()> {
+        if !(1..=MOST_SHARDS).contains(&self.shards) {
+            return Err(Error::invalid(format!("{} shards: expected 1 to {MOST_SHARDS}", self.shards)));
+        }
         match self.block_size.is_power_of_two() && (BLOCK..=LARGEST_BLOCK).contains(&self.block_size) {
             true => Ok(()),
             false => Err(Error::invalid(format!(
@@ -48,6 +63,7 @@ impl Properties {
         let mut writer = Writer::default();
         writer.u32(VERSION);
         writer.u64(self.block_size);
+        writer.u32(self.shards);
         writer.0
     }
 
@@ -64,42 +80,85 @@ impl Properties {
                  wrote it"
             )));
         }
-        let properties = Properties { block_size: reader.u64()? };
+        let properties = Properties { block_size: reader.u64()?, shards: reader.u32()? };
         reader.end()?;
         properties.check().map_err(|error| Error::corrupt(error.detail().to_owned()))?;
         Ok(properties)
     }
 }
 
+/// State of a shard at a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardState {
+    /// Its tree.
+    pub tree: Stored,
+    /// Its inodes.
+    pub inodes: Inodes,
+}
+
+/// A snapshot, as checkpoints have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotState {
+    /// Its name and number.
+    pub info: SnapshotInfo,
+    /// Its tree of each shard.
+    pub trees: Vec<Stored>,
+}
+
 /// State of a file system at a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// The tree.
-    pub tree: Stored,
-    /// The number that the next inode gets.
-    pub next_inode: InodeNumber,
-    /// Number of inodes.
-    pub inodes: u64,
     /// Epoch of the checkpoint.
     pub epoch: u64,
-    /// Number of changes of that epoch which the tree shows, and whose records follow the checkpoint. They took effect when they
-    /// were submitted, and are the first such ones in the records.
-    pub shown: u64,
+    /// For each core that the shards are divided among from the checkpoint on, the number of changes of that epoch which the trees
+    /// show, and whose records follow the checkpoint in the stream of the core. They took effect when they were submitted, and are the
+    /// first such ones in the records.
+    pub shown: Vec<u64>,
+    /// Bytes of memory that the trees take, those of snapshots included.
+    pub memory: u64,
+    /// The shards.
+    pub shards: Vec<ShardState>,
+    /// The snapshots, the oldest first.
+    pub snapshots: Vec<SnapshotState>,
+}
+
+fn put_tree(writer: &mut Writer, tree: &Stored) {
+    let root = tree.root.unwrap_or(Place { zone: 0, position: 0 });
+    writer.u32(root.zone);
+    writer.u32(root.position);
+    writer.u8(tree.level);
+    writer.u64(tree.items);
+}
+
+fn take_tree(reader: &mut Reader<'_>) -> Result<Stored> {
+    let place = Place { zone: reader.u32()?, position: reader.u32()? };
+    // Zone 0 has roots of the log.
+    let root = (place.zone != 0).then_some(place);
+    Ok(Stored { root, level: reader.u8()?, items: reader.u64()? })
 }
 
 impl State {
     /// Encodes the state.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        let root = self.tree.root.unwrap_or(Place { zone: 0, position: 0 });
-        writer.u32(root.zone);
-        writer.u32(root.position);
-        writer.u8(self.tree.level);
-        writer.u64(self.tree.items);
-        writer.u64(self.next_inode);
-        writer.u64(self.inodes);
         writer.u64(self.epoch);
-        writer.u64(self.shown);
+        writer.u32(self.shown.len() as u32);
+        self.shown.iter().for_each(|shown| writer.u64(*shown));
+        writer.u64(self.memory);
+        writer.u32(self.shards.len() as u32);
+        for ShardState { tree, inodes } in &self.shards {
+            put_tree(&mut writer, tree);
+            writer.u64(inodes.next);
+            writer.u64(inodes.count);
+        }
+        writer.u32(self.snapshots.len() as u32);
+        for SnapshotState { info, trees } in &self.snapshots {
+            writer.u32(info.number.into());
+            writer.u64(info.created as u64);
+            writer.u8(info.name.len() as u8);
+            writer.0.extend_from_slice(info.name.as_bytes());
+            trees.iter().for_each(|tree| put_tree(&mut writer, tree));
+        }
         writer.0
     }
 
@@ -109,14 +168,39 @@ impl State {
     /// [`Error::Corrupt`] for bytes that no state has.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the state of a file system");
-        let place = Place { zone: reader.u32()?, position: reader.u32()? };
-        // Zone 0 has roots of the log.
-        let root = (place.zone != 0).then_some(place);
-        let tree = Stored { root, level: reader.u8()?, items: reader.u64()? };
-        let (next_inode, inodes) = (reader.u64()?, reader.u64()?);
-        let state = State { tree, next_inode, inodes, epoch: reader.u64()?, shown: reader.u64()? };
+        let epoch = reader.u64()?;
+        let cores = reader.count(8)?;
+        if !(1..=MOST_CORES as usize).contains(&cores) {
+            return Err(reader.strange(&format!("has {cores} cores; expected 1 to {MOST_CORES}")));
+        }
+        let shown = (0..cores).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
+        let memory = reader.u64()?;
+        let mut shards = Vec::new();
+        for _ in 0..reader.count(33)? {
+            let tree = take_tree(&mut reader)?;
+            shards.push(ShardState { tree, inodes: Inodes { next: reader.u64()?, count: reader.u64()? } });
+        }
+        let mut snapshots: Vec<SnapshotState> = Vec::new();
+        for _ in 0..reader.count(13)? {
+            let number = reader.u32()?;
+            let number = SnapshotNumber::try_from(number).ok().filter(|it| (1..=LARGEST_NUMBER).contains(it));
+            let created = reader.u64()? as Time;
+            let length = reader.u8()?;
+            let name = String::from_utf8(reader.bytes(length.into())?.to_vec()).unwrap_or_default();
+            let is_known = snapshots.iter().any(|it| Some(it.info.number) == number || it.info.name == name);
+            let (Some(number), Ok(()), false) = (number, check_name(&name), is_known) else {
+                return Err(reader.strange("has a snapshot with a number or a name that none has, or twice"));
+            };
+            let trees = (0..shards.len()).map(|_| take_tree(&mut reader)).collect::<Result<_>>()?;
+            snapshots.push(SnapshotState { info: SnapshotInfo { number, name, created }, trees });
+        }
         reader.end()?;
-        Ok(state)
+        Ok(State { epoch, shown, memory, shards, snapshots })
+    }
+
+    /// Core that has a shard from the checkpoint on.
+    pub fn core_of(&self, shard: Shard) -> u32 {
+        shard % self.shown.len() as u32
     }
 }
 
@@ -126,22 +210,27 @@ mod tests {
 
     #[test]
     fn properties_of_another_version_are_refused_by_name() {
-        let properties = Properties { block_size: 8192 };
+        let properties = Properties { block_size: 8192, ..Properties::default() };
         let mut bytes = properties.encode();
         assert_eq!(Properties::decode(&bytes), Ok(properties));
         bytes[0] += 1;
         let refused = Properties::decode(&bytes).unwrap_err();
-        assert!(matches!(refused, Error::Protocol(_)) && refused.detail().contains("version 2"), "{refused}");
+        assert!(matches!(refused, Error::Protocol(_)) && refused.detail().contains("version 3"), "{refused}");
         assert!(matches!(Properties::decode(&bytes[..3]), Err(Error::Corrupt(_))));
-        let strange = Properties { block_size: 5000 }.encode();
+        let strange = Properties { block_size: 5000, ..Properties::default() }.encode();
         assert!(matches!(Properties::decode(&strange), Err(Error::Corrupt(_))));
     }
 
     #[test]
     fn a_state_is_read_as_it_was_encoded() {
         let root = Some(Place { zone: 3, position: 7 });
-        let tree = Stored { root, level: 2, items: 9 };
-        let state = State { tree, next_inode: 11, inodes: 5, epoch: 4, shown: 6 };
+        let some =
+            ShardState { tree: Stored { root, level: 2, items: 9 }, inodes: Inodes { next: 11, count: 5 } };
+        let none = ShardState { tree: Stored { root: None, level: 0, items: 0 }, inodes: Inodes::none(1, 2) };
+        let info = SnapshotInfo { number: 9, name: "before".to_owned(), created: 77 };
+        let snapshot = SnapshotState { info, trees: vec![none.tree, some.tree] };
+        let (shards, snapshots) = (vec![some, none], vec![snapshot]);
+        let state = State { epoch: 4, shown: vec![6, 0, 1], memory: 8192, shards, snapshots };
         let bytes = state.encode();
         assert_eq!(State::decode(&bytes), Ok(state));
         for length in 0..bytes.len() {

@@ -3,7 +3,7 @@
 use crate::change::{Change, Changes};
 use crate::extents::Blocks;
 use block::Payload;
-use logkit::Entry;
+use logkit::{Entry, StreamId};
 use runtime::RequestKey;
 use runtime::range_lock::RangeGuard;
 use runtime::sync::Permit;
@@ -35,6 +35,10 @@ pub enum Origin {
     Submitted {
         /// The blocks.
         lost: Lost,
+        /// The changes, encoded. They aren't needed otherwise any more, and thousands of items may be queued.
+        meta: Vec<u8>,
+        /// Number of changes.
+        count: u32,
         /// Bounds the number of items in memory.
         _permit: Option<Permit>,
     },
@@ -47,6 +51,15 @@ pub enum Origin {
         /// Range of the file that it changes: released once it has taken effect, even where its caller has been dropped.
         held: Option<RangeGuard>,
     },
+    /// An operation on inodes of several cores. It takes effect on each when its record commits there.
+    Joint {
+        /// Request to complete.
+        request: RequestKey,
+        /// Streams of the other cores.
+        joins: SmallVec<[StreamId; 4]>,
+    },
+    /// This core's part of such an operation, whose record another core has written.
+    Shared,
     /// A move of the cleaner.
     Move,
     /// A write whose request ended with an error, and which may still take effect.
@@ -59,7 +72,7 @@ pub enum Origin {
 /// Changes that take effect together, with their data.
 #[derive(Debug)]
 pub struct Item {
-    /// The changes.
+    /// The changes; none of those that were [submitted](Origin::Submitted).
     pub changes: Changes,
     /// Data of those that have blocks.
     pub data: Payload,
@@ -82,15 +95,17 @@ impl Entry for Item {
 
     #[inline]
     fn meta_length(&self) -> usize {
-        self.changes.iter().map(Change::length).sum()
+        match &self.origin {
+            Origin::Submitted { meta, .. } => meta.len(),
+            _ => self.changes.iter().map(Change::length).sum(),
+        }
     }
 
     fn encode_meta(&self, meta: &mut Vec<u8>) {
-        let is_submitted = matches!(self.origin, Origin::Submitted { .. });
-        self.changes.iter().for_each(|change| match is_submitted {
-            true => change.encode_submitted(meta),
-            false => change.encode(meta),
-        });
+        match &self.origin {
+            Origin::Submitted { meta: changes, .. } => meta.extend_from_slice(changes),
+            _ => self.changes.iter().for_each(|change| change.encode(meta)),
+        }
     }
 
     /// Without data it takes no space for long: it is written even where there is none for data.
@@ -100,10 +115,17 @@ impl Entry for Item {
 
     fn is_atomic(&self) -> bool {
         match self.origin {
-            Origin::Submitted { .. } => true,
+            Origin::Submitted { .. } | Origin::Joint { .. } | Origin::Shared => true,
             Origin::Write { .. } => self.changes.len() > 1 || self.blocks() <= ATOMIC_BLOCKS,
             Origin::Move => false,
             Origin::Answered { .. } => true,
+        }
+    }
+
+    fn joins(&self) -> &[StreamId] {
+        match &self.origin {
+            Origin::Joint { joins, .. } => joins,
+            _ => &[],
         }
     }
 
@@ -113,7 +135,7 @@ impl Entry for Item {
 }
 
 impl Item {
-    /// Splits off the first blocks of an item with one change, so many.
+    /// Splits off the first `blocks` blocks of an item with one change.
     pub fn cut(&mut self, blocks: u32, block_bytes: usize) -> Item {
         let bytes = blocks as usize * block_bytes;
         let first = self.data.slice(0..bytes);

@@ -13,7 +13,8 @@
 //! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
 //! - [`format`](mod@format), [`recovery`]: making and opening.
 //!
-//! [`check`](mod@check) looks for what can't be, on the medium or in an open file system.
+//! [`check`](mod@check) looks for what can't be, on the medium or in an open file system; [`scrub`] compares all data with its checksums, and
+//! [`defrag`] writes files in fewer pieces, while they are used.
 //!
 //! [`file_system`] has the paths and open files that programs use, [`mount`] gives it to the kernel.
 //!
@@ -25,27 +26,40 @@ pub mod change;
 pub mod check;
 pub mod checkpoint;
 pub mod core;
+pub mod cores;
 pub mod data;
+pub mod defrag;
 pub mod directory;
 pub mod encoding;
 pub mod extents;
 pub mod file_system;
+pub mod forest;
 pub mod format;
+pub mod gate;
 pub mod inode;
 pub mod item;
+mod joint;
+pub mod locks;
 pub mod metadata;
 pub mod mount;
 pub mod namespace;
 pub mod node;
 pub mod operations;
+pub mod path;
 pub mod recovery;
+pub mod scrub;
+pub mod snapshot_list;
+pub mod snapshots;
 pub mod sums;
 pub mod tickets;
 pub mod tree;
+pub mod view;
 
 pub use crate::core::Settings;
 pub use check::check;
-pub use file_system::{File, FileSystem, OpenOptions};
+pub use file_system::{Directory, File, FileSystem, OpenOptions};
 pub use format::Properties;
 pub use mount::kind::KIND;
 pub use mount::{MountConfig, Mounted};
+pub use snapshot_list::SnapshotInfo;
+pub use view::{SnapshotFile, SnapshotView};

@@ -1,29 +1,57 @@
-//! The metadata of a shard: a tree of items, and the numbers of inodes that were given.
+//! The metadata of a core: the items of its shards, and the numbers of inodes that were given.
 //!
 //! [`Metadata::apply`] is the only thing that changes the tree, when operations run and when they are replayed.
 
-use crate::change::{Attributes, Change, KEEP_TIMES};
-use crate::extents::{self, Blocks, Extent, Place};
+use crate::change::{Attributes, Change, KEEP_TIMES, Value};
+use crate::extents::{self, Blocks, Extent, Place, visit_missing};
+use crate::forest::{Forest, Shard};
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time, kind};
+use crate::snapshots::{Moved, Snapshots, move_in};
 use crate::tree::{Key, Tree};
 use block::{Error, Result};
+use smallvec::SmallVec;
 
-/// The metadata of a shard.
+/// Items of a removed inode that are removed at a time.
+const REMOVED_AT_ONCE: usize = 8;
+
+/// Inodes of a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inodes {
+    /// The number that the next one gets.
+    pub next: InodeNumber,
+    /// How many there are.
+    pub count: u64,
+}
+
+impl Inodes {
+    /// Those of a shard without inodes: its numbers are the ones that leave it as the remainder, divided by the number of shards.
+    pub fn none(shard: Shard, shards: u32) -> Self {
+        let (shard, shards) = (u64::from(shard), u64::from(shards));
+        let next = if shard > ROOT { shard } else { shard + shards };
+        Inodes { next: if next > ROOT { next } else { ROOT + shards }, count: 0 }
+    }
+}
+
+/// The metadata of a core.
 #[derive(Debug, Clone)]
 pub struct Metadata {
     /// All items.
-    pub tree: Tree,
-    /// The number that the next inode gets.
-    pub next_inode: InodeNumber,
-    /// Number of inodes.
-    pub inodes: u64,
+    pub items: Forest,
+    /// Inodes of each shard.
+    inodes: Vec<Inodes>,
+    /// Inodes of all shards.
+    count: u64,
     /// Number of preallocated blocks.
     pub preallocated: u64,
+    /// What it was before.
+    pub snapshots: Snapshots,
 }
 
-/// Counts preallocated blocks, and passes the others on.
+/// Counts preallocated blocks, and passes the others on, but those that a snapshot keeps alive.
 struct Preallocated<'a, B> {
     count: &'a mut u64,
+    newest: Option<&'a Forest>,
+    failed: Result<()>,
     others: &'a mut B,
 }
 
@@ -41,11 +69,24 @@ impl<B: Blocks> Blocks for Preallocated<'_, B> {
             _ => self.others.dead(zone, blocks),
         }
     }
+
+    fn lost(&mut self, inode: InodeNumber, gone: &Extent) {
+        match self.newest {
+            Some(newest) if !gone.is_preallocated() => {
+                let missing =
+                    visit_missing(newest, inode, gone, |part| self.others.dead(part.zone, part.blocks));
+                if missing.is_err() {
+                    self.failed = missing;
+                }
+            }
+            _ => self.dead(gone.zone, gone.blocks),
+        }
+    }
 }
 
 impl Metadata {
     /// Metadata with a root directory, of a new file system.
-    pub fn new(tree: Tree, now: Time) -> Self {
+    pub fn new(items: Forest, now: Time) -> Self {
         let root = Inode {
             mode: FileType::Directory as u32 | 0o755,
             links: 2,
@@ -60,9 +101,62 @@ impl Metadata {
             device: 0,
             parent: ROOT,
         };
-        let mut metadata = Metadata { tree, next_inode: ROOT + 1, inodes: 1, preallocated: 0 };
-        metadata.tree.put(&Inode::key(ROOT), &root.encode());
+        let mut metadata = Metadata::empty(items);
+        metadata.put(&Inode::key(ROOT), &root.encode());
         metadata
+    }
+
+    /// Metadata without a root directory, of items that are none.
+    pub fn empty(items: Forest) -> Self {
+        let shards = items.shards();
+        let inodes = (0..shards).map(|shard| Inodes::none(shard, shards)).collect();
+        Metadata { items, inodes, count: 0, preallocated: 0, snapshots: Snapshots::default() }
+    }
+
+    /// The number that the next inode of a shard gets.
+    pub fn next_inode(&self, shard: Shard) -> InodeNumber {
+        self.inodes[shard as usize].next
+    }
+
+    /// Inodes of a shard.
+    pub fn inodes(&self, shard: Shard) -> Inodes {
+        self.inodes[shard as usize]
+    }
+
+    /// Gives the number of the next inode of a shard away: it isn't given again, whether there will be such an inode or not.
+    pub fn take_number(&mut self, shard: Shard) -> InodeNumber {
+        let shards = u64::from(self.items.shards());
+        let next = &mut self.inodes[shard as usize].next;
+        std::mem::replace(next, next.saturating_add(shards))
+    }
+
+    /// Gives a shard its items, read from the medium.
+    pub fn set_shard(&mut self, shard: Shard, tree: Tree, inodes: Inodes) {
+        self.items.set_tree(shard, tree);
+        self.set_inodes(shard, inodes);
+    }
+
+    /// Sets what is known of the inodes of a shard.
+    pub(crate) fn set_inodes(&mut self, shard: Shard, inodes: Inodes) {
+        let old = std::mem::replace(&mut self.inodes[shard as usize], inodes);
+        self.count = self.count + inodes.count - old.count;
+    }
+
+    /// Number of inodes.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Puts an item in, and counts it if it is an inode.
+    pub(crate) fn put(&mut self, key: &Key, value: &[u8]) {
+        let was_there = self.items.put(key, value);
+        if key.kind == kind::INODE {
+            let shards = u64::from(self.items.shards());
+            let inodes = &mut self.inodes[self.items.shard_of(key.inode) as usize];
+            inodes.next = inodes.next.max(key.inode.saturating_add(shards));
+            inodes.count += u64::from(!was_there);
+            self.count += u64::from(!was_there);
+        }
     }
 
     /// An inode.
@@ -70,7 +164,7 @@ impl Metadata {
     /// # Errors
     /// [`Error::NotFound`] if there is none, [`Error::Corrupt`] for a damaged one.
     pub fn inode(&self, inode: InodeNumber) -> Result<Inode> {
-        match self.tree.get(&Inode::key(inode)) {
+        match self.items.get(&Inode::key(inode)) {
             Some(value) => Inode::decode(value),
             None => Err(Error::from_errno(libc::ESTALE, format!("there is no inode {inode} any more"))),
         }
@@ -79,29 +173,25 @@ impl Metadata {
     /// Changes an inode, if there is one: when it is replayed, a later change may have removed it already.
     fn change_inode(&mut self, inode: InodeNumber, change: impl FnOnce(&mut Inode)) -> Result<()> {
         let key = Inode::key(inode);
-        let Some(value) = self.tree.get(&key) else { return Ok(()) };
-        let old = Inode::decode(value)?;
-        let mut new = old;
-        change(&mut new);
-        if new != old {
-            let value = new.encode();
+        let update = |value: &mut [u8]| -> Result<Option<Value>> {
+            let mut inode = Inode::decode(value)?;
+            change(&mut inode);
+            let new = inode.encode();
             // Most changes keep the length.
-            let is_put = self.tree.update(&key, |place| match place.len() == value.len() {
-                true => {
-                    place.copy_from_slice(&value);
-                    true
-                }
-                false => false,
-            });
-            if is_put != Some(true) {
-                self.tree.put(&key, &value);
+            if value.len() == new.len() {
+                value.copy_from_slice(&new);
+                return Ok(None);
             }
+            Ok(Some(new))
+        };
+        if let Some(other) = self.items.update(&key, update).transpose()?.flatten() {
+            self.items.put(&key, &other);
         }
         Ok(())
     }
 
     fn exists(&self, inode: InodeNumber) -> bool {
-        self.tree.get(&Inode::key(inode)).is_some()
+        self.items.get(&Inode::key(inode)).is_some()
     }
 
     /// Lets a change take effect. Its data, if it has any, begins at block `data`.
@@ -109,27 +199,54 @@ impl Metadata {
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
     pub fn apply(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
+        if let Change::Move { inode, block, blocks: count, from } = change {
+            let moved = Moved { inode: *inode, block: *block, blocks: *count, from: *from, to: data };
+            return self.move_blocks(&moved, blocks);
+        }
         let mut preallocated = self.preallocated;
-        let mut counting = Preallocated { count: &mut preallocated, others: blocks };
+        let snapshots = std::mem::take(&mut self.snapshots);
+        let newest = snapshots.newest(self.items.shard_of(change.inode()));
+        let mut counting = Preallocated { count: &mut preallocated, newest, failed: Ok(()), others: blocks };
         let applied = self.apply_counting(change, data, &mut counting);
-        self.preallocated = preallocated;
-        applied
+        let failed = counting.failed;
+        (self.preallocated, self.snapshots) = (preallocated, snapshots);
+        applied.and(failed)
+    }
+
+    /// Blocks that are in the old place are in the new one then, in all versions.
+    fn move_blocks(&mut self, moved: &Moved, blocks: &mut impl Blocks) -> Result<()> {
+        let mut runs = Vec::new();
+        move_in(&mut self.items, moved, &mut runs)?;
+        if !self.snapshots.is_empty() {
+            self.snapshots.move_blocks(&self.items, moved, &mut runs)?;
+        }
+        for (_, count) in runs {
+            blocks.live(moved.to.zone, count);
+            blocks.dead(moved.from.zone, count);
+        }
+        Ok(())
+    }
+
+    /// The present version without snapshots, as a snapshot keeps it.
+    pub fn version(&self) -> Self {
+        let (items, inodes) = (self.items.clone(), self.inodes.clone());
+        let (count, preallocated) = (self.count, self.preallocated);
+        Metadata { items, inodes, count, preallocated, snapshots: Snapshots::default() }
     }
 
     fn apply_counting(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
         match change {
             Change::Put { key, value } => {
-                let was_there = self.tree.put(key, value);
-                if key.kind == kind::INODE {
-                    self.next_inode = self.next_inode.max(key.inode.saturating_add(1));
-                    self.inodes += u64::from(!was_there);
-                }
+                self.put(key, value);
             }
             Change::Delete { key } => {
-                self.tree.remove(key);
+                self.items.remove(key);
             }
             Change::Set { inode, attributes } => {
                 self.change_inode(*inode, |inode| set(inode, attributes))?;
+            }
+            Change::Touch { inode, time } => {
+                self.change_inode(*inode, |inode| (inode.modified, inode.changed) = (*time, *time))?;
             }
             Change::Map { inode, block, blocks: count, size, modified } => {
                 if !self.exists(*inode) {
@@ -137,7 +254,7 @@ impl Metadata {
                 }
                 let Place { zone, position } = data;
                 let extent = Extent { block: *block, blocks: *count, zone, position };
-                let more = extents::map(&mut self.tree, *inode, extent, blocks)?;
+                let more = extents::map(&mut self.items, *inode, extent, blocks)?;
                 self.change_inode(*inode, |inode| {
                     inode.blocks = inode.blocks.saturating_add_signed(more);
                     inode.size = inode.size.max(*size);
@@ -149,43 +266,38 @@ impl Metadata {
                 })?;
             }
             Change::Unmap { inode, from, to } => {
-                let fewer = extents::unmap(&mut self.tree, *inode, *from..*to, blocks)?;
+                let fewer = extents::unmap(&mut self.items, *inode, *from..*to, blocks)?;
                 self.change_inode(*inode, |inode| inode.blocks = inode.blocks.saturating_sub(fewer))?;
             }
             Change::Preallocate { inode, from, to } => {
                 if self.exists(*inode) {
-                    let more = extents::preallocate(&mut self.tree, *inode, *from..*to, blocks)?;
+                    let more = extents::preallocate(&mut self.items, *inode, *from..*to, blocks)?;
                     self.change_inode(*inode, |inode| inode.blocks += more)?;
                 }
             }
             Change::Remove { inode } => self.remove(*inode, blocks)?,
-            Change::Move { inode, block, blocks: count, from } => {
-                let mut runs = Vec::new();
-                let range = (*block, *count);
-                extents::visit_at(&self.tree, *inode, range, *from, |first, count| {
-                    runs.push((first, count))
-                })?;
-                for (first, count) in runs {
-                    let position = data.position + (first - block) as u32;
-                    let extent = Extent { block: first, blocks: count, zone: data.zone, position };
-                    extents::map(&mut self.tree, *inode, extent, blocks)?;
-                }
-            }
+            // Moves concern all versions.
+            Change::Move { .. } => {}
         }
         Ok(())
     }
 
     fn remove(&mut self, inode: InodeNumber, blocks: &mut impl Blocks) -> Result<()> {
-        extents::unmap(&mut self.tree, inode, 0..u64::MAX, blocks)?;
-        self.inodes -= u64::from(self.exists(inode));
         let first = Key { inode, kind: 0, offset: 0 };
         loop {
-            let own = self.tree.range(&first).take_while(|(key, _)| key.inode == inode).take(64);
-            let keys: Vec<Key> = own.map(|(key, _)| key).collect();
-            keys.iter().for_each(|key| {
-                self.tree.remove(key);
-            });
-            if keys.is_empty() {
+            let own = self.items.range(&first).map(|(key, _)| key).take_while(|key| key.inode == inode);
+            let keys: SmallVec<[Key; REMOVED_AT_ONCE]> = own.take(REMOVED_AT_ONCE).collect();
+            if keys.iter().any(|key| key.kind == kind::EXTENT) {
+                extents::unmap(&mut self.items, inode, 0..u64::MAX, blocks)?;
+            }
+            for key in keys.iter().filter(|key| key.kind != kind::EXTENT) {
+                self.items.remove(key);
+                if key.kind == kind::INODE {
+                    self.inodes[self.items.shard_of(inode) as usize].count -= 1;
+                    self.count -= 1;
+                }
+            }
+            if keys.len() < REMOVED_AT_ONCE {
                 return Ok(());
             }
         }
@@ -193,10 +305,14 @@ impl Metadata {
 
     /// Inodes that have no names and were open.
     pub fn orphans(&self) -> Vec<InodeNumber> {
-        let first = Key { inode: 0, kind: kind::ORPHAN, offset: 0 };
-        let orphans =
-            self.tree.range(&first).take_while(|(key, _)| (key.inode, key.kind) == (0, kind::ORPHAN));
-        orphans.map(|(key, _)| key.offset).collect()
+        let mut orphans = Vec::new();
+        for shard in 0..self.items.shards() {
+            let tree = self.items.tree(shard);
+            let own =
+                tree.range(&orphan(0)).take_while(|(key, _)| (key.inode, key.kind) == (0, kind::ORPHAN));
+            orphans.extend(own.map(|(key, _)| key.offset));
+        }
+        orphans
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Permissions aren't checked here: a mount lets the kernel do it.
 
-use crate::change::{Attributes, Change, Changes};
+use crate::change::{Attributes, Change, Changes, Value};
 use crate::directory::{self, Found, MOST_NAME, check_name, show};
+use crate::forest::{Forest, Shard};
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time, kind};
 use crate::metadata::{Metadata, orphan};
 use crate::tree::Key;
@@ -56,7 +57,7 @@ pub(crate) fn missing(directory: InodeNumber, name: &[u8]) -> Error {
 }
 
 #[cold]
-fn exists(directory: InodeNumber, name: &[u8]) -> Error {
+pub(crate) fn exists(directory: InodeNumber, name: &[u8]) -> Error {
     Error::already_exists(format!("\"{}\" is in directory {directory} already", show(name)))
 }
 
@@ -68,6 +69,15 @@ fn is_a_directory(name: &[u8]) -> Error {
 #[cold]
 fn not_a_directory(name: &[u8]) -> Error {
     os(libc::ENOTDIR, format!("\"{}\" isn't a directory", show(name)))
+}
+
+/// Shard of a new file: that of its directory, so that making it concerns one shard. Directories in the root are spread over all
+/// shards, as the Orlov allocator of ext does it: what is in one is used together, and what is in several isn't.
+pub fn shard_for(items: &Forest, directory: InodeNumber, name: &[u8], new: &New) -> Shard {
+    match directory == ROOT && FileType::of(new.mode) == Some(FileType::Directory) {
+        true => (directory::hash(name) % u64::from(items.shards())) as Shard,
+        false => items.shard_of(directory),
+    }
 }
 
 /// A directory that names may be added to.
@@ -89,7 +99,7 @@ pub fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<
     if name.len() > MOST_NAME {
         check_name(name)?;
     }
-    let found = directory::find(&metadata.tree, directory, name)?;
+    let found = directory::find(&metadata.items, directory, name)?;
     // What has names is a directory.
     if found.is_none() && !metadata.inode(directory)?.is_directory() {
         return Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
@@ -107,40 +117,48 @@ pub fn lookup(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Resul
 
 /// The times of an inode whose data changes, and other attributes of it.
 fn touched(inode: InodeNumber, now: Time, links: Option<u32>) -> Change {
+    if links.is_none() {
+        return Change::Touch { inode, time: now };
+    }
     let attributes = Attributes { modified: Some(now), changed: Some(now), links, ..Attributes::default() };
-    Change::Set { inode, attributes }
+    Change::set(inode, attributes)
 }
 
 fn set_links(inode: InodeNumber, links: u32, now: Time) -> Change {
     let attributes = Attributes { links: Some(links), changed: Some(now), ..Attributes::default() };
-    Change::Set { inode, attributes }
+    Change::set(inode, attributes)
 }
 
 fn put_entry(key: Key, inode: InodeNumber, code: u8, name: &[u8]) -> Change {
     Change::Put { key, value: directory::encode(inode, code, name) }
 }
 
-/// The changes that make a file without a name, to be opened; it gets the number [`Metadata::next_inode`].
+/// The changes that make a file without a name, to be opened, with this number.
 ///
 /// # Errors
 /// As [`create`].
-pub fn create_unnamed(metadata: &Metadata, directory: InodeNumber, new: &New, now: Time) -> Result<Changes> {
+pub fn create_unnamed(
+    metadata: &Metadata,
+    number: InodeNumber,
+    directory: InodeNumber,
+    new: &New,
+    now: Time,
+) -> Result<Changes> {
     let parent = directory_of(metadata, directory)?;
-    let mut changes = make(metadata, &parent, directory, new, 0, now)?;
-    changes.push(Change::Put { key: orphan(metadata.next_inode), value: Vec::new() });
+    let mut changes = make(number, &parent, directory, new, 0, now)?;
+    changes.push(Change::Put { key: orphan(number), value: Value::new() });
     Ok(changes)
 }
 
 /// The changes of a new inode.
 fn make(
-    metadata: &Metadata,
+    number: InodeNumber,
     parent: &Inode,
     directory: InodeNumber,
     new: &New,
     links: u32,
     now: Time,
 ) -> Result<Changes> {
-    let number = metadata.next_inode;
     let Some(file_type) = FileType::of(new.mode) else {
         return Err(Error::invalid(format!("the mode {:o} is of no type of file", new.mode)));
     };
@@ -167,44 +185,66 @@ fn make(
     let mut changes: Changes = smallvec![Change::Put { key: Inode::key(number), value: inode.encode() }];
     for (part, bytes) in new.target.chunks(TARGET_ITEM).enumerate() {
         let key = Key { inode: number, kind: kind::TARGET, offset: part as u64 };
-        changes.push(Change::Put { key, value: bytes.to_vec() });
+        changes.push(Change::Put { key, value: Value::from_slice(bytes) });
     }
     Ok(changes)
 }
 
 /// Key for a name that isn't there.
 fn vacant(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Key> {
-    match directory::look(&metadata.tree, directory, name)? {
+    match directory::find_or_vacant(&metadata.items, directory, name)? {
         Ok(_) => Err(exists(directory, name)),
-        Err(key) => directory::check_key(key, directory, name).map(|()| key),
+        Err(key) => Ok(key),
     }
 }
 
-/// The changes that make a file; it gets the number [`Metadata::next_inode`].
+/// The changes that make a file with this number.
 ///
 /// # Errors
 /// [`Error::AlreadyExists`], [`Error::NotFound`] for a directory that was removed, ENOTDIR, ENAMETOOLONG, EMLINK,
 /// [`Error::Invalid`] for a name or a mode that isn't one.
 pub fn create(
     metadata: &Metadata,
+    number: InodeNumber,
     directory: InodeNumber,
     name: &[u8],
     new: &New,
     now: Time,
 ) -> Result<Changes> {
+    match find_or_create(metadata, number, directory, name, new, now)? {
+        Ok(_) => Err(exists(directory, name)),
+        Err(changes) => Ok(changes),
+    }
+}
+
+/// What a name stands for, or the changes that make a file of this name, with this number.
+///
+/// # Errors
+/// As [`create`], but for [`Error::AlreadyExists`].
+pub fn find_or_create(
+    metadata: &Metadata,
+    number: InodeNumber,
+    directory: InodeNumber,
+    name: &[u8],
+    new: &New,
+    now: Time,
+) -> Result<std::result::Result<Found, Changes>> {
     check_name(name)?;
     let parent = directory_of(metadata, directory)?;
-    let key = vacant(metadata, directory, name)?;
+    let key = match directory::find_or_vacant(&metadata.items, directory, name)? {
+        Ok(found) => return Ok(Ok(found)),
+        Err(key) => key,
+    };
     let is_directory = FileType::of(new.mode) == Some(FileType::Directory);
     if is_directory && parent.links >= MOST_LINKS {
         return Err(os(libc::EMLINK, format!("directory {directory} has {MOST_LINKS} subdirectories")));
     }
     let links = if is_directory { 2 } else { 1 };
-    let mut changes = make(metadata, &parent, directory, new, links, now)?;
+    let mut changes = make(number, &parent, directory, new, links, now)?;
     let code = FileType::of(new.mode).map_or(0, FileType::code);
-    changes.push(put_entry(key, metadata.next_inode, code, name));
     changes.push(touched(directory, now, is_directory.then_some(parent.links + 1)));
-    Ok(changes)
+    changes.push(put_entry(key, number, code, name));
+    Ok(Err(changes))
 }
 
 /// Target of a symbolic link.
@@ -217,7 +257,7 @@ pub fn target(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<u8>> {
     }
     let first = Key { inode, kind: kind::TARGET, offset: 0 };
     let parts =
-        metadata.tree.range(&first).take_while(|(key, _)| (key.inode, key.kind) == (inode, kind::TARGET));
+        metadata.items.range(&first).take_while(|(key, _)| (key.inode, key.kind) == (inode, kind::TARGET));
     Ok(parts.flat_map(|(_, bytes)| bytes.iter().copied()).collect())
 }
 
@@ -263,52 +303,51 @@ fn drop_name(inode: InodeNumber, old: &Inode, is_open: bool, now: Time) -> Chang
     match (links, is_open) {
         (0, false) => smallvec![Change::Remove { inode }],
         (0, true) => {
-            smallvec![set_links(inode, 0, now), Change::Put { key: orphan(inode), value: Vec::new() }]
+            smallvec![set_links(inode, 0, now), Change::Put { key: orphan(inode), value: Value::new() }]
         }
         _ => smallvec![set_links(inode, links, now)],
     }
 }
 
-/// The changes that remove a name. An inode without names that is open goes with its last open file.
+/// The changes that remove a name, which was [looked up](lookup). An inode without names that is open goes with its last open
+/// file: `stays` tells, of an inode, whether it is.
 ///
 /// # Errors
-/// [`Error::NotFound`], EISDIR, ENOTDIR.
+/// EISDIR.
 pub fn unlink(
     metadata: &Metadata,
     directory: InodeNumber,
-    name: &[u8],
-    is_open: impl Fn(InodeNumber) -> bool,
+    (name, found): (&[u8], Found),
+    stays: impl Fn(InodeNumber, &Inode) -> bool,
     now: Time,
 ) -> Result<Changes> {
-    let found = lookup(metadata, directory, name)?;
     let old = metadata.inode(found.inode)?;
     if old.is_directory() {
         return Err(is_a_directory(name));
     }
     let mut changes: Changes = smallvec![Change::Delete { key: found.key }, touched(directory, now, None)];
-    changes.extend(drop_name(found.inode, &old, is_open(found.inode), now));
+    changes.extend(drop_name(found.inode, &old, stays(found.inode, &old), now));
     Ok(changes)
 }
 
 fn check_empty(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<()> {
-    match directory::is_empty(&metadata.tree, directory) {
+    match directory::is_empty(&metadata.items, directory) {
         true => Ok(()),
         false => Err(os(libc::ENOTEMPTY, format!("directory \"{}\" isn't empty", show(name)))),
     }
 }
 
-/// The changes that remove an empty directory.
+/// The changes that remove an empty directory, whose name was looked up, as [`unlink`] does it.
 ///
 /// # Errors
-/// [`Error::NotFound`], ENOTDIR, ENOTEMPTY.
+/// ENOTDIR, ENOTEMPTY.
 pub fn remove_directory(
     metadata: &Metadata,
     directory: InodeNumber,
-    name: &[u8],
-    is_open: impl Fn(InodeNumber) -> bool,
+    (name, found): (&[u8], Found),
+    stays: impl Fn(InodeNumber, &Inode) -> bool,
     now: Time,
 ) -> Result<Changes> {
-    let found = lookup(metadata, directory, name)?;
     let (parent, old) = (metadata.inode(directory)?, metadata.inode(found.inode)?);
     if !old.is_directory() {
         return Err(not_a_directory(name));
@@ -318,13 +357,13 @@ pub fn remove_directory(
         Change::Delete { key: found.key },
         touched(directory, now, Some(parent.links.saturating_sub(1))),
     ];
-    changes.extend(drop_name(found.inode, &old, is_open(found.inode), now));
+    changes.extend(drop_name(found.inode, &old, stays(found.inode, &old), now));
     Ok(changes)
 }
 
 /// Refuses to move a directory into itself or one below it.
 fn check_not_below(metadata: &Metadata, moved: InodeNumber, mut directory: InodeNumber) -> Result<()> {
-    for _ in 0..=metadata.inodes {
+    for _ in 0..=metadata.count() {
         if directory == moved {
             return Err(Error::invalid(format!("directory {moved} can't be moved into one below it")));
         }
@@ -334,6 +373,15 @@ fn check_not_below(metadata: &Metadata, moved: InodeNumber, mut directory: Inode
         directory = metadata.inode(directory)?.parent;
     }
     Err(Error::corrupt(format!("directory {directory} is below itself")))
+}
+
+/// Refuses names of a rename that no file can have.
+///
+/// # Errors
+/// As [`check_name`].
+pub fn check_names(old: &[u8], new: &[u8]) -> Result<()> {
+    check_name(old)?;
+    check_name(new)
 }
 
 /// A side of a rename: the directory, its inode and the name.
@@ -348,16 +396,15 @@ pub fn rename(
     from: Side<'_>,
     to: Side<'_>,
     renaming: Renaming,
-    is_open: impl Fn(InodeNumber) -> bool,
+    stays: impl Fn(InodeNumber, &Inode) -> bool,
     now: Time,
 ) -> Result<Changes> {
     let ((old_directory, old_name), (new_directory, new_name)) = (from, to);
-    check_name(old_name)?;
-    check_name(new_name)?;
+    check_names(old_name, new_name)?;
     let moved = lookup(metadata, old_directory, old_name)?;
     let old_parent = directory_of(metadata, old_directory)?;
     let new_parent = directory_of(metadata, new_directory)?;
-    let there = directory::look(&metadata.tree, new_directory, new_name)?;
+    let there = directory::look(&metadata.items, new_directory, new_name)?;
     let replaced = there.ok();
     match (renaming, &replaced) {
         (Renaming::NoReplace, Some(_)) => return Err(exists(new_directory, new_name)),
@@ -401,7 +448,7 @@ pub fn rename(
             }
             changes.push(Change::Delete { key: moved.key });
             changes.push(put_entry(other.key, moved.inode, moved.code, new_name));
-            changes.extend(drop_name(other.inode, &other_file, is_open(other.inode), now));
+            changes.extend(drop_name(other.inode, &other_file, stays(other.inode, &other_file), now));
         }
         None => {
             let key = there.err().unwrap_or(moved.key);
@@ -425,5 +472,5 @@ pub fn rename(
 fn moved_to(inode: InodeNumber, file: &Inode, directory: InodeNumber, now: Time) -> Change {
     let parent = file.is_directory().then_some(directory);
     let attributes = Attributes { changed: Some(now), parent, ..Attributes::default() };
-    Change::Set { inode, attributes }
+    Change::set(inode, attributes)
 }

@@ -131,9 +131,11 @@ impl Nodes {
     /// A file, which is in use as long as it is open or the result is held. `issued` is the number of the last operation: it may
     /// have been one on this file, whoever carried it out.
     pub fn get(&self, inode: InodeNumber, issued: u64) -> Rc<Node> {
-        if let Some(node) = self.find(inode) {
-            return node;
-        }
+        let mut nodes = self.nodes.borrow_mut();
+        let entry = match nodes.entry(inode) {
+            Entry::Occupied(entry) => return entry.get().clone(),
+            Entry::Vacant(entry) => entry,
+        };
         let node = Rc::new(Node {
             inode,
             lock: RangeLock::default(),
@@ -146,8 +148,7 @@ impl Nodes {
             queued_end: Cell::new(0),
             cuts: Cell::new(0),
         });
-        let mut nodes = self.nodes.borrow_mut();
-        nodes.insert(inode, node.clone());
+        entry.insert(node.clone());
         if nodes.len() > self.sweep_at.get().max(FEWEST_SWEPT) {
             nodes.retain(|_, node| node.is_open() || Rc::strong_count(node) > 1);
             self.sweep_at.set(2 * nodes.len());
@@ -157,12 +158,19 @@ impl Nodes {
 
     /// Whether a file is open, or referenced by a kernel.
     pub fn is_open(&self, inode: InodeNumber) -> bool {
-        self.find(inode).is_some_and(|node| node.is_open()) || self.references.borrow().contains_key(&inode)
+        let is_open = self.nodes.borrow().get(&inode).is_some_and(|node| node.is_open());
+        is_open || self.references.borrow().contains_key(&inode)
     }
 
     /// Adds a reference: the inode stays until all of them have been dropped.
     pub fn refer(&self, inode: InodeNumber) {
         *self.references.borrow_mut().entry(inode).or_default() += 1;
+    }
+
+    /// Files that a mount has open for writing.
+    pub fn written_by_mount(&self) -> Vec<InodeNumber> {
+        let nodes = self.nodes.borrow();
+        nodes.values().filter(|node| node.writers.get() > 0).map(|node| node.inode).collect()
     }
 
     /// Drops references. Returns whether none is left.

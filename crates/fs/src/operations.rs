@@ -1,14 +1,16 @@
-//! Operations on inodes, each decided and in effect in one turn of the shard ([`crate::namespace`]); the data of files is in
-//! [`crate::data`].
+//! Operations on inodes. Those on inodes of one core are decided and in effect in one turn ([`crate::namespace`]); others are `joint`. The data of
+//! files is in [`crate::data`].
 
 use crate::attributes;
 use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
 use crate::core::{Broken, Core, now};
 use crate::data::{Cut, end_of};
-use crate::directory::{self, Entry};
+use crate::directory::{self, Entry, Found};
 use crate::extents::extents;
+use crate::forest::Shard;
 use crate::format::BLOCK;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time};
+use crate::joint::{View, Wanted};
 use crate::metadata::{Metadata, orphan};
 use crate::namespace::{self, New, Renaming};
 use crate::node::Node;
@@ -35,14 +37,53 @@ pub struct Statistics {
     pub replayed: u64,
 }
 
+/// What a name stands for that is removed.
+#[derive(Debug, Clone, Copy)]
+enum Removing {
+    Name,
+    Directory,
+}
+
+impl Removing {
+    fn decide(
+        self,
+        metadata: &Metadata,
+        directory: InodeNumber,
+        name: (&[u8], Found),
+        stays: impl Fn(InodeNumber, &Inode) -> bool,
+    ) -> Result<Changes> {
+        match self {
+            Removing::Name => namespace::unlink(metadata, directory, name, stays, now()),
+            Removing::Directory => namespace::remove_directory(metadata, directory, name, stays, now()),
+        }
+    }
+}
+
 impl Core {
     /// Carries out an operation that `decide` finds the changes of.
-    async fn change<T>(&self, decide: impl FnOnce(&Metadata) -> Result<(T, Changes)>) -> Result<(T, u64)> {
-        let permit = self.admit().await?;
-        let decided = decide(&self.metadata.borrow());
-        let (result, changes) = decided?;
-        let ticket = self.submit(changes, Some(permit))?;
-        Ok((result, ticket))
+    async fn change<T>(&self, decide: impl Fn(&Metadata) -> Result<(T, Changes)>) -> Result<(T, u64)> {
+        let done = self.change_here(|metadata| decide(metadata).map(Some)).await?;
+        done.ok_or_else(|| Error::io("an operation on one core was decided for several"))
+    }
+
+    /// As [`change`](Self::change); nothing is done if `decide` returns nothing: inodes of other cores are concerned.
+    async fn change_here<T>(
+        &self,
+        decide: impl Fn(&Metadata) -> Result<Option<(T, Changes)>>,
+    ) -> Result<Option<(T, u64)>> {
+        loop {
+            let permit = self.admit().await?;
+            let decided = decide(&self.metadata.borrow());
+            let Some((result, changes)) = decided? else { return Ok(None) };
+            if self.locks.holds_any(changes.iter().map(Change::inode)) {
+                let released = self.locks.released();
+                drop(permit);
+                released.await;
+                continue;
+            }
+            let ticket = self.submit(changes, Some(permit))?;
+            return Ok(Some((result, ticket)));
+        }
     }
 
     /// Attributes of an inode.
@@ -69,33 +110,83 @@ impl Core {
     /// # Errors
     /// ENOTDIR, ENAMETOOLONG.
     pub fn find(&self, directory: InodeNumber, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
-        let metadata = self.metadata.borrow();
-        match name {
-            b"." => metadata.inode(directory).map(|_| Some((directory, FileType::Directory))),
-            b".." => {
-                let parent = metadata.inode(directory)?.parent.max(ROOT);
-                Ok(Some((parent, FileType::Directory)))
-            }
-            _ => {
-                let found = namespace::find(&metadata, directory, name)?;
-                Ok(found.and_then(|found| Some((found.inode, FileType::of(u32::from(found.code) << 12)?))))
-            }
-        }
+        find(&self.metadata.borrow(), directory, name)
     }
 
     /// Makes a file. Returns its number.
     ///
     /// # Errors
     /// As [`namespace::create`]; [`Error::NoSpace`].
-    pub async fn create(&self, directory: InodeNumber, name: &[u8], new: &New) -> Result<InodeNumber> {
-        self.check_space(1)?;
+    pub async fn create(
+        self: &Rc<Self>,
+        directory: InodeNumber,
+        name: &[u8],
+        new: &New,
+    ) -> Result<InodeNumber> {
+        self.check_space_for_item()?;
+        let shard = namespace::shard_for(&self.metadata.borrow().items, directory, name, new);
+        if !self.is_here(shard.into()) {
+            return self.create_elsewhere(directory, name, new, shard).await;
+        }
         let decide = |metadata: &Metadata| {
-            let changes = namespace::create(metadata, directory, name, new, now())?;
-            Ok((metadata.next_inode, changes))
+            let number = metadata.next_inode(shard);
+            Ok((number, namespace::create(metadata, number, directory, name, new, now())?))
         };
         let (inode, ticket) = self.change(decide).await?;
         self.note(&[inode, directory], ticket);
         Ok(inode)
+    }
+
+    /// Finds a file, or makes a regular one: its type, and whether it is new.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), but for [`Error::AlreadyExists`].
+    pub(crate) async fn find_or_create(
+        self: &Rc<Self>,
+        directory: InodeNumber,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<(InodeNumber, FileType, bool)> {
+        let new = New { mode: FileType::Regular as u32 | mode, ..New::default() };
+        let decide = |metadata: &Metadata| {
+            let number = metadata.next_inode(metadata.items.shard_of(directory));
+            match namespace::find_or_create(metadata, number, directory, name, &new, now())? {
+                Ok(found) => Ok(((found.inode, found.file_type(), false), Changes::new())),
+                Err(changes) => {
+                    self.check_space_for_item()?;
+                    Ok(((number, FileType::Regular, true), changes))
+                }
+            }
+        };
+        let (found, ticket) = self.change(decide).await?;
+        // A new one isn't in use.
+        if found.2 {
+            self.note(&[directory], ticket);
+        }
+        Ok(found)
+    }
+
+    /// As [`create`](Self::create), for an inode of another core.
+    async fn create_elsewhere(
+        self: &Rc<Self>,
+        directory: InodeNumber,
+        name: &[u8],
+        new: &New,
+        shard: Shard,
+    ) -> Result<InodeNumber> {
+        let (name, new) = (name.to_vec(), new.clone());
+        let wanted = Wanted {
+            inodes: vec![directory],
+            names: vec![(directory, name.clone())],
+            new: Some(shard),
+            ..Wanted::default()
+        };
+        let decide = move |view: &View| {
+            let changes = namespace::create(&view.metadata, view.number, directory, &name, &new, now())?;
+            Ok(Some((view.number, changes)))
+        };
+        let made = self.jointly(wanted, decide).await?;
+        made.ok_or_else(|| Error::io("a file was not made, without an error"))
     }
 
     /// Makes a file without a name and opens it.
@@ -103,10 +194,10 @@ impl Core {
     /// # Errors
     /// As [`create`](Self::create).
     pub async fn create_unnamed(&self, directory: InodeNumber, new: &New) -> Result<Rc<Node>> {
-        self.check_space(1)?;
+        self.check_space_for_item()?;
         let decide = |metadata: &Metadata| {
-            let changes = namespace::create_unnamed(metadata, directory, new, now())?;
-            Ok((metadata.next_inode, changes))
+            let number = metadata.next_inode(metadata.items.shard_of(directory));
+            Ok((number, namespace::create_unnamed(metadata, number, directory, new, now())?))
         };
         let (inode, ticket) = self.change(decide).await?;
         let node = self.open_present(inode);
@@ -116,7 +207,7 @@ impl Core {
     }
 
     /// Notes an operation on files that are in use, so that making one of them durable waits for it.
-    fn note(&self, inodes: &[InodeNumber], ticket: u64) {
+    pub(crate) fn note(&self, inodes: &[InodeNumber], ticket: u64) {
         inodes.iter().filter_map(|inode| self.nodes.find(*inode)).for_each(|node| node.note(ticket));
     }
 
@@ -124,8 +215,26 @@ impl Core {
     ///
     /// # Errors
     /// As [`namespace::link`]; [`Error::NoSpace`].
-    pub async fn link(&self, inode: InodeNumber, directory: InodeNumber, name: &[u8]) -> Result<()> {
-        self.check_space(1)?;
+    pub async fn link(
+        self: &Rc<Self>,
+        inode: InodeNumber,
+        directory: InodeNumber,
+        name: &[u8],
+    ) -> Result<()> {
+        self.check_space_for_item()?;
+        if !self.is_here(inode) {
+            let name = name.to_vec();
+            let wanted = Wanted {
+                inodes: vec![inode, directory],
+                names: vec![(directory, name.clone())],
+                ..Wanted::default()
+            };
+            let decide = move |view: &View| {
+                let is_open = |inode| view.is_open(inode);
+                Ok(Some(((), namespace::link(&view.metadata, inode, directory, &name, is_open, now())?)))
+            };
+            return self.jointly(wanted, decide).await.map(drop);
+        }
         let is_open = |inode| self.nodes.is_open(inode);
         let decide = |metadata: &Metadata| {
             Ok(((), namespace::link(metadata, inode, directory, name, is_open, now())?))
@@ -136,9 +245,8 @@ impl Core {
     }
 
     /// Whether an inode without names stays for now: it is open, or so large that it is removed piece by piece.
-    fn stays(&self, metadata: &Metadata, inode: InodeNumber) -> bool {
-        let is_large = metadata.inode(inode).is_ok_and(|inode| inode.blocks > REMOVED_WHOLE);
-        is_large || self.nodes.is_open(inode)
+    fn stays(&self, number: InodeNumber, inode: &Inode) -> bool {
+        inode.blocks > REMOVED_WHOLE || self.nodes.is_open(number)
     }
 
     /// Removes a name that isn't a directory's.
@@ -146,15 +254,7 @@ impl Core {
     /// # Errors
     /// As [`namespace::unlink`].
     pub async fn unlink(self: &Rc<Self>, directory: InodeNumber, name: &[u8]) -> Result<()> {
-        let decide = |metadata: &Metadata| {
-            let inode = namespace::lookup(metadata, directory, name)?.inode;
-            let stays = |inode| self.stays(metadata, inode);
-            Ok((inode, namespace::unlink(metadata, directory, name, stays, now())?))
-        };
-        let (inode, ticket) = self.change(decide).await?;
-        self.note(&[inode, directory], ticket);
-        self.remove_unused(inode);
-        Ok(())
+        self.remove_name(directory, name, Removing::Name).await
     }
 
     /// Removes an empty directory.
@@ -162,18 +262,53 @@ impl Core {
     /// # Errors
     /// As [`namespace::remove_directory`].
     pub async fn remove_directory(self: &Rc<Self>, directory: InodeNumber, name: &[u8]) -> Result<()> {
-        let decide = |metadata: &Metadata| {
-            let stays = |inode| self.stays(metadata, inode);
-            let inode = namespace::lookup(metadata, directory, name)?.inode;
-            Ok((inode, namespace::remove_directory(metadata, directory, name, stays, now())?))
-        };
-        let (inode, ticket) = self.change(decide).await?;
-        self.note(&[directory], ticket);
-        self.remove_unused(inode);
-        Ok(())
+        self.remove_name(directory, name, Removing::Directory).await
     }
 
-    /// Renames a file.
+    async fn remove_name(
+        self: &Rc<Self>,
+        directory: InodeNumber,
+        name: &[u8],
+        removing: Removing,
+    ) -> Result<()> {
+        loop {
+            let decide = |metadata: &Metadata| {
+                let found = namespace::lookup(metadata, directory, name)?;
+                if !self.is_here(found.inode) {
+                    return Ok(None);
+                }
+                let stays = |number, inode: &_| self.stays(number, inode);
+                let changes = removing.decide(metadata, directory, (name, found), stays)?;
+                let is_gone = changes.iter().any(|change| matches!(change, Change::Remove { .. }));
+                Ok(Some(((found.inode, is_gone), changes)))
+            };
+            if let Some(((inode, is_gone), ticket)) = self.change_here(decide).await? {
+                self.note(&[inode, directory], ticket);
+                if !is_gone {
+                    self.remove_unused(inode);
+                }
+                return Ok(());
+            }
+            let (inode, name) = (self.lookup(directory, name)?, name.to_vec());
+            let wanted = Wanted {
+                inodes: vec![inode, directory],
+                names: vec![(directory, name.clone())],
+                ..Wanted::default()
+            };
+            let decide = move |view: &View| {
+                let found = namespace::lookup(&view.metadata, directory, &name)?;
+                if found.inode != inode {
+                    return Ok(None);
+                }
+                Ok(Some(((), removing.decide(&view.metadata, directory, (&name, found), |_, _| true)?)))
+            };
+            if self.jointly(wanted, decide).await?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Renames a file. The directory that it is in is of this core.
     ///
     /// # Errors
     /// As [`namespace::rename`]; [`Error::NoSpace`] for a longer name.
@@ -185,22 +320,85 @@ impl Core {
     ) -> Result<()> {
         if to.1.len() > from.1.len() {
             // Names take space in the tree.
-            self.check_space(1)?;
+            self.check_space_for_item()?;
         }
-        let decide = |metadata: &Metadata| {
-            let replaced = directory::find(&metadata.tree, to.0, to.1)?.map(|found| found.inode);
-            let stays = |inode| self.stays(metadata, inode);
-            Ok((replaced, namespace::rename(metadata, from, to, renaming, stays, now())?))
+        loop {
+            let decide = |metadata: &Metadata| {
+                let moved = namespace::lookup(metadata, from.0, from.1)?;
+                let replaced = match self.is_here(to.0) {
+                    true => directory::find(&metadata.items, to.0, to.1)?,
+                    false => return Ok(None),
+                };
+                // The directories above may change on other cores.
+                let moves_directory =
+                    [Some(moved), replaced].into_iter().flatten().any(|it| it.is_directory());
+                let replaced = replaced.map(|found| found.inode);
+                let inodes = [Some(moved.inode), replaced].into_iter().flatten();
+                if self.totals.cores() > 1 && from.0 != to.0 && moves_directory
+                    || !inodes.into_iter().all(|inode| self.is_here(inode))
+                {
+                    return Ok(None);
+                }
+                let stays = |number, inode: &_| self.stays(number, inode);
+                Ok(Some((replaced, namespace::rename(metadata, from, to, renaming, stays, now())?)))
+            };
+            if let Some((replaced, ticket)) = self.change_here(decide).await? {
+                self.note(&[from.0, to.0], ticket);
+                if let Ok(moved) = self.lookup(to.0, to.1) {
+                    self.note(&[moved], ticket);
+                }
+                if let Some(replaced) = replaced {
+                    self.remove_unused(replaced);
+                }
+                return Ok(());
+            }
+            if self.rename_jointly(from, to, renaming).await?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// As [`rename`](Self::rename), of inodes of several cores; nothing is done if other ones are concerned by now.
+    async fn rename_jointly(
+        self: &Rc<Self>,
+        from: (InodeNumber, &[u8]),
+        to: (InodeNumber, &[u8]),
+        renaming: Renaming,
+    ) -> Result<Option<()>> {
+        namespace::check_names(from.1, to.1)?;
+        let found = |core: &Core, (directory, name): (InodeNumber, &[u8])| {
+            namespace::find(&core.metadata.borrow(), directory, name)
         };
-        let (replaced, ticket) = self.change(decide).await?;
-        self.note(&[from.0, to.0], ticket);
-        if let Ok(moved) = self.lookup(to.0, to.1) {
-            self.note(&[moved], ticket);
-        }
-        if let Some(replaced) = replaced {
-            self.remove_unused(replaced);
-        }
-        Ok(())
+        let moved = found(self, from)?.ok_or_else(|| namespace::missing(from.0, from.1))?;
+        let ((from, old_name), (to, name)) = ((from.0, from.1.to_vec()), (to.0, to.1.to_vec()));
+        let new_name = name.clone();
+        let find = move |core: Rc<Core>| async move { found(&core, (to, &name)) };
+        let replaced = self.cores().of(to).with(find).await?;
+        let both = [Some(moved), replaced];
+        let mut inodes = vec![from, to];
+        inodes.extend(both.iter().flatten().map(|found| found.inode));
+        let moves_directory = from != to && both.iter().flatten().any(|found| found.is_directory());
+        let wanted = Wanted {
+            inodes,
+            names: vec![(from, old_name.clone()), (to, new_name.clone())],
+            new: None,
+            above: if moves_directory { vec![from, to] } else { Vec::new() },
+        };
+        let inode_of = |found: Option<directory::Found>| found.map(|found| found.inode);
+        let expected = [Some(moved.inode), inode_of(replaced)];
+        let decide = move |view: &View| {
+            let metadata = &view.metadata;
+            let now_there = [
+                inode_of(directory::find(&metadata.items, from, &old_name)?),
+                inode_of(directory::find(&metadata.items, to, &new_name)?),
+            ];
+            if now_there != expected {
+                return Ok(None);
+            }
+            let sides = ((from, old_name.as_slice()), (to, new_name.as_slice()));
+            Ok(Some(((), namespace::rename(metadata, sides.0, sides.1, renaming, |_, _| true, now())?)))
+        };
+        self.jointly(wanted, decide).await
     }
 
     /// Names of a directory, from an offset on, as many as `visit` takes.
@@ -217,7 +415,7 @@ impl Core {
         if !metadata.inode(directory)?.is_directory() {
             return Err(Error::from_errno(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
         }
-        for entry in directory::entries(&metadata.tree, directory, from) {
+        for entry in directory::entries(&metadata.items, directory, from) {
             if !visit(entry?) {
                 break;
             }
@@ -265,7 +463,7 @@ impl Core {
         }
         let is_unused = move |core: &Core| {
             let metadata = core.metadata.borrow();
-            metadata.tree.get(&orphan(inode)).is_some() && !core.nodes.is_open(inode)
+            metadata.items.get(&orphan(inode)).is_some() && !core.nodes.is_open(inode)
         };
         if !is_unused(self) || self.check_open().is_err() {
             return;
@@ -275,6 +473,12 @@ impl Core {
             while let Ok(permit) = core.admit().await {
                 if !is_unused(&core) {
                     break;
+                }
+                if core.locks.holds_any([inode]) {
+                    let released = core.locks.released();
+                    drop(permit);
+                    released.await;
+                    continue;
                 }
                 let (changes, is_last) = match next_removal(&core.metadata.borrow(), inode) {
                     Ok(next) => next,
@@ -315,14 +519,14 @@ impl Core {
         let decide = |metadata: &Metadata| {
             metadata.inode(inode)?;
             let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
-            Ok(((), smallvec![Change::Set { inode, attributes }]))
+            Ok(((), smallvec![Change::set(inode, attributes)]))
         };
         let ((), ticket) = self.change(decide).await?;
         self.note(&[inode], ticket);
         self.inode(inode)
     }
 
-    fn check_regular(&self, inode: InodeNumber) -> Result<Inode> {
+    pub(crate) fn check_regular(&self, inode: InodeNumber) -> Result<Inode> {
         let file = self.inode(inode)?;
         match file.file_type() {
             FileType::Regular => Ok(file),
@@ -392,14 +596,14 @@ impl Core {
         let decide = |metadata: &Metadata| {
             metadata.inode(inode)?;
             let mut wanted = to - from;
-            for extent in extents(&metadata.tree, inode, from..to) {
+            for extent in extents(&metadata.items, inode, from..to) {
                 wanted -= u64::from(extent?.part(&(from..to)).blocks);
             }
             if wanted > 0 {
                 self.check_space(wanted)?;
             }
             let preallocate = Change::Preallocate { inode, from, to };
-            Ok(((), smallvec![preallocate, Change::Set { inode, attributes }]))
+            Ok(((), smallvec![preallocate, Change::set(inode, attributes)]))
         };
         let ((), ticket) = self.change(decide).await?;
         node.note(ticket);
@@ -411,32 +615,7 @@ impl Core {
     /// # Errors
     /// ENXIO where the file ends before.
     pub fn seek(&self, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
-        let metadata = self.metadata.borrow();
-        let size = metadata.inode(inode)?.size;
-        let none =
-            || Error::from_errno(libc::ENXIO, format!("inode {inode} ends at byte {size}, before {offset}"));
-        if offset >= size {
-            return Err(none());
-        }
-        let mut at = offset;
-        for extent in extents(&metadata.tree, inode, offset / BLOCK..size.div_ceil(BLOCK)) {
-            let extent = extent?;
-            if extent.is_preallocated() {
-                continue;
-            }
-            let (from, to) = (extent.block * BLOCK, extent.end() * BLOCK);
-            if data && to > at {
-                return Ok(from.max(at));
-            }
-            if !data && from > at {
-                return Ok(at);
-            }
-            at = at.max(to);
-        }
-        match data {
-            true => Err(none()),
-            false => Ok(at.min(size)),
-        }
+        seek(&self.metadata.borrow(), inode, offset, data)
     }
 
     /// Value of an extended attribute.
@@ -466,7 +645,7 @@ impl Core {
         value: &[u8],
         setting: attributes::Setting,
     ) -> Result<()> {
-        self.check_space(1)?;
+        self.check_space_for_item()?;
         let decide =
             |metadata: &Metadata| Ok(((), attributes::set(metadata, inode, name, value, setting, now())?));
         let ((), ticket) = self.change(decide).await?;
@@ -488,8 +667,62 @@ impl Core {
     /// Sizes of the file system.
     pub fn statistics(&self) -> Statistics {
         let (blocks, used) = (self.capacity(), self.used());
-        let inodes = self.metadata.borrow().inodes;
+        let inodes = self.totals.sum(|used| &used.inodes);
         Statistics { blocks, free: blocks.saturating_sub(used), inodes, replayed: self.replayed.get() }
+    }
+}
+
+/// Looks a name up: the file and its type, if it is there. `.` and `..` are names, too.
+///
+/// # Errors
+/// ENOTDIR, ENAMETOOLONG.
+pub fn find(
+    metadata: &Metadata,
+    directory: InodeNumber,
+    name: &[u8],
+) -> Result<Option<(InodeNumber, FileType)>> {
+    match name {
+        b"." => metadata.inode(directory).map(|_| Some((directory, FileType::Directory))),
+        b".." => {
+            let parent = metadata.inode(directory)?.parent.max(ROOT);
+            Ok(Some((parent, FileType::Directory)))
+        }
+        _ => {
+            let found = namespace::find(metadata, directory, name)?;
+            Ok(found.map(|found| (found.inode, found.file_type())))
+        }
+    }
+}
+
+/// The first offset of a file from this one on with data, or without.
+///
+/// # Errors
+/// ENXIO where the file ends before.
+pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
+    let size = metadata.inode(inode)?.size;
+    let none =
+        || Error::from_errno(libc::ENXIO, format!("inode {inode} ends at byte {size}, before {offset}"));
+    if offset >= size {
+        return Err(none());
+    }
+    let mut at = offset;
+    for extent in extents(&metadata.items, inode, offset / BLOCK..size.div_ceil(BLOCK)) {
+        let extent = extent?;
+        if extent.is_preallocated() {
+            continue;
+        }
+        let (from, to) = (extent.block * BLOCK, extent.end() * BLOCK);
+        if data && to > at {
+            return Ok(from.max(at));
+        }
+        if !data && from > at {
+            return Ok(at);
+        }
+        at = at.max(to);
+    }
+    match data {
+        true => Err(none()),
+        false => Ok(at.min(size)),
     }
 }
 
@@ -497,7 +730,7 @@ impl Core {
 fn next_removal(metadata: &Metadata, inode: InodeNumber) -> Result<(Changes, bool)> {
     let mut blocks = 0_u64;
     let mut end = 0;
-    for extent in extents(&metadata.tree, inode, 0..u64::MAX).take(REMOVED_AT_ONCE) {
+    for extent in extents(&metadata.items, inode, 0..u64::MAX).take(REMOVED_AT_ONCE) {
         let extent = extent?;
         blocks += 1;
         end = extent.end();

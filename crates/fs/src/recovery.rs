@@ -1,22 +1,31 @@
-//! Making and opening file systems: the tree of the newest checkpoint, and the records after it.
+//! Making and opening file systems: the trees of the newest checkpoint, and the records after it. Each core loads its own shards.
 
 use crate::change::{Change, Recorded};
 use crate::checkpoint::unseal;
-use crate::core::{Broken, CLEANER, Core, STREAMS, Settings, USER, kit_settings, now};
-use crate::extents::Blocks;
-use crate::format::{BLOCK, OWNER, Properties, State};
-use crate::inode::kind;
+use crate::core::{
+    Broken, Core, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones, user_stream,
+};
+use crate::cores::{Cores, Totals, core_of};
+use crate::extents::{Blocks, Extent};
+use crate::forest::{Forest, Shard};
+use crate::format::{BLOCK, MOST_CORES, OWNER, Properties, State};
+use crate::inode::{InodeNumber, ROOT, kind};
 use crate::item::ATOMIC_BLOCKS;
-use crate::metadata::Metadata;
-use crate::tree::{Load, PAGE, Place, Released, Stored, Tree};
-use block::{BlockSize, Buffer, Error, Result, Zones};
+use crate::metadata::{Inodes, Metadata};
+use crate::snapshot_list::SnapshotInfo;
+use crate::snapshots::{Snapshot, visit_own_blocks};
+use crate::tree::{Known, Load, PAGE, Place, Released, Stored, Tree};
+use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::{DEFAULT, Parameters, Policy, make};
 use logkit::pool::Accounts;
-use logkit::record::Header;
+use logkit::record::{Header, Identity};
 use logkit::recovery::{self, Opening};
 use logkit::scan::Found;
-use logkit::{Kit, Layout, Parts};
+use logkit::{Kit, Layout, Parts, Sequences, ZonePool};
+use runtime::{Home, ShardIndex};
+use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Pages that are read at a time.
 const READS: usize = 64;
@@ -41,42 +50,222 @@ fn check_layout(layout: &Layout) -> Result<()> {
     }
 }
 
-/// Makes a file system on zones. What was there is lost.
+/// Number of cores among which shards are divided: those that are wanted, or the runtime's, as far as there are shards and zones for
+/// them.
+fn number_of_cores(settings: &Settings, layout: &Layout, shards: u32) -> u32 {
+    let wanted = settings.cores.unwrap_or(runtime::shard_count() as u32);
+    let has_zones = |cores: &u32| reserved_zones(settings.appends_in_flight, *cores) <= layout.zones / 4;
+    let most = (1..=wanted.min(MOST_CORES).min(shards)).rev().find(has_zones);
+    most.unwrap_or(1)
+}
+
+/// Makes a file system on zones. What was there is lost. Lanes and cleaner aren't started.
 ///
 /// # Errors
 /// [`Error::Invalid`] for zones that are too small or few; what resetting and writing return.
-pub async fn format(zones: Rc<dyn Zones>, properties: Properties, settings: &Settings) -> Result<Rc<Core>> {
+pub async fn format(
+    zones: &Arc<dyn ZonesPart>,
+    properties: Properties,
+    settings: &Settings,
+) -> Result<Cores> {
     properties.check()?;
-    let layout = Layout::new(zones.geometry(), BlockSize::new(BLOCK)?)?;
+    let handle = zones.open().await?;
+    let layout = Layout::new(handle.geometry(), BlockSize::new(BLOCK)?)?;
     check_layout(&layout)?;
-    let (pool, identity) = recovery::format(&*zones, &layout).await?;
+    let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, STREAMS, OWNER, properties.encode());
-    let released = Released::new();
-    let metadata = Metadata::new(Tree::new(&released), now());
-    let core = start(zones, parts, (metadata, released), properties, settings)?;
-    if core.capacity() == 0 {
-        return Err(Error::invalid(format!(
-            "{} zones of {} blocks are too few for a file system; take more or larger ones",
-            layout.zones, layout.zone_blocks
-        )));
+    let cores = number_of_cores(settings, &layout, properties.shards);
+    let made = async |core: u32| {
+        let make = move || async move {
+            let released = Released::new();
+            let items = Forest::new(properties.shards, &released);
+            let has_root = core_of(items.shard_of(ROOT), cores) == core;
+            let metadata = if has_root { Metadata::new(items, now()) } else { Metadata::empty(items) };
+            Home::here(Loaded::new(metadata, released, 0))
+        };
+        runtime::spawn_on(place_of(core), make).await
+    };
+    let mut loaded = Vec::new();
+    for core in 0..cores {
+        loaded.push(made(core).await?);
     }
-    core.write_checkpoint(false).await?;
-    Ok(core)
+    let cores = start((zones, handle), parts, loaded, properties, settings).await?;
+    let first = |core: Rc<Core>| async move {
+        match core.capacity() {
+            0 => {
+                let layout = &core.kit.layout;
+                Err(Error::invalid(format!(
+                    "{} zones of {} blocks are too few for a file system; take more or larger ones",
+                    layout.zones, layout.zone_blocks
+                )))
+            }
+            _ => core.write_checkpoint(false).await,
+        }
+    };
+    cores.first().with(first).await?;
+    Ok(cores)
 }
 
 /// Opens the file system on these zones. Lanes and cleaner aren't started.
 ///
 /// # Errors
 /// [`Error::Protocol`] where there is none, [`Error::Corrupt`] for a damaged one; what reading and writing return.
-pub async fn open(zones: Rc<dyn Zones>, settings: &Settings) -> Result<Rc<Core>> {
-    let Read { opening, properties, metadata, released, clock, replayed } = read(&*zones, settings).await?;
-    let parts = opening.finish(&*zones, clock).await?;
-    let core = start(zones, parts, (metadata, released), properties, settings)?;
-    core.replayed.set(replayed);
-    if core.kit.checkpoints.is_due_at_open() {
-        core.write_checkpoint(false).await?;
+pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cores> {
+    let handle = zones.open().await?;
+    let (mut opening, properties, state) = find(&*handle, settings).await?;
+    let cores = number_of_cores(settings, &opening.layout, properties.shards);
+    let source = Arc::new(Source::of(&mut opening, properties, state));
+    let mut loaded: Vec<Home<Loaded>> = Vec::new();
+    for core in 0..cores {
+        let (source, zones) = (source.clone(), zones.clone());
+        let load = move || async move {
+            let handle = zones.open().await?;
+            let (metadata, released) = source.load(&*handle, |shard| core_of(shard, cores) == core).await?;
+            Ok::<_, Error>(Home::here(Loaded::new(metadata, released, source.records.len() as u64)))
+        };
+        match runtime::spawn_on(place_of(core), load).await.and_then(|loaded| loaded) {
+            Ok(home) => loaded.push(home),
+            Err(error) => {
+                forget(&loaded).await;
+                return Err(error);
+            }
+        }
     }
-    Ok(core)
+    let parts = match opening.finish(&*handle, source.clock).await {
+        Ok(parts) => parts,
+        Err(error) => {
+            forget(&loaded).await;
+            return Err(error);
+        }
+    };
+    let cores = start((zones, handle), parts, loaded, properties, settings).await?;
+    let is_divided_otherwise = source.state.shown.len() != cores.all().len();
+    let infos: Vec<_> = source.state.snapshots.iter().map(|it| it.info.clone()).collect();
+    let first = move |core: Rc<Core>| async move {
+        core.snapshot_list.set(infos.into_iter());
+        // Records belong to the streams of the cores that the newest checkpoint names.
+        match core.kit.checkpoints.is_due_at_open() || is_divided_otherwise {
+            true => core.write_checkpoint(false).await,
+            false => Ok(()),
+        }
+    };
+    cores.first().with(first).await?;
+    Ok(cores)
+}
+
+/// The shards of a core, until its part of the log is there.
+struct Loaded {
+    metadata: RefCell<Option<(Metadata, Released)>>,
+    /// Number of records that were replayed.
+    replayed: u64,
+}
+
+impl Loaded {
+    fn new(metadata: Metadata, released: Released, replayed: u64) -> Rc<Self> {
+        Rc::new(Loaded { metadata: RefCell::new(Some((metadata, released))), replayed })
+    }
+}
+
+async fn forget(loaded: &[Home<Loaded>]) {
+    for home in loaded {
+        // Where its shard has ended, it is gone.
+        home.forget().await.ok();
+    }
+}
+
+/// The shard of the runtime on which a core is.
+fn place_of(core: u32) -> ShardIndex {
+    ShardIndex((runtime::current_shard().0 + core as usize) % runtime::shard_count())
+}
+
+/// Makes a core's part of the log, with these settings.
+type MakeKit = Box<dyn FnOnce(Box<dyn Policy>, logkit::Settings) -> Rc<Kit>>;
+
+/// Makes the cores of what was loaded.
+async fn start(
+    (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
+    parts: Parts,
+    loaded: Vec<Home<Loaded>>,
+    properties: Properties,
+    settings: &Settings,
+) -> Result<Cores> {
+    let (layout, count) = (parts.layout, loaded.len() as u32);
+    let totals = Totals::new(count);
+    let mut home = Some((parts, handle));
+    let mut homes: Vec<Home<Core>> = Vec::new();
+    for (index, of) in (0..count).zip(&loaded) {
+        let (settings, totals, zones) = (settings.clone(), totals.clone(), zones.clone());
+        let make = move |loaded: Rc<Loaded>, kit: MakeKit| {
+            let state = loaded.metadata.borrow_mut().take();
+            let state = state.ok_or_else(|| Error::closed("the shards of a core were taken before"))?;
+            let kit_settings = kit_settings(&settings, &layout, (index, count));
+            let file_block = (properties.block_size / BLOCK) as u32;
+            let kit = |policy| kit(policy, kit_settings);
+            let core = Core::new((index, totals), kit, policy(&layout)?, state, &settings, file_block);
+            core.replayed.set(loaded.replayed);
+            Ok::<_, Error>(Home::here(core))
+        };
+        let own = [user_stream(index), cleaner_stream(index)];
+        let made = match home.take() {
+            Some((parts, handle)) => {
+                let kit = Box::new(move |policy, settings| Kit::new(parts, handle, settings, policy, &own));
+                of.get().and_then(|loaded| make(loaded, kit))
+            }
+            None => {
+                let peer = homes[0].get()?.kit.peer();
+                let join = move |loaded: Rc<Loaded>| async move {
+                    let handle = zones.open().await?;
+                    let kit =
+                        Box::new(move |policy, settings| Kit::join(peer, handle, settings, policy, &own));
+                    make(loaded, kit)
+                };
+                of.with(join).await
+            }
+        };
+        match made {
+            Ok(core) => homes.push(core),
+            Err(error) => {
+                forget(&loaded).await;
+                return Err(error);
+            }
+        }
+    }
+    forget(&loaded).await;
+    let cores = Cores::new(homes, properties.shards);
+    for home in cores.all() {
+        let all = cores.clone();
+        home.with(move |core: Rc<Core>| async move {
+            core.set_cores(all);
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(cores)
+}
+
+/// Finds the file system on zones: its log, and its state at the newest checkpoint. Nothing is written.
+async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>, Properties, State)> {
+    let opening: Opening<Found> = recovery::open(zones, OWNER).await?;
+    let properties = Properties::decode(&opening.root.own)?;
+    recovery::check_streams(&opening.root, STREAMS)?;
+    let mut state = State::decode(&opening.own)?;
+    if state.shards.len() != properties.shards as usize {
+        return Err(Error::corrupt(format!(
+            "the state of the file system has {} shards; expected {}",
+            state.shards.len(),
+            properties.shards
+        )));
+    }
+    if state.memory > settings.metadata_bytes {
+        return Err(Error::invalid(format!(
+            "the metadata needs {} bytes of memory, and its budget is {}; mount it with a larger budget",
+            state.memory, settings.metadata_bytes
+        )));
+    }
+    if cfg!(debug_assertions) && settings.broken == Some(Broken::ReplaysShown) {
+        state.shown.fill(0);
+    }
+    Ok((opening, properties, state))
 }
 
 /// A file system that was read, and of which nothing was changed.
@@ -87,12 +276,10 @@ pub(crate) struct Read {
     pub properties: Properties,
     /// State after the last record.
     pub metadata: Metadata,
+    /// The snapshots, the oldest first.
+    pub snapshots: Vec<SnapshotInfo>,
     /// Places of pages of the checkpoint that the state no longer has.
     pub released: Released,
-    /// Clock after the last record.
-    pub clock: u64,
-    /// Number of records that were replayed.
-    pub replayed: u64,
 }
 
 /// Reads the file system on these zones: its newest checkpoint, with the records after it. Nothing is written.
@@ -100,61 +287,179 @@ pub(crate) struct Read {
 /// # Errors
 /// As [`open`].
 pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Read> {
-    let mut opening: Opening<Found> = recovery::open(zones, OWNER).await?;
-    let properties = Properties::decode(&opening.root.own)?;
-    recovery::check_streams(&opening.root, STREAMS)?;
-    let mut state = State::decode(&opening.own)?;
-    if cfg!(debug_assertions) && settings.broken == Some(Broken::ReplaysShown) {
-        state.shown = 0;
-    }
-    let released = Released::new();
-    let tree = load(zones, &opening, &state.tree, &released).await?;
-    let mut metadata = Metadata { tree, next_inode: state.next_inode, inodes: state.inodes, preallocated: 0 };
-    let replayed = opening.records.len() as u64;
-    let clock = replay(&mut opening, &mut metadata, &state)?;
-    Ok(Read { opening, properties, metadata, released, clock, replayed })
+    let (mut opening, properties, state) = find(zones, settings).await?;
+    let source = Source::of(&mut opening, properties, state);
+    let (metadata, released) = source.load(zones, |_| true).await?;
+    let snapshots = source.state.snapshots.into_iter().map(|it| it.info).collect();
+    Ok(Read { opening, properties, metadata, snapshots, released })
 }
 
-fn start(
-    zones: Rc<dyn Zones>,
-    parts: Parts,
-    state: (Metadata, Released),
+/// What the shards are loaded from.
+struct Source {
+    layout: Layout,
+    identity: Identity,
+    pool: Arc<ZonePool>,
+    /// What the checkpoint has of each stream.
+    covered: Sequences,
     properties: Properties,
-    settings: &Settings,
-) -> Result<Rc<Core>> {
-    let layout = parts.layout;
-    let kit_settings = kit_settings(settings, &layout);
-    let kit = |policy| Kit::new(parts, zones, kit_settings, policy, &[USER, CLEANER]);
-    Ok(Core::new(kit, policy(&layout)?, state, settings, (properties.block_size / BLOCK) as u32))
+    state: State,
+    /// The records after the checkpoint.
+    records: Vec<Found>,
+    /// Clock after them.
+    clock: u64,
 }
 
-/// Reads a tree from the medium.
-async fn load(
-    zones: &dyn Zones,
-    opening: &Opening<Found>,
-    stored: &Stored,
-    released: &Released,
-) -> Result<Tree> {
-    let mut load = Load::new(stored, released)?;
-    loop {
-        let wanted = load.wanted().to_vec();
-        if wanted.is_empty() {
-            return load.finish();
+impl Source {
+    fn of(opening: &mut Opening<Found>, properties: Properties, state: State) -> Self {
+        let users = opening.records.iter().filter(|record| record.header.stream.0.is_multiple_of(2));
+        let written = users.map(|record| u64::from(record.header.blocks)).sum::<u64>();
+        Source {
+            layout: opening.layout,
+            identity: opening.root.identity,
+            pool: opening.pool.clone(),
+            covered: opening.root.covered.clone(),
+            properties,
+            state,
+            clock: opening.root.clock + written,
+            records: std::mem::take(&mut opening.records),
         }
-        let mut at = 0;
-        for places in wanted.chunks(READS) {
-            let reads = places.iter().map(|place| page(zones, &opening.layout, *place));
-            for (place, bytes) in places.iter().zip(runtime::join_all(reads).await) {
-                let mut bytes = bytes?;
-                let bytes: &mut [u8; PAGE] = bytes
-                    .filled_mut()
-                    .try_into()
-                    .map_err(|_| Error::io("a page of the tree was read in part"))?;
-                unseal(bytes, &opening.root.identity, *place)?;
-                load.supply(at, bytes)?;
-                at += 1;
+    }
+
+    /// Loads the shards that are wanted, and puts the records over them.
+    async fn load(
+        &self,
+        zones: &dyn Zones,
+        is_wanted: impl Fn(Shard) -> bool,
+    ) -> Result<(Metadata, Released)> {
+        let released = Released::new();
+        let empty = Forest::new(self.properties.shards, &released);
+        let mut metadata = Metadata::empty(empty.clone());
+        let mut snapshots: Vec<Metadata> =
+            self.state.snapshots.iter().map(|_| Metadata::empty(empty.clone())).collect();
+        for (shard, state) in (0..).zip(&self.state.shards).filter(|(shard, _)| is_wanted(*shard)) {
+            let (tree, mut known) =
+                self.load_tree(zones, &state.tree, empty.tree(shard), Known::default()).await?;
+            metadata.set_shard(shard, tree, state.inodes);
+            metadata.items.check_shard(shard)?;
+            // Neighbours share most pages.
+            for (snapshot, stored) in snapshots.iter_mut().zip(&self.state.snapshots).rev() {
+                let stored = &stored.trees[shard as usize];
+                let tree;
+                (tree, known) = self.load_tree(zones, stored, empty.tree(shard), known).await?;
+                snapshot.set_shard(shard, tree, Inodes::none(shard, self.properties.shards));
+                snapshot.items.check_shard(shard)?;
             }
         }
+        for (snapshot, state) in snapshots.into_iter().zip(&self.state.snapshots) {
+            metadata.snapshots.add(Snapshot::new(state.info.number, snapshot));
+        }
+        self.count(&mut metadata)?;
+        self.replay(&mut metadata, is_wanted)?;
+        Ok((metadata, released))
+    }
+
+    /// Reads a tree from the medium, beside an empty one and trees whose pages are known.
+    async fn load_tree(
+        &self,
+        zones: &dyn Zones,
+        stored: &Stored,
+        empty: &Tree,
+        known: Known,
+    ) -> Result<(Tree, Known)> {
+        let mut load = Load::beside_known(stored, empty, known)?;
+        loop {
+            let wanted = load.wanted().to_vec();
+            if wanted.is_empty() {
+                return load.finish_known();
+            }
+            let mut at = 0;
+            for places in wanted.chunks(READS) {
+                let reads = places.iter().map(|place| page(zones, &self.layout, *place));
+                for (place, bytes) in places.iter().zip(runtime::join_all(reads).await) {
+                    let mut bytes = bytes?;
+                    let bytes: &mut [u8; PAGE] = bytes
+                        .filled_mut()
+                        .try_into()
+                        .map_err(|_| Error::io("a page of the tree was read in part"))?;
+                    unseal(bytes, &self.identity, *place)?;
+                    load.supply(at, bytes)?;
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    /// Counts the blocks of files and of pages at the checkpoint.
+    fn count(&self, metadata: &mut Metadata) -> Result<()> {
+        let (mut accounts, mut preallocated) = (self.pool.accounts(), 0);
+        for (key, value) in metadata.items.items() {
+            if key.kind != kind::EXTENT || key.inode == 0 {
+                continue;
+            }
+            let extent = Extent::decode(key, value)?;
+            self.check_extent(key.inode, &extent)?;
+            match extent.is_preallocated() {
+                true => preallocated += u64::from(extent.blocks),
+                false => accounts.add_live(extent.zone, extent.blocks),
+            }
+        }
+        metadata.items.places().into_iter().for_each(|place| accounts.add_live(place.zone, 1));
+        for (items, newer) in metadata.snapshots.with_newer(&metadata.items) {
+            items.visit_own_places(newer, |place| accounts.add_live(place.zone, 1));
+            for shard in 0..items.shards() {
+                visit_own_blocks(items.tree(shard), newer, shard, |inode, extent| {
+                    self.check_extent(inode, &extent)?;
+                    accounts.add_live(extent.zone, extent.blocks);
+                    Ok(())
+                })?;
+            }
+        }
+        metadata.preallocated = preallocated;
+        Ok(())
+    }
+
+    /// Refuses blocks that the zones don't have.
+    fn check_extent(&self, inode: InodeNumber, extent: &Extent) -> Result<()> {
+        match extent.is_within(&self.layout) {
+            true => Ok(()),
+            false => Err(Error::corrupt(format!(
+                "inode {inode} has {} blocks at {} of zone {}, which aren't there",
+                extent.blocks, extent.position, extent.zone
+            ))),
+        }
+    }
+
+    /// Puts the records over the shards that are wanted. A shard was changed by the records of one core.
+    fn replay(&self, metadata: &mut Metadata, is_wanted: impl Fn(Shard) -> bool) -> Result<()> {
+        let mut accounts = self.pool.accounts();
+        for (core, shown) in (0..).zip(&self.state.shown) {
+            let user = user_stream(core);
+            let is_its = |record: &&Found| {
+                let number = recovery::number_in(*record, user);
+                record.header.stream == cleaner_stream(core)
+                    || number.is_some_and(|number| number > self.covered.of(user))
+            };
+            let mut records: Vec<&Found> = self.records.iter().filter(is_its).collect();
+            records.sort_by_key(|record| recovery::replay_order(*record, user));
+            let mut shown = *shown;
+            for record in records {
+                let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
+                // In a later epoch there are other operations.
+                let is_of_checkpoint = record.header.epoch == self.state.epoch;
+                for Recorded { change, is_submitted } in Change::decode_all(&record.meta)? {
+                    if is_submitted && is_of_checkpoint && shown > 0 {
+                        shown -= 1;
+                        continue;
+                    }
+                    let shard = metadata.items.shard_of(change.inode());
+                    if is_wanted(shard) && self.state.core_of(shard) == core {
+                        metadata.apply(&change, at, &mut Counting(&mut accounts, record.header.clock))?;
+                    }
+                    at.position += change.blocks();
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -182,48 +487,4 @@ impl Blocks for Counting<'_, '_> {
     fn dead(&mut self, zone: u32, blocks: u32) {
         self.0.remove_live(zone, blocks, self.1);
     }
-}
-
-/// Puts the records over the state of the checkpoint; returns the clock after them.
-fn replay(opening: &mut Opening<Found>, metadata: &mut Metadata, state: &State) -> Result<u64> {
-    let mut clock = opening.root.clock;
-    let layout = opening.layout;
-    let (mut accounts, mut preallocated) = (opening.pool.accounts(), 0);
-    for (key, value) in metadata.tree.range(&crate::tree::Key::MIN) {
-        if key.kind == kind::EXTENT && key.inode != 0 {
-            let extent = crate::extents::Extent::decode(key, value)?;
-            if !extent.is_within(&layout) {
-                return Err(Error::corrupt(format!(
-                    "inode {} has {} blocks at {} of zone {}, which aren't there",
-                    key.inode, extent.blocks, extent.position, extent.zone
-                )));
-            }
-            match extent.is_preallocated() {
-                true => preallocated += u64::from(extent.blocks),
-                false => accounts.add_live(extent.zone, extent.blocks),
-            }
-        }
-    }
-    metadata.preallocated = preallocated;
-    for place in metadata.tree.places() {
-        accounts.add_live(place.zone, 1);
-    }
-    let mut records = std::mem::take(&mut opening.records);
-    recovery::sort_for_replay(&mut records, USER);
-    let mut shown = state.shown;
-    for record in &records {
-        let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
-        // In a later epoch there are other operations.
-        let is_of_checkpoint = record.header.epoch == state.epoch;
-        for Recorded { change, is_submitted } in Change::decode_all(&record.meta)? {
-            if is_submitted && is_of_checkpoint && shown > 0 {
-                shown -= 1;
-                continue;
-            }
-            metadata.apply(&change, at, &mut Counting(&mut accounts, clock))?;
-            at.position += change.blocks();
-            clock += u64::from(if record.header.stream == USER { change.blocks() } else { 0 });
-        }
-    }
-    Ok(clock)
 }

@@ -26,7 +26,9 @@ mod node;
 mod page;
 mod places;
 mod read;
+mod share;
 mod store;
+mod ways;
 
 #[cfg(test)]
 mod tests;
@@ -34,7 +36,7 @@ mod tests;
 pub use differences::visit_differences;
 pub use key::Key;
 pub use leaf::MAX_VALUE;
-pub use load::Load;
+pub use load::{Known, Load};
 pub use node::Released;
 pub use page::{PAGE, Place};
 pub use read::Range;
@@ -44,6 +46,7 @@ use branch::Branch;
 use leaf::{Change, Leaf};
 use node::{Family, Node};
 use std::rc::Rc;
+use ways::Ways;
 
 /// Ordered map from keys to values of 0 to [`MAX_VALUE`] bytes. A clone takes O(1).
 #[derive(Debug, Clone)]
@@ -55,6 +58,7 @@ pub struct Tree {
     items: u64,
     pages: usize,
     family: Rc<Family>,
+    ways: Ways,
 }
 
 /// Levels of branches for which a way has space: more than a tree can grow to from the greatest level that is loaded.
@@ -77,7 +81,16 @@ impl Path {
 impl Tree {
     /// Returns an empty tree. Places of its pages will be released to `released`.
     pub fn new(released: &Released) -> Self {
-        Tree { root: None, level: 0, items: 0, pages: 0, family: Family::new(released) }
+        Self::empty(Family::new(released))
+    }
+
+    /// Returns an empty tree beside this one: their pages are counted together, and released to the same list.
+    pub fn beside(&self) -> Self {
+        Self::empty(self.family.clone())
+    }
+
+    fn empty(family: Rc<Family>) -> Self {
+        Tree { root: None, level: 0, items: 0, pages: 0, family, ways: Ways::default() }
     }
 
     /// Number of items.
@@ -101,6 +114,11 @@ impl Tree {
         self.family.unstored()
     }
 
+    /// Number of pages of this tree, its clones and the trees loaded beside it, shared pages counted once.
+    pub fn family_pages(&self) -> usize {
+        self.family.nodes()
+    }
+
     /// Bytes of memory of this tree, its clones and the trees loaded beside it, shared pages counted once. The overhead of the
     /// allocator isn't counted.
     pub fn memory(&self) -> usize {
@@ -113,7 +131,7 @@ impl Tree {
     /// If the value is longer than [`MAX_VALUE`] bytes.
     pub fn put(&mut self, key: &Key, value: &[u8]) -> bool {
         assert!(value.len() <= MAX_VALUE, "value of {} bytes; expected at most {MAX_VALUE}", value.len());
-        let Some((path, leaf)) = self.find(key) else {
+        let Some((path, leaf, _)) = self.find(key) else {
             self.root = Some(Node::Leaf(Leaf::of(&self.family, &[(*key, value)])));
             (self.items, self.pages) = (1, 1);
             return false;
@@ -125,7 +143,13 @@ impl Tree {
         self.items += u64::from(!replaces);
         let change = Change { index, key: *key, value, replaces };
         let leaf = self.change_leaf(&path);
-        if !leaf.change(&change) {
+        if leaf.change(&change) {
+            return replaces;
+        }
+        if leaf.ends_run(&change, path.is_last) {
+            let next = Leaf::of(leaf.slot.family(), &[(*key, value)]);
+            self.add_leaves(&path, vec![(*key, Node::Leaf(next))]);
+        } else {
             let leaves = leaf.split(&change, path.is_last);
             self.replace_leaf(&path, leaves);
         }
@@ -135,33 +159,53 @@ impl Tree {
     /// Calls `change` with the value of an item, to be changed in place, and returns its result; `None` if there is no such
     /// item.
     pub fn update<R>(&mut self, key: &Key, change: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
-        let (path, leaf) = self.find(key)?;
+        let (path, leaf, _) = self.find(key)?;
         let index = leaf.search(key).ok()?;
         Some(change(self.change_leaf(&path).value_mut(index)))
     }
 
     /// Removes an item. Returns whether there was one with this key.
     pub fn remove(&mut self, key: &Key) -> bool {
-        let Some((path, leaf)) = self.find(key) else { return false };
+        let Some((path, leaf, _)) = self.find(key) else { return false };
         let Ok(index) = leaf.search(key) else { return false };
         self.items -= 1;
-        self.change_leaf(&path).remove(index);
-        self.shrink(&path);
+        let leaf = self.change_leaf(&path);
+        leaf.remove(index);
+        if leaf.used() < balance::LEAF_LOW {
+            self.shrink(&path);
+        }
         true
     }
 
-    /// Returns the leaf that may have this key, and the way to it; `None` if the tree is empty.
-    fn find(&self, key: &Key) -> Option<(Path, &Leaf)> {
+    /// Returns the leaf that may have this key, the way to it, and the smallest permitted key of the leaf after it; `None` if the
+    /// tree is empty.
+    fn find(&self, key: &Key) -> Option<(Path, &Leaf, Option<Key>)> {
         let mut node = self.root.as_ref()?;
+        if let Some((path, upper)) = self.ways.find(key) {
+            let mut depth = 0;
+            loop {
+                match node {
+                    Node::Leaf(leaf) => return Some((path, leaf, upper)),
+                    Node::Branch(branch) => node = &branch.children[path.index(depth)],
+                }
+                depth += 1;
+            }
+        }
         let mut path = Path { indexes: [0; MAX_HEIGHT], is_last: true };
+        let (mut lower, mut upper) = (Key::MIN, None);
         let mut depth = 0;
         loop {
             match node {
-                Node::Leaf(leaf) => return Some((path, leaf)),
+                Node::Leaf(leaf) => {
+                    self.ways.keep(&path, lower, upper);
+                    return Some((path, leaf, upper));
+                }
                 Node::Branch(branch) => {
                     let index = branch.index_of(key);
                     path.indexes[depth] = index as u16;
                     path.is_last &= index + 1 == branch.len();
+                    lower = branch.keys[index];
+                    upper = branch.keys.get(index + 1).copied().or(upper);
                     node = &branch.children[index];
                     depth += 1;
                 }

@@ -104,11 +104,21 @@ impl DirectoryEntriesPlus {
     /// which a later READDIRPLUS goes on after it, and its name. Returns false if it doesn't fit; no later one is to be
     /// added then.
     pub fn add(&mut self, entry: &crate::Entry, next: u64, name: &[u8]) -> bool {
+        let kind = (entry.attributes.mode & libc::S_IFMT) >> 12;
+        self.append(entry, entry.attributes.node, next, kind, name)
+    }
+
+    /// Adds an entry without the result of a lookup, as [`DirectoryEntries::add`] does: the kernel looks it up itself when it needs
+    /// to.
+    pub fn add_name(&mut self, node: u64, next: u64, kind: u8, name: &[u8]) -> bool {
+        self.append(&crate::Entry::default(), node, next, kind.into(), name)
+    }
+
+    fn append(&mut self, entry: &crate::Entry, node: u64, next: u64, kind: u32, name: &[u8]) -> bool {
         let fits = size_of::<EntryOut>() + size_of::<Dirent>() + padded(name.len()) <= self.buffer.missing();
         if fits {
             self.buffer.append(entry.frame().as_bytes());
-            let kind = (entry.attributes.mode & libc::S_IFMT) >> 12;
-            append_entry(&mut self.buffer, entry.attributes.node, next, kind, name);
+            append_entry(&mut self.buffer, node, next, kind, name);
         }
         fits
     }

@@ -33,7 +33,9 @@
 //! decides which state the table may record.
 //!
 //! Overlapping writes are serialised, also with fills of a slot and discards: a device doesn't define the result of overlapping
-//! requests, so the two sides could end up different.
+//! requests, so the two sides could end up different. Reads aren't serialised with writes: while a write to both sides is in
+//! flight, a read may see the origin's new data and a later read the cache's old data. Both sides are equal when the write is
+//! acknowledged.
 
 mod clean;
 mod commit;

@@ -15,7 +15,7 @@ use crate::pool::CHECKPOINT_CLASS;
 use crate::record::{Header, Kind, sum_of};
 use crate::recovery;
 use crate::reset::reset_dead;
-use crate::root::{Extent, MOST_EPOCHS, MOST_EXTENTS, Root, RootWriter};
+use crate::root::{Extent, MOST_EXTENTS, Root, RootWriter};
 use crate::stream::{Sequences, StreamId};
 use crate::zone_writer::ZoneWriter;
 use block::{Buffer, Error, Payload, Result, Zones};
@@ -90,7 +90,8 @@ impl Checkpoints {
     /// boundary of another epoch.
     pub fn is_due_at_open(&self) -> bool {
         let newest = self.newest.borrow();
-        newest.directory.is_empty() || newest.boundaries.len() >= MOST_EPOCHS
+        newest.directory.is_empty()
+            || newest.boundaries.len() >= Root::most_epochs(newest.covered.numbers().len())
     }
 
     /// Number of blocks of the newest checkpoint's directory.

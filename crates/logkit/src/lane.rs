@@ -62,7 +62,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
                 Ok(None) => continue,
                 Err(error) => {
                     let is_short = kit.space.is_short();
-                    let acknowledged = is_short && appender.any(class, O::Entry::is_acknowledged);
+                    let acknowledged = is_short && appender.any(class, has_acknowledged_data);
                     zones[usize::from(class)] = match acknowledged.then(|| kit.try_open_zone(class, 1)) {
                         Some(Some(zone)) => Some(zone),
                         None if is_short => {
@@ -106,6 +106,10 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     }
     space::seal_filler(kit).await;
     prepare::put_back(kit).await;
+}
+
+fn has_acknowledged_data<E: Entry>(entry: &E) -> bool {
+    entry.is_acknowledged() && entry.blocks() > 0
 }
 
 /// Notes that an append of this many entries has ended.
@@ -281,8 +285,8 @@ pub async fn write_record<O: Owner>(
         tracing::warn!("a record could not be written to zone {}: {error}", zone.zone());
         kit.abandon(zone.zone(), zone.position()).await;
         kit.note_no_space(&error);
-        // What was acknowledged can't be refused.
-        if matches!(error, Error::NoSpace(_)) && !batch.entries.iter().any(Entry::is_acknowledged) {
+        // Acknowledged data can't be refused; entries without data are written elsewhere.
+        if matches!(error, Error::NoSpace(_)) && !batch.entries.iter().any(has_acknowledged_data) {
             space::refuse_record(owner, number, batch, frozen, &error).await;
             return Written { zone: None, refused: Some(error) };
         }

@@ -97,7 +97,7 @@ pub struct Opening<K> {
     /// The owner's part of the directory: its state at the checkpoint.
     pub own: Vec<u8>,
     /// State of the zones. The owner adds the live blocks of its state, and changes them as it replays records.
-    pub pool: ZonePool,
+    pub pool: Arc<ZonePool>,
     /// The records after the checkpoint, in the order of their streams and numbers.
     pub records: Vec<K>,
     /// Zones without a summary that were scanned, and those that can't be read, with their generations: an append that was cut or
@@ -134,7 +134,17 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8]) -> Result<Opening<
             (tail.records, tail.end)
         }
     };
-    Ok(Opening { layout, root, own: own.to_vec(), pool, records, unlisted, found, reports, end })
+    Ok(Opening {
+        layout,
+        root,
+        own: own.to_vec(),
+        pool: Arc::new(pool),
+        records,
+        unlisted,
+        found,
+        reports,
+        end,
+    })
 }
 
 impl<K> Opening<K> {
@@ -151,7 +161,7 @@ impl<K> Opening<K> {
         let checkpoints = Checkpoints::new(root, RootWriter::behind(&found));
         let epoch = checkpoints.begin_epoch(zones, &layout, &end).await?;
         let streams = Arc::new(Streams::new(&end, &covered));
-        Ok(Parts { layout, identity, epoch, pool: Arc::new(pool), streams, clock, checkpoints })
+        Ok(Parts { layout, identity, epoch, pool, streams, clock, checkpoints })
     }
 }
 
@@ -164,15 +174,18 @@ pub fn number_in<K: Kept>(record: &K, stream: StreamId) -> Option<u64> {
 /// replayed: a record that follows a record of users comes next after it. In another epoch, numbers of records that were
 /// lost are given again.
 pub fn sort_for_replay<K: Kept>(records: &mut [K], user: StreamId) {
-    records.sort_by_key(|record| {
-        let header = record.header();
-        let linked = record.links().iter().find(|link| link.stream == user);
-        match linked {
-            None => (header.epoch, header.sequence, 0, 0),
-            Some(link) if link.relation == Relation::Member => (header.epoch, link.sequence, 0, 0),
-            Some(link) => (header.epoch, link.sequence, 1, header.sequence),
-        }
-    });
+    records.sort_by_key(|record| replay_order(record, user));
+}
+
+/// Place of a record in the order of [`sort_for_replay`].
+pub fn replay_order<K: Kept>(record: &K, user: StreamId) -> impl Ord + use<K> {
+    let header = record.header();
+    let linked = record.links().iter().find(|link| link.stream == user);
+    match linked {
+        None => (header.epoch, header.sequence, 0, 0),
+        Some(link) if link.relation == Relation::Member => (header.epoch, link.sequence, 0, 0),
+        Some(link) => (header.epoch, link.sequence, 1, header.sequence),
+    }
 }
 
 /// Refuses the log of another kind of owner.

@@ -21,6 +21,8 @@ const MAGIC_1: &[u8; 8] = b"SILTLOG1";
 pub const MOST_EPOCHS: usize = 32;
 /// Largest number of extents of a directory.
 pub const MOST_EXTENTS: usize = 96;
+/// Bytes of a root for what it says of streams: their last records, and those at the ends of epochs.
+const STREAM_BYTES: usize = 8 * 4 + MOST_EPOCHS * (8 + 8 * 4);
 /// Largest number of streams in a root.
 const MOST_STREAMS: usize = 64;
 
@@ -80,6 +82,11 @@ pub struct Root {
 }
 
 impl Root {
+    /// Most epochs whose ends a root with so many streams names, beside the present one.
+    pub fn most_epochs(streams: usize) -> usize {
+        (STREAM_BYTES.saturating_sub(8 * streams) / (8 + 8 * streams)).min(MOST_EPOCHS)
+    }
+
     /// Encodes the root as the metadata of a record.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
@@ -522,13 +529,17 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_root_of_an_engine_with_four_streams_fits_a_block() {
-        let mut root = root();
-        root.covered = Sequences::new(&[1; 4]);
-        root.boundaries = vec![Boundary { epoch: 3, last: Sequences::new(&[1; 4]) }; MOST_EPOCHS];
-        root.directory = vec![root.directory[0]; MOST_EXTENTS];
-        root.own = vec![0; 256];
-        assert!(Header::length(0, root.encode().len()) <= 4096);
+    fn the_largest_roots_fit_a_block() {
+        for (streams, epochs) in [(1, 32), (4, 32), (8, 17), (32, 4), (MOST_STREAMS, 1)] {
+            assert_eq!(Root::most_epochs(streams), epochs, "{streams} streams");
+            let numbers = Sequences::new(&vec![1; streams]);
+            let mut root = root();
+            root.covered = numbers.clone();
+            root.boundaries = vec![Boundary { epoch: 3, last: numbers }; epochs];
+            root.directory = vec![root.directory[0]; MOST_EXTENTS];
+            root.own = vec![0; 256];
+            assert!(Header::length(0, root.encode().len()) <= 4096, "{streams} streams");
+        }
     }
 
     #[test]

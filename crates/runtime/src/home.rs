@@ -61,6 +61,11 @@ impl<T: 'static> Home<T> {
         Home { shard: current_shard(), number, thing: PhantomData }
     }
 
+    /// The home shard.
+    pub fn shard(&self) -> ShardIndex {
+        self.shard
+    }
+
     /// Whether the current shard is the home shard.
     pub fn is_here(&self) -> bool {
         current_shard() == self.shard

@@ -4,7 +4,9 @@ mod fs;
 mod spi;
 mod warm;
 
-pub use fs::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
+pub use fs::{
+    FsCheck, FsDefrag, FsFormat, FsMount, FsScrub, FsSnapshot, FsSnapshotVerb, FsSnapshots, FsStatus, FsVerb,
+};
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 

@@ -1,4 +1,7 @@
-//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems.
+//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems; those that are mounted are in `mounted`.
+
+mod mounted;
+mod snapshots;
 
 use crate::arguments::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
 use crate::failure::Failure;
@@ -9,7 +12,7 @@ use crate::table;
 use block::{
     BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
 };
-use fs::mount::kind::{allows_other_by_default, status, zones_on};
+use fs::mount::kind::{allows_other_by_default, default_memory, status, zones_on};
 use fs::mount::mounted::STOP_LIMIT;
 use fs::{FileSystem, MountConfig, Mounted, Properties, Settings};
 use runtime::Config;
@@ -21,8 +24,6 @@ use std::task::Poll;
 
 /// Bytes at the beginning of an image that are looked at before it is formatted: superblocks of other formats are there.
 const LOOKED_AT: u64 = 1 << 20;
-/// Type of mounted file systems in `/proc/mounts`.
-const MOUNT_TYPE: &str = "fuse.siltstone";
 
 /// Carries out the verb.
 ///
@@ -33,7 +34,10 @@ pub fn fs(verb: &FsVerb) -> Result<(), Failure> {
         FsVerb::Format(arguments) => format(arguments),
         FsVerb::Mount(arguments) => mount(arguments),
         FsVerb::Status(arguments) => show(arguments),
+        FsVerb::Snapshot(verb) => snapshots::snapshot(verb),
         FsVerb::Check(arguments) => check(arguments),
+        FsVerb::Scrub(arguments) => mounted::scrub(arguments),
+        FsVerb::Defrag(arguments) => mounted::defrag(arguments),
     }
 }
 
@@ -110,7 +114,7 @@ fn base(built: &BuiltStack, plan: &Plan) -> Result<Base> {
 fn format(arguments: &FsFormat) -> Result<(), Failure> {
     let image = arguments.image.clone();
     let usage = |text: String| Err(Failure::Usage(text));
-    let properties = Properties { block_size: arguments.block_size };
+    let properties = Properties { block_size: arguments.block_size, ..Properties::default() };
     properties
         .check()
         .map_err(|error| Failure::Usage(format!("--{}", error.detail().replacen(' ', "-", 1))))?;
@@ -231,8 +235,9 @@ async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
 }
 
 /// Opens the file system on a stack.
-async fn open(built: &BuiltStack, plan: &Plan, image: &str) -> Result<FileSystem> {
-    let settings = Settings::default();
+async fn open(built: &BuiltStack, plan: &Plan, image: &str, memory: Option<u64>) -> Result<FileSystem> {
+    let metadata_bytes = memory.unwrap_or_else(default_memory);
+    let settings = Settings { metadata_bytes, ..Settings::default() };
     let opened = match base(built, plan)? {
         Base::Device(device) => match zones_on(device, false, None).await {
             Ok(zones) => FileSystem::open(zones, &settings).await,
@@ -261,10 +266,11 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
         source: arguments.image.clone(),
         allow_other: arguments.allow_other || allows_other_by_default(),
     };
+    let memory = arguments.memory;
     runtime::run(config, move || async move {
         let built = plan.build().await?;
         let served = async {
-            let files = open(&built, &plan, &mount.source).await?;
+            let files = open(&built, &plan, &mount.source, memory).await?;
             let served = serve(&files, mount).await;
             let closed = files.close().await;
             served.and_then(|()| Ok(closed?))
@@ -302,7 +308,7 @@ fn show(arguments: &FsStatus) -> Result<(), Failure> {
     let what = &arguments.what;
     check_exists(what)?;
     let status = match Path::new(what).is_dir() {
-        true => of_directory(what)?,
+        true => mounted::status(Path::new(what))?,
         false => of_image(what)?,
     };
     if arguments.json {
@@ -366,46 +372,24 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
     if report.is_sound() { Ok(()) } else { Err(Failure::Said) }
 }
 
-/// Status of a mounted file system, as the kernel knows it.
-fn of_directory(directory: &str) -> Result<Status, Failure> {
-    let failed = |error: std::io::Error| Failure::World(format!("{directory}: {error}"));
-    let path = std::fs::canonicalize(directory).map_err(failed)?;
-    let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(failed)?;
-    let of_line = |line: &str| {
-        let mut words = line.split(' ').map(unescaped);
-        Some((words.next()?, words.next()?, words.next()?))
-    };
-    let found = mounts.lines().filter_map(of_line).rfind(|(_, at, _)| Path::new(at) == path);
-    let Some((source, at, _)) = found.filter(|(_, _, kind)| kind == MOUNT_TYPE) else {
-        return Err(Failure::Usage(format!(
-            "{directory}: no file system of siltstone is mounted there; expected its mount point, or an image"
-        )));
-    };
-    let sizes = rustix::fs::statvfs(&path).map_err(|error| failed(error.into()))?;
-    let mut status = Status::new();
-    status.insert("image".into(), json!(source));
-    status.insert("mount".into(), json!(at));
-    status.insert("bytes".into(), json!(sizes.f_blocks * sizes.f_frsize));
-    status.insert("free_bytes".into(), json!(sizes.f_bfree * sizes.f_frsize));
-    status.insert("files".into(), json!(sizes.f_files - sizes.f_ffree));
-    Ok(status)
-}
-
-/// A word of `/proc/mounts`, which has octal escapes for blanks and backslashes.
-fn unescaped(word: &str) -> String {
-    word.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
-}
-
 fn of_image(image: &str) -> Result<Status, Failure> {
+    with_image(image, async |files| status(files).await)
+}
+
+/// Opens the file system of an image, does something with it, and closes it.
+fn with_image<R: Send + 'static>(
+    image: &str,
+    work: impl AsyncFnOnce(&FileSystem) -> Result<R> + Send + 'static,
+) -> Result<R, Failure> {
     let stack = stack_of(image, None)?;
     let plan = stack.check(false)?;
     let name = image.to_owned();
     let config = Config::default().with_shards(stack.shards());
-    let status = runtime::run(config, move || async move {
+    let result = runtime::run(config, move || async move {
         let built = plan.build().await?;
         let found = async {
-            let files = open(&built, &plan, &name).await?;
-            let found = status(&files).await;
+            let files = open(&built, &plan, &name, None).await?;
+            let found = work(&files).await;
             let closed = files.close().await;
             found.and_then(|found| closed.map(|()| found))
         };
@@ -413,5 +397,5 @@ fn of_image(image: &str) -> Result<Status, Failure> {
         let closed = built.close().await;
         found.and_then(|found| closed.map(|()| found))
     })??;
-    Ok(status)
+    Ok(result)
 }

@@ -5,14 +5,16 @@
 //! - One server at a time: the image is locked (flock) as long as it is open. Links in its path are followed once, when it is opened.
 //! - A file that was replaced or removed since it was opened is not written, nor is the state file beside its path: [`ImageFile::sync`]
 //!   fails.
-//! - A new image is never given the state file of an older one.
+//! - A new image is never given the state file of an older one. It has its name when it is whole and durable, where the file system has
+//!   files without a name (O_TMPFILE); an empty file is filled in place.
 //! - What the chip programmed or erased is in the files within [`WRITE_INTERVAL`] and the time that writing takes, and durable then.
 //!   [`ImageFile::sync`] and a clean stop write everything.
 //! - After a kill or a crash of the machine the image is a fuzzy copy: changes of the last interval may be there in part and in any
 //!   order. The state file is replaced as a whole (rename), and older than the image by at most one interval.
 //!
 //! # State file
-//! `IMAGE.state` is JSON, version 1: `format` ("siltstone spi chip state"), `version`, `chip` (name), and `non_volatile`: `registers` (values
+//! `IMAGE.state` is JSON, version 1: `format` ("siltstone spi chip state"), `version`, `chip` (name), `image_crc32c` (CRC32C of the image,
+//! after an orderly end only), and `non_volatile`: `registers` (values
 //! in the order of the chip file), `security` (bytes of the security registers), `unique_id`, `erase_counts` (per sector of the smallest erase),
 //! `stuck` (address: mask of bits that no longer erase), `marginal` (address: `mask` of unstable bits, `ones`, probability of a 1 in 1/256).
 //! Without it the chip has its factory state.
@@ -21,9 +23,12 @@ use crate::board::Board;
 use block::{Data, Durability, Error, Payload, Result};
 use runtime::file::{File, OpenOptions};
 use runtime::sync::Semaphore;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use spinor::{Chip, Description, NonVolatile};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -47,6 +52,9 @@ struct StateFile {
     format: String,
     version: u32,
     chip: String,
+    /// CRC32C of the image. Only in the state file of a server that ended orderly: while the image changes there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    image_crc32c: Option<u32>,
     non_volatile: NonVolatile,
 }
 
@@ -64,6 +72,10 @@ pub struct ImageFile {
     state_path: PathBuf,
     /// State file as last written.
     saved: RefCell<Option<NonVolatile>>,
+    /// Checksum in that state file.
+    saved_checksum: Cell<Option<u32>>,
+    /// Whether another program had changed the image before it was opened.
+    is_changed: bool,
     /// One writer at a time.
     writing: Rc<Semaphore>,
     failure: RefCell<Option<Error>>,
@@ -79,32 +91,28 @@ fn named(path: &Path, problem: impl std::fmt::Display) -> String {
     format!("image \"{}\": {problem}", path.display())
 }
 
-/// Opens the file of an image, or creates it if it is missing. Returns its path without links, and whether it was created.
-async fn open_file(path: &Path, description: &Description, create: bool) -> Result<(PathBuf, File, bool)> {
+/// File of an image, and whether its contents are new.
+struct Opened {
+    /// Path without links.
+    path: PathBuf,
+    file: File,
+    is_new: bool,
+}
+
+/// Opens and locks the file of an image. With `create`, one that is missing or empty is made.
+async fn open_file(path: &Path, description: &Description, create: bool) -> Result<Opened> {
     let failed = |error: std::io::Error| Error::from_io(&error, &named(path, "opening"));
     match std::fs::canonicalize(path) {
-        Ok(path) => {
-            let file = File::open(&path, OpenOptions::read_write()).await;
-            let file = file.map_err(|error| error.in_context(named(&path, "opening")))?;
-            Ok((path, file, false))
-        }
+        Ok(path) => open_existing(path, description, create).await,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && create => {
             let path = std::path::absolute(path).map_err(failed)?;
             let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
                 return Err(failed(error));
             };
-            let path = std::fs::canonicalize(folder).map_err(failed)?.join(name);
-            refuse_old_state(&path)?;
-            let options = OpenOptions { create_new: true, ..OpenOptions::read_write() };
-            let file = File::open(&path, options).await.map_err(|error| match error {
-                Error::AlreadyExists(_) => Error::already_exists(named(
-                    &path,
-                    "a link to a missing file, or created by another process meanwhile; expected a free name; remove the link, or \
-                     try again",
-                )),
-                other => other.in_context(named(&path, "creating")),
-            })?;
-            Ok((path, file, true))
+            let folder = std::fs::canonicalize(folder).map_err(failed)?;
+            let path = folder.join(name);
+            let file = create_file(&folder, &path, description).await?;
+            Ok(Opened { path, file, is_new: true })
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::not_found(named(
             path,
@@ -114,6 +122,74 @@ async fn open_file(path: &Path, description: &Description, create: bool) -> Resu
             ),
         ))),
         Err(error) => Err(failed(error)),
+    }
+}
+
+/// Opens and locks a file that is there. With `create`, an empty one is filled.
+async fn open_existing(path: PathBuf, description: &Description, create: bool) -> Result<Opened> {
+    let file = File::open(&path, OpenOptions::read_write()).await;
+    let file = file.map_err(|error| error.in_context(named(&path, "opening")))?;
+    if !file.metadata()?.is_file {
+        return Err(Error::invalid(named(&path, "not a regular file; expected one; choose another path")));
+    }
+    file.lock_patiently(true).await?;
+    let is_new = create && file.length()? == 0;
+    if is_new {
+        refuse_old_state(&path)?;
+        fill(&file, description).await?;
+    }
+    Ok(Opened { path, file, is_new })
+}
+
+/// Makes a locked file with an erased array. It gets its name when it is whole and durable, so that a killed process leaves nothing.
+///
+/// On file systems without unnamed files (O_TMPFILE) it is filled under its name: a killed process can leave a part of it.
+async fn create_file(folder: &Path, path: &Path, description: &Description) -> Result<File> {
+    refuse_old_state(path)?;
+    let taken = |error: Error| match error {
+        Error::AlreadyExists(_) => Error::already_exists(named(
+            path,
+            "a link to a missing file, or created by another process meanwhile; expected a free name; remove the link, or try again",
+        )),
+        other => other.in_context(named(path, "creating")),
+    };
+    let Some(descriptor) =
+        open_unnamed(folder).map_err(|error| taken(Error::from_io(&error, "O_TMPFILE")))?
+    else {
+        let options = OpenOptions { create_new: true, ..OpenOptions::read_write() };
+        let file = File::open(path, options).await.map_err(taken)?;
+        let filled = match file.lock_patiently(true).await {
+            Ok(()) => fill(&file, description).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = filled {
+            // A part of an image is of no use; the first error is the one to report.
+            let _ = runtime::file::unlink(path).await;
+            return Err(error);
+        }
+        runtime::file::sync_directory(folder).await?;
+        return Ok(file);
+    };
+    // A path to the descriptor: linking the descriptor itself needs privileges.
+    let unnamed = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    let file = File::from_descriptor(descriptor, &path.display().to_string());
+    file.lock_patiently(true).await?;
+    fill(&file, description).await?;
+    refuse_old_state(path)?;
+    rustix::fs::linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW)
+        .map_err(|error| taken(Error::from_io(&error.into(), "link")))?;
+    runtime::file::sync_directory(folder).await?;
+    Ok(file)
+}
+
+/// Opens a file without a name in a folder; `None` if its file system has none.
+fn open_unnamed(folder: &Path) -> std::io::Result<Option<OwnedFd>> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(descriptor) => Ok(Some(descriptor)),
+        // EISDIR is the answer of file systems that don't know the flag.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -132,15 +208,11 @@ fn refuse_old_state(image: &Path) -> Result<()> {
     }
 }
 
-/// Writes an erased array to a new image, durably.
-async fn fill(path: &Path, file: &File, size: u64, value: u8) -> Result<()> {
-    refuse_old_state(path)?;
-    write_all(file, 0, &vec![value; size as usize]).await?;
-    file.sync_all().await?;
-    match path.parent() {
-        Some(folder) => runtime::file::sync_directory(folder).await,
-        None => Ok(()),
-    }
+/// Writes an erased array, durably.
+async fn fill(file: &File, description: &Description) -> Result<()> {
+    let value = if description.writes_in_place { 0x00 } else { 0xFF };
+    write_all(file, 0, &vec![value; description.size as usize]).await?;
+    file.sync_all().await
 }
 
 /// Returns the time until the next attempt of writing: [`WRITE_INTERVAL`], doubled after each failure.
@@ -165,26 +237,7 @@ impl ImageFile {
         create: bool,
     ) -> Result<(ImageFile, Chip)> {
         let size = u64::from(description.size);
-        let (path, file, is_created) = open_file(path, &description, create).await?;
-        let found = file.metadata()?;
-        if !found.is_file {
-            return Err(Error::invalid(named(
-                &path,
-                "not a regular file; expected one; choose another path",
-            )));
-        }
-        file.lock_patiently(true).await?;
-        let is_new = create && file.length()? == 0;
-        if is_new {
-            let value = if description.writes_in_place { 0x00 } else { 0xFF };
-            if let Err(error) = fill(&path, &file, size, value).await {
-                if is_created {
-                    // A part of an image is of no use; the first error is the one to report.
-                    let _ = runtime::file::unlink(&path).await;
-                }
-                return Err(error);
-            }
-        }
+        let Opened { path, file, is_new } = open_file(path, &description, create).await?;
         let length = file.length()?;
         if length != size {
             return Err(Error::invalid(named(
@@ -199,12 +252,29 @@ impl ImageFile {
         let mut chip =
             Chip::new(description, memory, seed).map_err(|error| Error::invalid(error.to_string()))?;
         let state_path = state_path(&path);
-        let saved = if is_new { None } else { load_state(&state_path, &mut chip).await? };
+        let loaded = if is_new { None } else { load_state(&state_path, &mut chip).await? };
+        let (saved, checksum) = loaded.map_or((None, None), |(saved, checksum)| (Some(saved), checksum));
+        let is_changed = checksum.is_some_and(|checksum| checksum != checksum_of(chip.memory()));
+        if is_changed {
+            tracing::warn!(
+                "{}",
+                named(
+                    &path,
+                    format_args!(
+                        "changed by another program since it was last served; unstable and stuck bits and erase counts are those of the \
+                         cells before; if that matters, move \"{}\" away, or erase the sectors through the chip",
+                        state_path.display()
+                    )
+                )
+            );
+        }
         let image = ImageFile {
             file,
             path,
             state_path,
             saved: RefCell::new(saved),
+            saved_checksum: Cell::new(checksum),
+            is_changed,
             writing: Semaphore::new(1),
             failure: RefCell::new(None),
         };
@@ -214,6 +284,11 @@ impl ImageFile {
     /// Returns the path of the image.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns whether another program had changed the image before it was opened, since a server of it ended orderly.
+    pub fn is_changed(&self) -> bool {
+        self.is_changed
     }
 
     /// Returns the error of the last write; `None` after a successful one.
@@ -241,6 +316,24 @@ impl ImageFile {
         result
     }
 
+    /// Writes what changed, and the checksum of the image, which shows the next server whether another program has changed it.
+    ///
+    /// # Errors
+    /// As [`ImageFile::sync`].
+    pub async fn close(&self, board: &RefCell<Board>) -> Result<()> {
+        self.sync(board).await?;
+        let _permit = self.writing.acquire(1).await;
+        let (name, non_volatile, checksum) = {
+            let mut board = board.borrow_mut();
+            let chip = board.chip();
+            (chip.description().name.clone(), chip.non_volatile().clone(), checksum_of(chip.memory()))
+        };
+        match self.saved_checksum.get() == Some(checksum) {
+            true => Ok(()),
+            false => self.write_state(name, non_volatile, Some(checksum)).await,
+        }
+    }
+
     /// Writes what had changed when it is called, then the state of that time.
     async fn write_changes(&self, board: &RefCell<Board>) -> Result<()> {
         let (ranges, state) = {
@@ -256,6 +349,12 @@ impl ImageFile {
         };
         if !ranges.is_empty()
             && let Err(error) = self.check_place()
+        {
+            mark(&ranges);
+            return Err(error);
+        }
+        if !ranges.is_empty()
+            && let Err(error) = self.remove_checksum(board).await
         {
             mark(&ranges);
             return Err(error);
@@ -278,8 +377,22 @@ impl ImageFile {
             return Err(error.in_context(named(&self.path, "writing")));
         }
         match state {
-            Some((name, non_volatile)) => self.write_state(name, non_volatile).await,
+            Some((name, non_volatile)) => {
+                self.write_state(name, non_volatile, self.saved_checksum.get()).await
+            }
             None => Ok(()),
+        }
+    }
+
+    /// Removes the checksum from the state file, before the image changes: a killed server leaves none that is wrong.
+    async fn remove_checksum(&self, board: &RefCell<Board>) -> Result<()> {
+        let saved = self.saved.borrow().clone();
+        match saved {
+            Some(saved) if self.saved_checksum.get().is_some() => {
+                let name = board.borrow_mut().chip().description().name.clone();
+                self.write_state(name, saved, None).await
+            }
+            _ => Ok(()),
         }
     }
 
@@ -296,19 +409,31 @@ impl ImageFile {
     }
 
     /// Replaces the state file, on a thread of its own: large chips have a large one.
-    async fn write_state(&self, chip: String, non_volatile: NonVolatile) -> Result<()> {
+    async fn write_state(
+        &self,
+        chip: String,
+        non_volatile: NonVolatile,
+        image_crc32c: Option<u32>,
+    ) -> Result<()> {
         self.check_place()?;
         let mode = self.file.metadata()?.mode & 0o777;
         let path = self.state_path.clone();
-        let state = StateFile { format: FORMAT.to_owned(), version: VERSION, chip, non_volatile };
+        let state =
+            StateFile { format: FORMAT.to_owned(), version: VERSION, chip, image_crc32c, non_volatile };
         let written = runtime::blocking(move || {
             runtime::file::replace(&path, Some(mode), |file| Ok(serde_json::to_writer(file, &state)?))?;
             Ok::<_, Error>(state.non_volatile)
         });
         let non_volatile = written.await.map_err(|error| error.in_context(named(&self.path, "its state")))?;
         self.saved.replace(Some(non_volatile));
+        self.saved_checksum.set(image_crc32c);
         Ok(())
     }
+}
+
+fn checksum_of(memory: &[u8]) -> u32 {
+    // This algorithm's values have 32 bits.
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, memory) as u32
 }
 
 async fn write_all(file: &File, offset: u64, bytes: &[u8]) -> Result<()> {
@@ -331,8 +456,8 @@ async fn read_all(file: &File, size: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Loads the state file into the chip; `None` if there is none.
-async fn load_state(path: &Path, chip: &mut Chip) -> Result<Option<NonVolatile>> {
+/// Loads the state file into the chip. Returns it with the image's checksum; `None` if there is none.
+async fn load_state(path: &Path, chip: &mut Chip) -> Result<Option<(NonVolatile, Option<u32>)>> {
     let name = path.display();
     let file = match File::open(path, OpenOptions::default()).await {
         Ok(file) => file,
@@ -364,7 +489,7 @@ async fn load_state(path: &Path, chip: &mut Chip) -> Result<Option<NonVolatile>>
     let times = &chip.description().times;
     let start_up = times.power_up_read.max(times.power_up_write);
     chip.advance(start_up);
-    Ok(Some(state.non_volatile))
+    Ok(Some((state.non_volatile, state.image_crc32c)))
 }
 
 #[cfg(test)]

@@ -161,7 +161,7 @@ impl ServedChip {
         self.writer.ended().await;
         self.board.borrow_mut().shut_down();
         let synced = match &self.image {
-            Some(image) => image.sync(&self.board).await,
+            Some(image) => image.close(&self.board).await,
             None => Ok(()),
         };
         let board = self.board.borrow();

@@ -1,10 +1,10 @@
-//! Measures reads and status polls of a chip, directly and through embedded-hal.
+//! Measures reads, status polls and page programs of a chip, directly and through embedded-hal.
 //!
 //! `cargo run --release -p siltstone-spinor --example speed`; about two seconds. To be reached: 300 MB/s and 5 million polls/s.
 #![allow(clippy::disallowed_methods)] // A measurement needs the machine's clock; the chip itself has none.
 
 use embedded_hal::spi::{Operation, SpiDevice};
-use spinor::{Bus, Chip, DescriptionError, chip};
+use spinor::{Bus, BusyTime, Chip, DescriptionError, chip};
 use std::time::Instant;
 
 fn main() -> Result<(), DescriptionError> {
@@ -23,6 +23,16 @@ fn main() -> Result<(), DescriptionError> {
         flash.transact(&[0x05], &mut status);
     }
     println!("status polls: {:.1} million/s", 5.0 / begin.elapsed().as_secs_f64());
+    flash.set_busy_time(BusyTime::Polls(0));
+    let begin = Instant::now();
+    for n in 0..65_536u32 {
+        let [_, a, b, _] = (n * 256).to_be_bytes();
+        let mut program = [0x5A; 260];
+        program[..4].copy_from_slice(&[0x02, a, b, 0]);
+        flash.transact(&[0x06], &mut []);
+        flash.transact(&program, &mut []);
+    }
+    println!("page programs: {:.0} MB/s", 16.8 / begin.elapsed().as_secs_f64());
     let mut bus = Bus::new(&mut flash);
     let begin = Instant::now();
     for n in 0..100_000u32 {

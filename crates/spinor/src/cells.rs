@@ -84,6 +84,17 @@ impl NonVolatile {
         }
     }
 
+    /// Programs the bytes from an address on completely.
+    pub(crate) fn program_all(&mut self, start: u32, cells: &mut [u8], data: &[u8]) {
+        if self.marginal.is_empty() {
+            cells.iter_mut().zip(data).for_each(|(cell, data)| *cell &= data);
+            return;
+        }
+        for (n, (cell, data)) in cells.iter_mut().zip(data).enumerate() {
+            self.program(start + n as u32, cell, *data);
+        }
+    }
+
     /// Programs a page up to a fraction of its time; the cells of the group being programmed are left half-done.
     pub(crate) fn program_partly(
         &mut self,

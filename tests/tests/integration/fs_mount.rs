@@ -4,90 +4,12 @@
 
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::process::Signal;
-use siltstone_tests::foreign::{Server, binary, has_fuse, is_installed, run, run_shell};
+use siltstone_tests::foreign::{Mount, Server, binary, has_fuse, is_installed, run};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use tempfile::{TempDir, tempdir};
-
-/// An image of a file system, and its mount.
-struct Mount {
-    folder: TempDir,
-    server: Option<Server>,
-}
-
-impl Mount {
-    /// Makes a file system and mounts it.
-    fn new(options: &[&str]) -> Mount {
-        let folder = tempdir().expect("a folder");
-        std::fs::create_dir(folder.path().join("mnt")).expect("a folder");
-        let mount = Mount { folder, server: None };
-        let image = mount.image();
-        let mut arguments = vec!["fs", "format", &image, "--size", "512MiB"];
-        arguments.extend_from_slice(options);
-        run(&program(), &arguments).ok();
-        mount.mounted()
-    }
-
-    fn mounted(mut self) -> Mount {
-        let (image, at) = (self.image(), self.at("").display().to_string());
-        self.server = Some(Server::restart_with(&["fs", "mount", &image, &at], PathBuf::new()));
-        self
-    }
-
-    fn image(&self) -> String {
-        self.folder.path().join("vol.img").display().to_string()
-    }
-
-    /// A path in the mounted file system.
-    fn at(&self, path: &str) -> PathBuf {
-        self.folder.path().join("mnt").join(path)
-    }
-
-    /// Runs a script in the mounted file system.
-    #[track_caller]
-    fn shell(&self, script: &str) -> String {
-        run_shell(&format!("cd '{}'; {script}", self.at("").display())).ok()
-    }
-
-    /// Unmounts, and waits for the server's end in good order.
-    #[track_caller]
-    fn unmounted(mut self) -> Mount {
-        let at = self.at("").display().to_string();
-        run_shell(&format!("umount '{at}' || fusermount3 -u '{at}'")).ok();
-        let mut server = self.server.take().expect("it is mounted");
-        assert!(server.process.wait().success(), "{}", server.process.err());
-        self
-    }
-
-    /// Kills the server, and leaves the mount without one.
-    fn killed(mut self) -> Mount {
-        let mut server = self.server.take().expect("it is mounted");
-        server.process.signal(Signal::KILL);
-        server.process.wait();
-        self
-    }
-
-    /// The status of the image, which isn't mounted.
-    #[track_caller]
-    fn status(&self) -> serde_json::Value {
-        let text = run(&program(), &["fs", "status", &self.image(), "--json"]).ok();
-        serde_json::from_str(&text).expect("JSON")
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let at = self.at("");
-        if let Some(server) = self.server.take() {
-            drop(server);
-            // After a failure; what isn't mounted any more only fails.
-            let at = at.display();
-            run_shell(&format!("umount -l '{at}' || fusermount3 -uz '{at}' || true"));
-        }
-    }
-}
+use tempfile::tempdir;
 
 fn program() -> String {
     binary().display().to_string()
@@ -123,6 +45,37 @@ fn a_session_of_a_shell_leaves_what_it_made_and_a_clean_image() {
     assert_eq!(status["replayed_records"], 0, "the image was closed: {status}");
     let mount = mount.mounted();
     assert_eq!(mount.shell(sums), before);
+    mount.unmounted();
+}
+
+#[test]
+fn snapshots_are_directories_of_the_mount() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    mount.shell(&format!(
+        "mkdir a; echo one > a/f; ln -s f a/l; head -c 3000000 /dev/urandom > r; sums=$(sha256sum r a/f)
+         {program} fs snapshot create . before
+         test -z \"$(ls -A | grep snapshots)\"
+         echo two > a/f; rm r; mkdir .snapshots/second
+         test \"$(ls .snapshots | xargs)\" = 'before second'
+         test \"$(cd .snapshots/before; sha256sum r a/f)\" = \"$sums\"
+         test $(cat .snapshots/before/a/l) = one
+         test $(cat .snapshots/second/a/l) = two
+         cp .snapshots/before/r r
+         cmp r .snapshots/before/r
+         for refused in 'touch .snapshots/before/x' 'rm .snapshots/before/a/f' 'mv .snapshots/before .snapshots/c' \\
+             'ln .snapshots/before/a/f h' 'mkdir .snapshots/before' 'rmdir .snapshots/nothing'; do
+             if $refused 2>/dev/null; then echo \"$refused works\"; exit 1; fi
+         done
+         test $(tar c .snapshots/before | tar t | wc -l) = 5
+         rmdir .snapshots/second
+         test \"$({program} fs snapshot list . --json | grep -c name)\" = 1",
+        program = program()
+    ));
+    let mount = mount.unmounted().mounted();
+    assert_eq!(mount.shell("cat .snapshots/before/a/f; ls .snapshots"), "one\nbefore\n");
     mount.unmounted();
 }
 
@@ -334,6 +287,18 @@ fn what_was_fsynced_is_there_after_a_kill() {
     }
     let mount = mount.unmounted();
     assert_eq!(mount.status()["replayed_records"], 0);
+}
+
+#[test]
+fn a_mount_whose_server_is_dead_goes_when_a_test_ends() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]).killed();
+    let at = mount.at("");
+    assert!(at.metadata().is_err(), "a killed server leaves its mount");
+    drop(mount);
+    assert_eq!(at.symlink_metadata().unwrap_err().kind(), std::io::ErrorKind::NotFound);
 }
 
 #[test]

@@ -102,6 +102,9 @@ pub(super) struct Model {
     pub(super) blocks: u64,
     /// Empty where nothing is known.
     sectors: Vec<Vec<u64>>,
+    /// Writes whose calls were dropped, with their numbers. They may be in flight until the device is closed. They don't overlap
+    /// each other.
+    dropped: Vec<(BlockRange, u64)>,
     /// All changes so far, for messages.
     history: Vec<(u64, Operation)>,
     next_number: u64,
@@ -116,6 +119,7 @@ impl Model {
             geometry: geometry.clone(),
             blocks,
             sectors: vec![Vec::new(); sectors as usize],
+            dropped: Vec::new(),
             history: Vec::new(),
             next_number: 1,
         }
@@ -140,6 +144,13 @@ impl Model {
         let start = random.below(area);
         let count = 1 + random.below(LONGEST.min(self.blocks - start));
         BlockRange::new(start, count)
+    }
+
+    /// Blocks of stretch `index` of `count` of the window, which don't overlap.
+    pub(super) fn range_in_stretch(&self, random: &mut Random, index: u64, count: u64) -> BlockRange {
+        let (from, to) = (self.blocks * index / count, self.blocks * (index + 1) / count);
+        let start = from + random.below(to - from);
+        BlockRange::new(start, 1 + random.below(LONGEST.min(to - start)))
     }
 
     pub(super) fn any_operation(&mut self, random: &mut Random) -> Operation {
@@ -177,7 +188,11 @@ impl Model {
     fn apply(&mut self, changes: &[(BlockRange, u64)]) {
         for (range, _) in changes {
             for sector in self.sectors_of(*range) {
-                self.sectors[sector as usize].clear();
+                // A dropped write may still take effect after a change that it overlaps.
+                let dropped = self.dropped_write_of(sector);
+                let numbers = &mut self.sectors[sector as usize];
+                numbers.clear();
+                numbers.extend(dropped);
             }
         }
         for (range, number) in changes {
@@ -187,22 +202,45 @@ impl Model {
         }
     }
 
-    /// Reads the blocks of a write that may take effect at any time; says whether it has, in all of them.
-    pub(super) async fn look_for(&mut self, device: &dyn Device, write: Operation) -> Check<bool> {
-        let Some((range, number)) = write.change() else { return Ok(true) };
-        if !self.history.iter().any(|(other, _)| *other == number) {
-            self.history.push((number, write));
+    /// Notes a write whose call was dropped: from now on it may take effect, and its end is unknown.
+    pub(super) fn dropped(&mut self, write: Operation) {
+        let Some((range, number)) = write.change() else { return };
+        self.history.push((number, write));
+        for sector in self.sectors_of(range) {
+            let numbers = &mut self.sectors[sector as usize];
+            // Where nothing is known, any contents are permitted.
+            if !numbers.is_empty() {
+                numbers.push(number);
+            }
         }
+        self.dropped.push((range, number));
+    }
+
+    /// Notes that the device was closed, which ends the dropped writes: what their blocks held before them is gone.
+    pub(super) fn closed(&mut self) {
+        for (range, number) in std::mem::take(&mut self.dropped) {
+            for sector in self.sectors_of(range) {
+                let numbers = &mut self.sectors[sector as usize];
+                let before = numbers.iter().position(|other| *other == number).unwrap_or(0);
+                numbers.drain(..before);
+            }
+        }
+    }
+
+    fn dropped_write_of(&self, sector: u64) -> Option<u64> {
+        let block = BlockIndex(sector / self.per_block());
+        self.dropped.iter().find(|(range, _)| range.contains(block)).map(|(_, number)| *number)
+    }
+
+    /// Reads the blocks of a write. Returns whether all of them hold it.
+    pub(super) async fn sees(&mut self, device: &dyn Device, write: Operation) -> Check<bool> {
+        let Some((range, number)) = write.change() else { return Ok(true) };
         let Answer::Bytes(buffer) = perform(device, Operation::Read(range), self.seed, 0).await? else {
             return Ok(false);
         };
-        self.check_bytes(range, buffer.filled(), &[(range, number)])?;
+        self.check_bytes(range, buffer.filled(), &[])?;
         let mut sectors = self.sectors_of(range).zip(buffer.filled().chunks(SECTOR));
-        let done = sectors.all(|(sector, found)| is_stamp(found, self.seed, number, sector));
-        if done {
-            self.apply(&[(range, number)]);
-        }
-        Ok(done)
+        Ok(sectors.all(|(sector, found)| is_stamp(found, self.seed, number, sector)))
     }
 
     /// What a sector may hold while these changes are in flight.
@@ -235,7 +273,8 @@ impl Model {
                 return Err(self.wrong_sector(sector, found, changes));
             };
             let block = BlockIndex(sector / self.per_block());
-            if !changes.iter().any(|(range, _)| range.contains(block)) {
+            let in_flight = changes.iter().chain(&self.dropped);
+            if !in_flight.into_iter().any(|(range, _)| range.contains(block)) {
                 self.sectors[sector as usize] = vec![number];
             }
         }

@@ -6,14 +6,14 @@ use crate::directory::{self, check_name, show};
 use crate::extents::Extent;
 use crate::format::BLOCK;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, kind};
-use crate::metadata::Metadata;
+use crate::metadata::{Inodes, Metadata};
 use crate::tree::Key;
 use logkit::Layout;
 use std::collections::BTreeMap;
 
 /// What is known of an inode.
 #[derive(Debug)]
-struct Seen {
+pub(super) struct Seen {
     inode: Inode,
     /// Names that stand for it, and directories with such a name; of a directory, one is enough.
     names: u32,
@@ -31,7 +31,7 @@ struct Seen {
     has_attributes: bool,
 }
 
-type Inodes = BTreeMap<InodeNumber, Seen>;
+pub(super) type SeenInodes = BTreeMap<InodeNumber, Seen>;
 
 /// Checks all items. Returns the extents that have blocks in zones.
 pub(super) fn check(
@@ -40,10 +40,33 @@ pub(super) fn check(
     block_size: u64,
     report: &mut Report,
 ) -> Vec<Mapped> {
+    let (inodes, mapped, preallocated) = check_version(metadata, layout, block_size, report);
+    report.inodes = inodes.len() as u64;
+    report.orphans = inodes.values().filter(|seen| seen.is_orphan).count() as u64;
+    let shards = metadata.items.shards();
+    let mut there: Vec<Inodes> = (0..shards).map(|shard| Inodes::none(shard, shards)).collect();
+    for number in inodes.keys() {
+        let of_shard = &mut there[metadata.items.shard_of(*number) as usize];
+        of_shard.next = of_shard.next.max(number.saturating_add(shards.into()));
+        of_shard.count += 1;
+    }
+    check_totals(metadata, &there, preallocated, report);
+    report.blocks = mapped.iter().map(|it| u64::from(it.extent.blocks)).sum();
+    mapped
+}
+
+/// Checks the items of a snapshot, or of the present version, but for what is counted of them. Returns inodes, extents that have blocks in
+/// zones, and the number of preallocated blocks.
+pub(super) fn check_version(
+    metadata: &Metadata,
+    layout: &Layout,
+    block_size: u64,
+    report: &mut Report,
+) -> (SeenInodes, Vec<Mapped>, u64) {
     let mut inodes = find_inodes(metadata, report);
     let mut mapped = Vec::new();
     let mut preallocated = 0;
-    for (key, value) in metadata.tree.range(&Key::MIN) {
+    for (key, value) in metadata.items.items() {
         if key.inode == 0 {
             check_orphan(&key, &mut inodes, report);
             continue;
@@ -73,17 +96,12 @@ pub(super) fn check(
     for (number, seen) in &inodes {
         check_inode(metadata, *number, seen, &inodes, block_size, report);
     }
-    report.inodes = inodes.len() as u64;
-    report.orphans = inodes.values().filter(|seen| seen.is_orphan).count() as u64;
-    report.blocks = mapped.iter().map(|it| u64::from(it.extent.blocks)).sum();
-    let largest = inodes.keys().next_back().copied().unwrap_or_default();
-    check_totals(metadata, inodes.len() as u64, preallocated, largest, report);
-    mapped
+    (inodes, mapped, preallocated)
 }
 
-fn find_inodes(metadata: &Metadata, report: &mut Report) -> Inodes {
-    let mut inodes = Inodes::new();
-    for (key, value) in metadata.tree.range(&Key::MIN) {
+fn find_inodes(metadata: &Metadata, report: &mut Report) -> SeenInodes {
+    let mut inodes = SeenInodes::new();
+    for (key, value) in metadata.items.items() {
         if key.inode == 0 || (key.kind, key.offset) != (kind::INODE, 0) {
             continue;
         }
@@ -112,7 +130,7 @@ fn find_inodes(metadata: &Metadata, report: &mut Report) -> Inodes {
     inodes
 }
 
-fn check_orphan(key: &Key, inodes: &mut Inodes, report: &mut Report) {
+fn check_orphan(key: &Key, inodes: &mut SeenInodes, report: &mut Report) {
     if key.kind != kind::ORPHAN {
         report.note(Kind::Item, format!("item {key}: inode 0 has orphans only"));
         return;
@@ -162,7 +180,7 @@ fn check_extent(
     Some(extent)
 }
 
-fn check_entry(metadata: &Metadata, key: &Key, value: &[u8], inodes: &mut Inodes, report: &mut Report) {
+fn check_entry(metadata: &Metadata, key: &Key, value: &[u8], inodes: &mut SeenInodes, report: &mut Report) {
     let directory = key.inode;
     let (inode, code, name) = match directory::decode(value) {
         Ok(entry) => entry,
@@ -178,7 +196,7 @@ fn check_entry(metadata: &Metadata, key: &Key, value: &[u8], inodes: &mut Inodes
     if !inodes.get(&directory).is_some_and(|seen| seen.inode.is_directory()) {
         report.note(Kind::Entry, format!("{}: it isn't a directory", what()));
     }
-    match directory::find(&metadata.tree, directory, name) {
+    match directory::find(&metadata.items, directory, name) {
         Ok(Some(found)) if found.key == *key => {}
         _ => report.note(Kind::Entry, format!("{} is there twice, or isn't found by its hash", what())),
     }
@@ -202,7 +220,7 @@ fn check_inode(
     metadata: &Metadata,
     number: InodeNumber,
     seen: &Seen,
-    inodes: &Inodes,
+    inodes: &SeenInodes,
     block_size: u64,
     report: &mut Report,
 ) {
@@ -235,7 +253,7 @@ fn check_inode(
 }
 
 /// Names, links and the parent of an inode.
-fn check_names(number: InodeNumber, seen: &Seen, inodes: &Inodes, report: &mut Report) {
+fn check_names(number: InodeNumber, seen: &Seen, inodes: &SeenInodes, report: &mut Report) {
     let inode = &seen.inode;
     let is_removed = inode.links == 0;
     if is_removed != seen.is_orphan {
@@ -274,7 +292,7 @@ fn check_names(number: InodeNumber, seen: &Seen, inodes: &Inodes, report: &mut R
     }
 }
 
-fn is_below_root(number: InodeNumber, inodes: &Inodes) -> bool {
+fn is_below_root(number: InodeNumber, inodes: &SeenInodes) -> bool {
     let mut at = number;
     for _ in 0..=inodes.len() {
         if at == ROOT {

@@ -5,7 +5,7 @@ use crate::inode::{FileType, Inode, ROOT, kind};
 use crate::item::Lost;
 use crate::metadata::orphan;
 use crate::namespace::{self, New};
-use crate::tree::{Key, Released, Tree};
+use crate::tree::{Key, Released};
 use block::BlockSize;
 
 fn layout() -> Layout {
@@ -17,16 +17,17 @@ fn apply(metadata: &mut Metadata, change: Change, position: u32) {
 }
 
 fn create(metadata: &mut Metadata, directory: u64, name: &str, mode: u32) -> u64 {
-    let number = metadata.next_inode;
+    let number = metadata.next_inode(0);
     let new = New { mode, ..New::default() };
-    let changes = namespace::create(metadata, directory, name.as_bytes(), &new, 5).expect("a free name");
+    let changes =
+        namespace::create(metadata, number, directory, name.as_bytes(), &new, 5).expect("a free name");
     changes.into_iter().for_each(|change| apply(metadata, change, 0));
     number
 }
 
 /// Two directories, one in the other, with a file in each: inodes 2 to 5.
 fn sound() -> Metadata {
-    let mut metadata = Metadata::new(Tree::new(&Released::new()), 1);
+    let mut metadata = Metadata::new(Forest::new(1, &Released::new()), 1);
     let outer = create(&mut metadata, ROOT, "outer", FileType::Directory as u32 | 0o755);
     let inner = create(&mut metadata, outer, "inner", FileType::Directory as u32 | 0o755);
     for (directory, position) in [(outer, 5), (inner, 20)] {
@@ -54,11 +55,11 @@ fn kinds(damage: impl Fn(&mut Metadata)) -> Vec<Kind> {
 }
 
 fn set(inode: u64, attributes: Attributes) -> impl Fn(&mut Metadata) {
-    move |metadata| apply(metadata, Change::Set { inode, attributes }, 0)
+    move |metadata| apply(metadata, Change::set(inode, attributes), 0)
 }
 
 fn entry_of(metadata: &Metadata, directory: u64, name: &str) -> Key {
-    let found = directory::find(&metadata.tree, directory, name.as_bytes()).expect("a sound tree");
+    let found = directory::find(&metadata.items, directory, name.as_bytes()).expect("a sound tree");
     found.expect("the name is there").key
 }
 
@@ -78,7 +79,7 @@ fn every_kind_of_damage_is_found() {
     assert_eq!(kinds(set(4, Attributes { size: Some(4096), ..none })), [Kind::Blocks]);
     let put = |key: Key, value: Vec<u8>| {
         move |metadata: &mut Metadata| {
-            metadata.tree.put(&key, &value);
+            metadata.items.put(&key, &value);
         }
     };
     assert_eq!(kinds(put(Inode::key(4), vec![255])), [Kind::Item, Kind::Entry, Kind::Stray, Kind::Count]);
@@ -93,27 +94,33 @@ fn every_kind_of_damage_is_found() {
     assert_eq!(kinds(extent(0, &[3, 1, 5])), [Kind::Extent], "a zone of roots");
     assert_eq!(kinds(extent(0, &[3, 3, 62])), [Kind::Extent], "beyond the zone");
     assert_eq!(kinds(extent(0, &[2, 3, 5])), [Kind::Blocks]);
-    assert_eq!(kinds(|metadata| metadata.inodes += 1), [Kind::Count]);
+    assert_eq!(
+        kinds(|metadata| metadata.set_inodes(0, Inodes { count: 6, ..metadata.inodes(0) })),
+        [Kind::Count]
+    );
     assert_eq!(kinds(|metadata| metadata.preallocated += 1), [Kind::Count]);
-    assert_eq!(kinds(|metadata| metadata.next_inode = 5), [Kind::Count]);
+    assert_eq!(
+        kinds(|metadata| metadata.set_inodes(0, Inodes { next: 5, ..metadata.inodes(0) })),
+        [Kind::Count]
+    );
 }
 
 #[test]
 fn damaged_names_are_found() {
     let removed = |metadata: &mut Metadata| {
         let key = entry_of(metadata, 3, "file");
-        metadata.tree.remove(&key);
+        metadata.items.remove(&key);
     };
     assert_eq!(kinds(removed), [Kind::Links, Kind::Unreachable]);
     let directory_without_name = |metadata: &mut Metadata| {
         let key = entry_of(metadata, ROOT, "outer");
-        metadata.tree.remove(&key);
+        metadata.items.remove(&key);
     };
     assert_eq!(kinds(directory_without_name), [Kind::Links, Kind::Unreachable]);
     let other = |inode: u64, code: u8, name: &'static str| {
         move |metadata: &mut Metadata| {
             let key = entry_of(metadata, 3, "file");
-            metadata.tree.put(&key, &directory::encode(inode, code, name.as_bytes()));
+            metadata.items.put(&key, &directory::encode(inode, code, name.as_bytes()));
         }
     };
     let code = FileType::Regular.code();
@@ -124,9 +131,9 @@ fn damaged_names_are_found() {
     let ring = |metadata: &mut Metadata| {
         // Both directories are in each other.
         let key = entry_of(metadata, ROOT, "outer");
-        let value = metadata.tree.get(&key).expect("it was found").to_vec();
-        metadata.tree.remove(&key);
-        metadata.tree.put(&Key { inode: 3, ..key }, &value);
+        let value = metadata.items.get(&key).expect("it was found").to_vec();
+        metadata.items.remove(&key);
+        metadata.items.put(&Key { inode: 3, ..key }, &value);
         set(2, Attributes { parent: Some(3), ..Attributes::default() })(metadata);
         set(3, Attributes { links: Some(3), ..Attributes::default() })(metadata);
         set(ROOT, Attributes { links: Some(2), ..Attributes::default() })(metadata);
@@ -138,7 +145,7 @@ fn damaged_names_are_found() {
 fn the_list_of_problems_is_bounded() {
     let mut metadata = sound();
     for number in 0..50 {
-        metadata.tree.put(&Key::new(1000 + number, kind::EXTENT, 0), &[1, 3, 1]);
+        metadata.items.put(&Key::new(1000 + number, kind::EXTENT, 0), &[1, 3, 1]);
     }
     let mut report = Report::new(Options { most_problems: 10, ..Options::default() });
     items::check(&metadata, &layout(), 4096, &mut report);

@@ -50,12 +50,22 @@ pub(super) fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
 }
 
 /// Looks a name up; one that isn't there is cached, too.
-pub(super) fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Result<Entry> {
+pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Result<Entry> {
     core.check_open()?;
-    match core.lookup(parent, name) {
-        Ok(inode) => entry(core, inode),
-        Err(Error::NotFound(_)) => Ok(Entry { name_time: CACHED, ..Entry::default() }),
-        Err(error) => Err(error),
+    loop {
+        let inode = match core.lookup(parent, name) {
+            Ok(inode) => inode,
+            Err(Error::NotFound(_)) => return Ok(Entry { name_time: CACHED, ..Entry::default() }),
+            Err(error) => return Err(error),
+        };
+        match entry_elsewhere(core, inode).await {
+            // It was removed on its core meanwhile.
+            Err(error)
+                if !core.is_here(inode)
+                    && error.errno() == libc::ESTALE
+                    && core.lookup(parent, name).ok() != Some(inode) => {}
+            entry => return entry,
+        }
     }
 }
 
@@ -88,9 +98,17 @@ pub(super) fn note_writer(node: &Node, flags: i32) {
 }
 
 /// Makes a file and refers to it.
-pub(super) async fn create(core: &Core, parent: InodeNumber, name: &[u8], new: &New) -> Result<Entry> {
+pub(super) async fn create(core: &Rc<Core>, parent: InodeNumber, name: &[u8], new: &New) -> Result<Entry> {
     let inode = core.create(parent, name, new).await?;
-    entry(core, inode)
+    entry_elsewhere(core, inode).await
+}
+
+/// As [`entry`], of an inode that may be on another core.
+pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<Entry> {
+    match core.is_here(inode) {
+        true => entry(core, inode),
+        false => core.cores().of(inode).with(move |core: Rc<Core>| async move { entry(&core, inode) }).await,
+    }
 }
 
 /// Makes and opens a regular file. One that is there is opened, unless the caller wants a new one.
@@ -105,6 +123,16 @@ pub(super) async fn create_and_open(
         Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => core.lookup(parent, name)?,
         other => other?,
     };
+    match core.is_here(inode) {
+        true => open_entry(core, inode, flags).await,
+        false => {
+            let open = move |core: Rc<Core>| async move { open_entry(&core, inode, flags).await };
+            core.cores().of(inode).with(open).await
+        }
+    }
+}
+
+async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<Entry> {
     let node = core.open(inode)?;
     if flags & libc::O_TRUNC != 0
         && core.inode(inode)?.size > 0
@@ -237,7 +265,7 @@ pub(super) fn read_directory(
     Ok(found)
 }
 
-/// Reads a directory with the attributes of its files, to which the kernel refers from now on.
+/// Reads a directory with the attributes of its files, to which the kernel refers from now on; of those on other cores without.
 pub(super) fn read_directory_plus(
     core: &Core,
     directory: InodeNumber,
@@ -246,7 +274,8 @@ pub(super) fn read_directory_plus(
 ) -> Result<DirectoryEntriesPlus> {
     let mut failed = Ok(());
     let mut referred = Vec::new();
-    entries(core, directory, from, |next, inode, _, name| match entry_of(core, inode) {
+    entries(core, directory, from, |next, inode, code, name| match entry_of(core, inode) {
+        _ if !core.is_here(inode) => found.add_name(inode, next, code, name),
         Ok(entry) => {
             let fits = found.add(&entry, next, name);
             if fits && name != b"." && name != b".." {
@@ -291,14 +320,19 @@ pub(super) fn setting(flags: i32) -> Result<Setting> {
 
 /// Names of extended attributes, each with a NUL. Those of administrators are shown to root alone.
 pub(super) fn extended_names(core: &Core, inode: InodeNumber, is_root: bool) -> Result<Vec<u8>> {
+    Ok(shown_names(core.attribute_names(inode)?, is_root))
+}
+
+/// As [`extended_names`], of these names.
+pub(super) fn shown_names(all: Vec<Vec<u8>>, is_root: bool) -> Vec<u8> {
     let mut names = Vec::new();
-    for name in core.attribute_names(inode)? {
+    for name in all {
         if is_root || !name.starts_with(b"trusted.") {
             names.extend_from_slice(&name);
             names.push(0);
         }
     }
-    Ok(names)
+    names
 }
 
 /// Allocates, frees or zeroes a range, as fallocate(2).
@@ -323,6 +357,15 @@ pub(super) async fn allocate(
     }
 }
 
+/// Whether lseek(2) looks for data, or for a hole.
+pub(super) fn is_for_data(whence: i32) -> Result<bool> {
+    match whence {
+        libc::SEEK_DATA => Ok(true),
+        libc::SEEK_HOLE => Ok(false),
+        other => Err(os(libc::EINVAL, format!("lseek with whence {other}"))),
+    }
+}
+
 /// The next offset with data or in a hole. Data that the kernel hasn't written back yet would be missing: it is asked for first.
 pub(super) async fn seek(
     core: &Core,
@@ -331,11 +374,7 @@ pub(super) async fn seek(
     offset: u64,
     whence: i32,
 ) -> Result<u64> {
-    let data = match whence {
-        libc::SEEK_DATA => true,
-        libc::SEEK_HOLE => false,
-        other => return Err(os(libc::EINVAL, format!("lseek with whence {other}"))),
-    };
+    let data = is_for_data(whence)?;
     let is_written = core.nodes.find(inode).is_some_and(|node| node.writers.get() > 0);
     match notifier {
         Some(notifier) if is_written => notifier.write_back(inode).await?,
@@ -350,11 +389,14 @@ pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRa
         return Err(Error::invalid(format!("copy_file_range with flags {:#x}; expected none", copy.flags)));
     }
     let (node, length) = (core.node(copy.to_node), copy.length.min(MOST_COPIED));
+    let source = core.cores().of(from);
     let mut copied = 0;
     while copied < length {
         let piece = (length - copied).min(COPIED_AT_ONCE);
         let step = async {
-            let data = core.read(from, copy.from_offset + copied, piece as usize).await?;
+            let offset = copy.from_offset + copied;
+            let read = move |core: Rc<Core>| async move { core.read(from, offset, piece as usize).await };
+            let data = source.with(read).await?;
             let bytes = data.len() as u64;
             core.write_back(&node, copy.to_offset + copied, data).await?;
             Ok::<_, Error>(bytes)

@@ -40,6 +40,11 @@ pub const KIND: Kind = Kind {
             "the size of a zone, for a file system on a device; default: 1/256 of a new one, 128KiB to 64MiB",
         ),
         Key::optional(
+            "memory",
+            ValueKind::Size,
+            "most memory for metadata: a file system that needs more isn't mounted; default: half of the machine's",
+        ),
+        Key::optional(
             "allow_other",
             ValueKind::Bool,
             "let other users use it, as permissions allow; default: true for root",
@@ -77,6 +82,12 @@ pub async fn zones_on(
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
+/// Most memory for metadata unless a user says otherwise: half of the machine's.
+pub fn default_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 2
+}
+
 /// Whether a user may by default let others use its mounts: the kernel lets root.
 pub fn allows_other_by_default() -> bool {
     rustix::process::geteuid().is_root()
@@ -84,7 +95,7 @@ pub fn allows_other_by_default() -> bool {
 
 fn properties(arguments: &Arguments) -> Result<Properties> {
     let block_size = arguments.optional_size("block_size")?.unwrap_or(BLOCK);
-    let properties = Properties { block_size };
+    let properties = Properties { block_size, ..Properties::default() };
     properties.check().map_err(|error| arguments.refuse("block_size", error.detail().to_owned()))?;
     debug_assert!(block_size <= LARGEST_BLOCK);
     Ok(properties)
@@ -102,7 +113,8 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
 }
 
 async fn build(arguments: &Arguments) -> Result<Built> {
-    let (format, settings) = (arguments.format(), Settings::default());
+    let metadata_bytes = arguments.optional_size("memory")?.unwrap_or_else(default_memory);
+    let (format, settings) = (arguments.format(), Settings { metadata_bytes, ..Settings::default() });
     let is_lent = arguments.contract("on")? == Some(Contract::Zones);
     let zones = match is_lent {
         true => arguments.zones("on")?,
@@ -115,7 +127,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     };
     let files = if is_lent { files.on_lent_zones() } else { files };
     let found = files.properties().await?;
-    if arguments.given("block_size") && found != properties {
+    if arguments.given("block_size") && found.block_size != properties.block_size {
         files.close().await?;
         return Err(Error::invalid(format!(
             "block_size {}: expected {}, that of the existing file system; leave the key out",

@@ -1,13 +1,14 @@
 //! A mount from its beginning to its end.
 
+use super::control::Controlled;
 use super::serve::{Notifying, ServedPart};
 use crate::core::Core;
 use crate::file_system::FileSystem;
 use block::{Error, Result};
 use fuse::{Ended, MountOptions, Session};
-use runtime::Home;
 use runtime::sync::StopSource;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub struct MountConfig {
 /// A mounted file system. It is unmounted by [`unmount`](Self::unmount), and not when it is dropped.
 pub struct Mounted {
     session: Arc<Session>,
-    home: Home<Core>,
+    files: FileSystem,
     notifying: Notifying,
     stop: StopSource,
 }
@@ -57,18 +58,21 @@ impl Mounted {
             read_only: false,
             allow_other: config.allow_other,
         };
-        let home = file_system.home().clone();
+        let files = file_system.clone();
         let notifying = Notifying::default();
-        let part = ServedPart { home: home.clone(), notifying: notifying.clone() };
+        let part = ServedPart {
+            cores: files.cores().clone(),
+            controlled: Controlled::new(files.clone()),
+            notifying: notifying.clone(),
+        };
         let session = Session::mount(Arc::new(part), options).await?;
         *notifying.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();
         let stop = StopSource::new();
-        let (token, its) = (stop.token(), home.clone());
+        let (token, its) = (stop.token(), files.clone());
         runtime::spawn(async move {
             let mut stopped = std::pin::pin!(token.stopped());
             while runtime::timeout(COMMIT_INTERVAL, stopped.as_mut()).await.is_err() {
-                let committed = its.with(|core| async move { core.sync_all().await }).await;
-                if let Err(error) = committed {
+                if let Err(error) = its.sync().await {
                     // Users get the error at their next request.
                     tracing::error!("the file system can't make changes durable: {error}");
                     return;
@@ -76,7 +80,7 @@ impl Mounted {
             }
         })
         .detach();
-        Ok(Mounted { session: Arc::new(session), home, notifying, stop })
+        Ok(Mounted { session: Arc::new(session), files, notifying, stop })
     }
 
     /// Mount point, without symbolic links.
@@ -112,12 +116,12 @@ impl Mounted {
         self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.stop.stop();
         // The kernel forgets everything at an unmount, and doesn't say so.
-        let forgotten = self.home.with(|core| async move {
+        let forget = |core: Rc<Core>| async move {
             core.nodes.unrefer_all();
             core.remove_orphans();
             Ok(())
-        });
-        match forgotten.await {
+        };
+        match self.files.each(forget).await {
             // It was closed before.
             Ok(()) | Err(Error::Closed(_)) => stopped,
             Err(error) => stopped.and(Err(error)),

@@ -1,8 +1,11 @@
-//! Requests of the kernel, each of which goes to the file system's home.
+//! Requests of the kernel, each of which goes to the core that has the inode.
 
 use super::actions::{self, os};
+use super::control::{Control, Controlled};
+use super::snapshots::WithSnapshots;
 use crate::core::Core;
-use crate::inode::FileType;
+use crate::cores::Cores;
+use crate::inode::{FileType, ROOT};
 use crate::namespace::New;
 use block::{Buffer, Call, Data, Payload, Result};
 use fuse::protocol::{init_flag, open_flag};
@@ -10,7 +13,6 @@ use fuse::{
     CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, FileSystem,
     FileSystemPart, Notifier, Opened, Read, Release, SetAttributes, Statistics, Write,
 };
-use runtime::Home;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,7 +25,8 @@ pub(super) type Notifying = Arc<Mutex<Option<Notifier>>>;
 /// The file system for a FUSE session.
 #[derive(Debug, Clone)]
 pub(super) struct ServedPart {
-    pub(super) home: Home<Core>,
+    pub(super) cores: Cores,
+    pub(super) controlled: Controlled,
     pub(super) notifying: Notifying,
 }
 
@@ -37,47 +40,53 @@ impl FileSystemPart for ServedPart {
     }
 
     fn open(&self) -> Call<'_, Result<Rc<dyn FileSystem>>> {
-        Call::ready(Ok(Rc::new(Served(self.clone())) as Rc<dyn FileSystem>))
+        Call::ready(Ok(Rc::new(WithSnapshots(Served(self.clone()))) as Rc<dyn FileSystem>))
     }
 }
 
 /// The file system on one shard.
-struct Served(ServedPart);
+pub(super) struct Served(pub(super) ServedPart);
 
 impl Served {
-    /// Carries a request out at the home.
-    fn at_home<R, Fut>(&self, work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Call<'_, Result<R>>
+    /// Carries a request out on the core of a node.
+    fn at<R, Fut>(
+        &self,
+        node: u64,
+        work: impl FnOnce(Rc<Core>) -> Fut + Send + 'static,
+    ) -> Call<'_, Result<R>>
     where
         R: Send + 'static,
         Fut: Future<Output = Result<R>> + 'static,
     {
-        let home = &self.0.home;
-        Call::new(async move { home.with(work).await })
+        let core = self.0.cores.of(node);
+        Call::new(async move { core.with(work).await })
     }
 
     /// Carries a request out that waits for nothing.
     fn at_once<R: Send + 'static>(
         &self,
+        node: u64,
         work: impl FnOnce(&Rc<Core>) -> Result<R> + Send + 'static,
     ) -> Call<'_, Result<R>> {
-        self.at_home(move |core| async move { work(&core) })
+        self.at(node, move |core| async move { work(&core) })
     }
 
     /// Carries a request out that returns nothing.
-    fn tell(&self, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
-        if self.0.home.is_here() {
-            if let Ok(core) = self.0.home.get() {
+    fn tell(&self, node: u64, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
+        let home = self.0.cores.of(node);
+        if home.is_here() {
+            if let Ok(core) = home.get() {
                 work(&core);
             }
             return;
         }
-        let home = self.0.home.clone();
+        let home = home.clone();
         runtime::spawn(async move {
             let told = home.with(move |core| async move {
                 work(&core);
                 Ok(())
             });
-            // A shard that has ended has forgotten everything.
+            // A core that has ended has forgotten everything.
             told.await.ok()
         })
         .detach();
@@ -89,20 +98,20 @@ fn new(context: Context, kind: FileType, mode: u32) -> New {
 }
 
 /// The kernel has the only cache, so what it has stays valid when the file is opened again.
-const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CACHE };
+pub(super) const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CACHE };
 
 impl FileSystem for Served {
     fn lookup<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
         let name = name.to_vec();
-        self.at_once(move |core| actions::lookup(core, parent, &name))
+        self.at(parent, move |core| async move { actions::lookup(&core, parent, &name).await })
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        self.tell(move |core| actions::forget(core, node, lookups));
+        self.tell(node, move |core| actions::forget(core, node, lookups));
     }
 
     fn attributes(&self, _: Context, node: u64, _: Option<u64>) -> Call<'_, Result<CachedAttributes>> {
-        self.at_once(move |core| actions::attributes(core, node))
+        self.at_once(node, move |core| actions::attributes(core, node))
     }
 
     fn set_attributes(
@@ -111,11 +120,11 @@ impl FileSystem for Served {
         node: u64,
         set: SetAttributes,
     ) -> Call<'_, Result<CachedAttributes>> {
-        self.at_home(move |core| async move { actions::set_attributes(&core, node, &set).await })
+        self.at(node, move |core| async move { actions::set_attributes(&core, node, &set).await })
     }
 
     fn read_link(&self, _: Context, node: u64) -> Call<'_, Result<Data>> {
-        self.at_once(move |core| core.read_link(node).map(|target| Data::copy_of(&target)))
+        self.at_once(node, move |core| core.read_link(node).map(|target| Data::copy_of(&target)))
     }
 
     fn symbolic_link<'a>(
@@ -127,7 +136,7 @@ impl FileSystem for Served {
     ) -> Call<'a, Result<Entry>> {
         let (name, target) = (name.to_vec(), target.to_vec());
         let new = New { target, ..new(context, FileType::Link, 0o777) };
-        self.at_home(move |core| async move { actions::create(&core, parent, &name, &new).await })
+        self.at(parent, move |core| async move { actions::create(&core, parent, &name, &new).await })
     }
 
     fn make_node<'a>(
@@ -140,7 +149,7 @@ impl FileSystem for Served {
         device: u32,
     ) -> Call<'a, Result<Entry>> {
         let name = name.to_vec();
-        self.at_home(move |core| async move {
+        self.at(parent, move |core| async move {
             let kind =
                 FileType::of(mode).filter(|kind| !matches!(kind, FileType::Directory | FileType::Link));
             let kind = kind.ok_or_else(|| os(libc::EINVAL, format!("mknod with mode {mode:o}")))?;
@@ -159,17 +168,17 @@ impl FileSystem for Served {
         _: u32,
     ) -> Call<'a, Result<Entry>> {
         let (name, new) = (name.to_vec(), new(context, FileType::Directory, mode));
-        self.at_home(move |core| async move { actions::create(&core, parent, &name, &new).await })
+        self.at(parent, move |core| async move { actions::create(&core, parent, &name, &new).await })
     }
 
     fn unlink<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
         let name = name.to_vec();
-        self.at_home(move |core| async move { core.unlink(parent, &name).await })
+        self.at(parent, move |core| async move { core.unlink(parent, &name).await })
     }
 
     fn remove_directory<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
         let name = name.to_vec();
-        self.at_home(move |core| async move { core.remove_directory(parent, &name).await })
+        self.at(parent, move |core| async move { core.remove_directory(parent, &name).await })
     }
 
     fn rename<'a>(
@@ -182,7 +191,7 @@ impl FileSystem for Served {
         flags: u32,
     ) -> Call<'a, Result<()>> {
         let (name, new_name) = (name.to_vec(), new_name.to_vec());
-        self.at_home(move |core| async move {
+        self.at(parent, move |core| async move {
             let renaming = actions::renaming(flags)?;
             core.rename((parent, &name), (new_parent, &new_name), renaming).await
         })
@@ -196,14 +205,14 @@ impl FileSystem for Served {
         new_name: &'a [u8],
     ) -> Call<'a, Result<Entry>> {
         let new_name = new_name.to_vec();
-        self.at_home(move |core| async move {
+        self.at(new_parent, move |core| async move {
             core.link(node, new_parent, &new_name).await?;
-            actions::entry(&core, node)
+            actions::entry_elsewhere(&core, node).await
         })
     }
 
     fn open(&self, _: Context, node: u64, flags: i32) -> Call<'_, Result<Opened>> {
-        self.at_home(move |core| async move { actions::open(&core, node, flags).await.map(|()| OPENED) })
+        self.at(node, move |core| async move { actions::open(&core, node, flags).await.map(|()| OPENED) })
     }
 
     fn create<'a>(
@@ -216,7 +225,7 @@ impl FileSystem for Served {
         flags: i32,
     ) -> Call<'a, Result<(Entry, Opened)>> {
         let (name, new) = (name.to_vec(), new(context, FileType::Regular, mode));
-        self.at_home(move |core| async move {
+        self.at(parent, move |core| async move {
             let entry = actions::create_and_open(&core, parent, &name, &new, flags).await?;
             Ok((entry, OPENED))
         })
@@ -231,7 +240,7 @@ impl FileSystem for Served {
         flags: i32,
     ) -> Call<'_, Result<(Entry, Opened)>> {
         let new = new(context, FileType::Regular, mode);
-        self.at_home(move |core| async move {
+        self.at(parent, move |core| async move {
             let node = core.create_unnamed(parent, &new).await?;
             actions::note_writer(&node, flags);
             Ok((actions::entry(&core, node.inode)?, OPENED))
@@ -239,18 +248,18 @@ impl FileSystem for Served {
     }
 
     fn read(&self, _: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
-        self.at_home(move |core| async move {
+        self.at(node, move |core| async move {
             core.check_open()?;
             core.read(node, read.offset, read.size as usize).await
         })
     }
 
     fn write(&self, _: Context, node: u64, write: Write, data: Buffer) -> Call<'_, Result<u32>> {
-        self.at_home(move |core| async move { actions::write(&core, node, write, data).await })
+        self.at(node, move |core| async move { actions::write(&core, node, write, data).await })
     }
 
     fn statistics(&self, _: Context, _: u64) -> Call<'_, Result<Statistics>> {
-        self.at_once(|core| {
+        self.at_once(ROOT, |core| {
             let found = core.statistics();
             let free_nodes = found.free.saturating_mul(FILES_PER_BLOCK);
             Ok(Statistics {
@@ -268,41 +277,59 @@ impl FileSystem for Served {
     // FLUSH isn't implemented: at a close the kernel has written its cache back already, and then asks no more.
 
     fn release(&self, _: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
-        self.at_once(move |core| {
+        self.at_once(node, move |core| {
             actions::release(core, node, release.flags);
             Ok(())
         })
     }
 
     fn sync(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        self.at_home(move |core| async move { actions::sync(&core, node).await })
+        self.at(node, move |core| async move { actions::sync(&core, node).await })
     }
 
     fn set_extended<'a>(
         &'a self,
-        _: Context,
+        context: Context,
         node: u64,
         name: &'a [u8],
         value: &'a [u8],
         flags: i32,
     ) -> Call<'a, Result<()>> {
+        match Control::of(name) {
+            Ok(None) => {}
+            Ok(Some(_)) if context.uid != 0 => {
+                return Call::ready(Err(os(libc::EPERM, "only root controls a file system")));
+            }
+            Ok(Some(control)) => return Call::new(self.0.controlled.set(node, control)),
+            Err(error) => return Call::ready(Err(error)),
+        }
         let (name, value) = (name.to_vec(), value.to_vec());
-        self.at_home(move |core| async move {
+        self.at(node, move |core| async move {
             actions::check_namespace(&name)?;
             core.set_attribute(node, &name, &value, actions::setting(flags)?).await
         })
     }
 
     fn extended<'a>(&'a self, _: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<Data>> {
+        match Control::of(name) {
+            Ok(None) => {}
+            Ok(Some(control)) => {
+                let controlled = &self.0.controlled;
+                return Call::new(async move {
+                    controlled.get(node, control).await.map(|text| Data::copy_of(&text))
+                });
+            }
+            Err(error) => return Call::ready(Err(error)),
+        }
         let name = name.to_vec();
-        self.at_once(move |core| {
+        self.at_once(node, move |core| {
             actions::check_namespace(&name)?;
             core.attribute(node, &name).map(|value| Data::copy_of(&value))
         })
     }
 
     fn list_extended(&self, context: Context, node: u64) -> Call<'_, Result<Data>> {
-        self.at_once(move |core| {
+        self.at_once(node, move |core| {
             let names = actions::extended_names(core, node, context.uid == 0)?;
             Ok(Data::copy_of(&names))
         })
@@ -310,14 +337,14 @@ impl FileSystem for Served {
 
     fn remove_extended<'a>(&'a self, _: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
         let name = name.to_vec();
-        self.at_home(move |core| async move {
+        self.at(node, move |core| async move {
             actions::check_namespace(&name)?;
             core.remove_attribute(node, &name).await
         })
     }
 
     fn open_directory(&self, _: Context, node: u64, _: i32) -> Call<'_, Result<Opened>> {
-        self.at_once(move |core| actions::open_directory(core, node).map(|()| Opened::default()))
+        self.at_once(node, move |core| actions::open_directory(core, node).map(|()| Opened::default()))
     }
 
     fn read_directory(
@@ -328,7 +355,7 @@ impl FileSystem for Served {
         offset: u64,
         entries: DirectoryEntries,
     ) -> Call<'_, Result<DirectoryEntries>> {
-        self.at_once(move |core| actions::read_directory(core, node, offset, entries))
+        self.at_once(node, move |core| actions::read_directory(core, node, offset, entries))
     }
 
     fn read_directory_plus(
@@ -339,18 +366,18 @@ impl FileSystem for Served {
         offset: u64,
         entries: DirectoryEntriesPlus,
     ) -> Call<'_, Result<DirectoryEntriesPlus>> {
-        self.at_once(move |core| actions::read_directory_plus(core, node, offset, entries))
+        self.at_once(node, move |core| actions::read_directory_plus(core, node, offset, entries))
     }
 
     fn release_directory(&self, _: Context, node: u64, _: Release) -> Call<'_, Result<()>> {
-        self.at_once(move |core| {
+        self.at_once(node, move |core| {
             actions::release(core, node, libc::O_RDONLY);
             Ok(())
         })
     }
 
     fn sync_directory(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        self.at_home(move |core| async move { actions::sync(&core, node).await })
+        self.at(node, move |core| async move { actions::sync(&core, node).await })
     }
 
     fn allocate(
@@ -362,19 +389,24 @@ impl FileSystem for Served {
         length: u64,
         mode: i32,
     ) -> Call<'_, Result<()>> {
-        self.at_home(move |core| async move { actions::allocate(&core, node, (offset, length), mode).await })
+        self.at(node, move |core| async move { actions::allocate(&core, node, (offset, length), mode).await })
     }
 
     fn seek(&self, _: Context, node: u64, _: u64, offset: u64, whence: i32) -> Call<'_, Result<u64>> {
         let notifier = self.0.notifying.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.at_home(move |core| async move { actions::seek(&core, notifier, node, offset, whence).await })
+        self.at(node, move |core| async move { actions::seek(&core, notifier, node, offset, whence).await })
     }
 
     fn copy_range(&self, _: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
-        self.at_home(move |core| async move { actions::copy_range(&core, node, &copy).await })
+        self.at(copy.to_node, move |core| async move { actions::copy_range(&core, node, &copy).await })
     }
 
     fn sync_all(&self, _: Context, _: u64) -> Call<'_, Result<()>> {
-        self.at_home(|core| async move { core.sync_all().await })
+        Call::new(async move {
+            for core in self.0.cores.all() {
+                core.with(|core: Rc<Core>| async move { core.sync_all().await }).await?;
+            }
+            Ok(())
+        })
     }
 }

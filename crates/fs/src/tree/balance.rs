@@ -8,7 +8,7 @@ use super::{Key, Path, Tree};
 use std::rc::Rc;
 
 /// A leaf with fewer bytes is merged with a neighbour, or takes items from it.
-const LEAF_LOW: usize = PAGE / 4;
+pub(super) const LEAF_LOW: usize = PAGE / 4;
 
 /// Two leaves are merged if the result has at most this many bytes, so that it isn't split soon.
 const LEAF_MERGED: usize = PAGE * 3 / 4;
@@ -22,11 +22,17 @@ const BRANCH_MERGED: usize = MAX_CHILDREN * 3 / 4;
 impl Tree {
     /// Replaces the leaf at the end of a way, which `change_leaf` has returned, by one or more.
     pub(super) fn replace_leaf(&mut self, path: &Path, leaves: Vec<Rc<Leaf>>) {
-        self.pages += leaves.len() - 1;
         let mut leaves = leaves.into_iter().map(Node::Leaf);
         let depth = usize::from(self.level);
         *self.node_mut(path, depth) = leaves.next().expect("a split leaf leaves leaves");
-        let mut added: Vec<(Key, Node)> = leaves.map(|leaf| (leaf.first_key(), leaf)).collect();
+        self.add_leaves(path, leaves.map(|leaf| (leaf.first_key(), leaf)).collect());
+    }
+
+    /// Adds leaves, each with its first key, after the leaf at the end of a way.
+    pub(super) fn add_leaves(&mut self, path: &Path, mut added: Vec<(Key, Node)>) {
+        self.ways.forget();
+        self.pages += added.len();
+        let depth = usize::from(self.level);
         for depth in (0..depth).rev() {
             if added.is_empty() {
                 return;
@@ -81,6 +87,7 @@ impl Tree {
                 _ => false,
             };
             self.pages -= usize::from(removed);
+            self.ways.forget();
         }
         self.lower_root();
     }
@@ -90,10 +97,12 @@ impl Tree {
         loop {
             match &mut self.root {
                 Some(Node::Leaf(leaf)) if leaf.len() == 0 => {
+                    self.ways.forget();
                     self.root = None;
                     self.pages -= 1;
                 }
                 Some(Node::Branch(branch)) if branch.len() <= 1 => {
+                    self.ways.forget();
                     self.root = branch.children.first().cloned();
                     self.level = if self.root.is_some() { self.level - 1 } else { 0 };
                     self.pages -= 1;

@@ -40,21 +40,14 @@ impl fmt::Display for Key {
     }
 }
 
-/// Number of indexes below `count` for which `is_before` holds; it holds for a prefix. Several are tried at a time, so that their
-/// cache misses overlap.
+/// Number of indexes below `count` for which `is_before` holds; it holds for a prefix. A binary search without mispredictable branches.
 #[inline]
 pub(super) fn partition(count: usize, is_before: impl Fn(usize) -> bool) -> usize {
-    const WAYS: usize = 8;
-    let (mut low, mut high) = (0, count);
-    while high - low > 2 * WAYS {
-        let step = (high - low) / WAYS;
-        let before = (1..WAYS).map(|way| usize::from(is_before(low + way * step))).sum::<usize>();
-        if before < WAYS - 1 {
-            high = low + (before + 1) * step;
-        }
-        if before > 0 {
-            low += before * step + 1;
-        }
+    let (mut low, mut left) = (0, count);
+    while left > 1 {
+        let half = left / 2;
+        low += half * usize::from(is_before(low + half - 1));
+        left -= half;
     }
-    low + (low..high).map(|index| usize::from(is_before(index))).sum::<usize>()
+    low + usize::from(left == 1 && is_before(low))
 }

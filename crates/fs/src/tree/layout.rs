@@ -86,7 +86,11 @@ impl Layout {
         let mut end = position;
         let mut column = |number: u64, width: u8| {
             let width = usize::from(width);
-            page[end..end + width].copy_from_slice(&number.to_be_bytes()[8 - width..]);
+            // A copy of a length that isn't known would be a call.
+            for (byte, place) in number.to_le_bytes().into_iter().zip(page[end..end + width].iter_mut().rev())
+            {
+                *place = byte;
+            }
             end += width;
         };
         column(key.inode - self.base.inode, self.inode);

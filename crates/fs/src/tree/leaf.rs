@@ -14,6 +14,7 @@ use super::layout::{Layout, Packed};
 use super::node::{Family, Slot};
 use super::page::{HEADER, Header, PAGE, Place, check_padding, strange};
 use block::Result;
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Greatest length of a value in bytes.
@@ -30,6 +31,8 @@ pub(super) struct Leaf {
     pub slot: Slot,
     /// Index of the item inserted last, to recognise runs of rising keys.
     last_insert: u16,
+    /// Index that the last search has found: the next one is often for the same key, or for the one after it.
+    found: Cell<u16>,
     body: Body,
 }
 
@@ -174,25 +177,36 @@ impl Body {
         }
     }
 
-    /// Number of keys for which `is_before` holds; it holds for a prefix.
-    fn partition(&self, is_before: impl Fn(usize) -> bool) -> usize {
-        partition(self.count(), is_before)
+    /// Number of keys for which `is_before` holds; it holds for a prefix. It may be `guess`, or one more.
+    #[inline]
+    fn partition(&self, guess: usize, is_before: impl Fn(usize) -> bool) -> usize {
+        let count = self.count();
+        if guess <= count && (guess == 0 || is_before(guess - 1)) {
+            if guess == count || !is_before(guess) {
+                return guess;
+            }
+            if guess + 1 == count || !is_before(guess + 1) {
+                return guess + 1;
+            }
+        }
+        partition(count, is_before)
     }
 
-    fn search(&self, key: &Key) -> Result<usize, usize> {
+    /// Index of the item with this key, or where it would be inserted, which may be `guess` or one more.
+    fn search(&self, key: &Key, guess: usize) -> Result<usize, usize> {
         if *key < self.layout.base {
             return Err(0);
         }
         if self.layout.key_bytes() > 8 {
-            let index = self.partition(|index| !key.is_at_most(&self.key(index)));
+            let index = self.partition(guess, |index| !key.is_at_most(&self.key(index)));
             return if index < self.count() && self.key(index) == *key { Ok(index) } else { Err(index) };
         }
         let packed = |index| self.layout.read_packed(&self.page, self.record_at(index));
         match self.layout.pack(key) {
-            Packed::Before(bound) => Err(self.partition(|index| packed(index) < bound)),
-            Packed::After(bound) => Err(self.partition(|index| packed(index) <= bound)),
+            Packed::Before(bound) => Err(self.partition(guess, |index| packed(index) < bound)),
+            Packed::After(bound) => Err(self.partition(guess, |index| packed(index) <= bound)),
             Packed::Exactly(exact) => {
-                let index = self.partition(|index| packed(index) < exact);
+                let index = self.partition(guess, |index| packed(index) < exact);
                 if index < self.count() && packed(index) == exact { Ok(index) } else { Err(index) }
             }
         }
@@ -212,7 +226,7 @@ impl Leaf {
         for (key, value) in items {
             body.push(key, value);
         }
-        Rc::new(Leaf { slot: Slot::new(family, true), last_insert: 0, body })
+        Rc::new(Leaf { slot: Slot::new(family, true), last_insert: 0, found: Cell::new(0), body })
     }
 
     pub fn len(&self) -> usize {
@@ -248,7 +262,9 @@ impl Leaf {
 
     /// Index of the item with this key, or where it would be inserted.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
-        self.body.search(key)
+        let found = self.body.search(key, usize::from(self.found.get()));
+        self.found.set(found.unwrap_or_else(|index| index) as u16);
+        found
     }
 
     /// Makes a change if the page has the space for it. Returns whether it has.
@@ -320,6 +336,13 @@ impl Leaf {
             (body.record_at(index), body.record_at(index + 1), body.record_at(body.count()));
         body.page.copy_within(next..end, at);
         body.count -= 1;
+    }
+
+    /// Whether a change that this leaf hasn't the space for is the next of a run of rising keys, after all of the leaf's. `is_last` tells
+    /// that this leaf is the tree's last, where new keys are expected.
+    pub fn ends_run(&self, change: &Change<'_>, is_last: bool) -> bool {
+        let is_after = !change.replaces && change.index == self.len();
+        is_after && (is_last || change.index == usize::from(self.last_insert) + 1)
     }
 
     /// Returns leaves with the items and a change that this one hasn't the space for: two, in rare cases three.
@@ -449,6 +472,6 @@ impl Leaf {
                 format_args!("key {last}; expected keys below {upper}, from its parent"),
             ));
         }
-        Ok(Rc::new(Leaf { slot: Slot::new(family, true), last_insert: 0, body }))
+        Ok(Rc::new(Leaf { slot: Slot::new(family, true), last_insert: 0, found: Cell::new(0), body }))
     }
 }

@@ -54,6 +54,17 @@ pub struct Load {
     pages: usize,
 }
 
+/// Pages of trees in memory by their places, for trees that may share them.
+#[derive(Debug, Default)]
+pub struct Known(BTreeMap<Place, (u8, Node)>);
+
+impl Known {
+    /// Adds the pages of a tree. Those below a page that is known aren't visited.
+    pub fn add(&mut self, tree: &Tree) {
+        tree.root.iter().for_each(|root| remember(root, tree.level, &mut self.0));
+    }
+}
+
 /// Node that a parent names.
 #[derive(Debug)]
 struct Expected {
@@ -101,6 +112,14 @@ impl Load {
             tree.root.iter().for_each(|root| remember(root, tree.level, &mut known));
         }
         Self::begin(stored, first.family.clone(), known)
+    }
+
+    /// As [`beside`](Self::beside), beside trees whose pages are in `known`, and which are of the family of `tree`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if there can't be such a tree.
+    pub fn beside_known(stored: &Stored, tree: &Tree, known: Known) -> Result<Self> {
+        Self::begin(stored, tree.family.clone(), known.0)
     }
 
     fn begin(stored: &Stored, family: Rc<Family>, known: BTreeMap<Place, (u8, Node)>) -> Result<Self> {
@@ -224,7 +243,18 @@ impl Load {
             }
             below = nodes.into_iter();
         }
-        Ok(Tree { root: below.next(), level, items, pages: self.pages, family: self.family })
+        Ok(Tree { root: below.next(), level, items, pages: self.pages, ..Tree::empty(self.family) })
+    }
+
+    /// Returns the tree, and the known pages with those of this tree.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finish_known(mut self) -> Result<(Tree, Known)> {
+        let mut known = Known(std::mem::take(&mut self.known));
+        let tree = self.finish()?;
+        known.add(&tree);
+        Ok((tree, known))
     }
 
     /// Makes these the nodes of the current level, and takes those that other trees have in memory from there.

@@ -69,6 +69,11 @@ impl Family {
         self.unstored.get()
     }
 
+    /// Number of nodes in memory.
+    pub fn nodes(&self) -> usize {
+        self.leaves.get() + self.branches.get()
+    }
+
     /// Bytes of all nodes in memory, without the allocator's overhead.
     pub fn memory(&self) -> usize {
         self.leaves.get() * Leaf::MEMORY + self.branches.get() * Branch::MEMORY

@@ -1,37 +1,61 @@
 //! The places of all pages of a tree, and taking them from the pages.
 
 use super::node::Node;
-use super::{Key, Place, Tree};
+use super::{Place, Tree};
 
 impl Tree {
     /// Returns the places of all pages that have one.
     pub fn places(&self) -> Vec<Place> {
         let mut places = Vec::new();
-        self.visit_places(|_, _, place| places.push(place));
+        self.visit_own_places(None, |place| places.push(place));
         places
     }
 
-    /// Takes the place from each page whose place is wanted, as [`forget_place`](Self::forget_place) does. Returns their number.
-    pub fn forget_places(&mut self, is_wanted: impl Fn(Place) -> bool) -> usize {
-        let mut found = Vec::new();
-        self.visit_places(|key, level, place| {
-            if is_wanted(place) {
-                found.push((key, level, place));
-            }
-        });
-        // A page may have lost its place with one below it.
-        found.into_iter().filter(|(key, level, place)| self.forget_place(key, *level, *place)).count()
-    }
-
-    fn visit_places(&self, mut visit: impl FnMut(Key, u8, Place)) {
-        let mut nodes: Vec<(&Node, u8)> = self.root.iter().map(|root| (root, self.level)).collect();
-        while let Some((node, level)) = nodes.pop() {
-            if let Some(place) = node.place() {
-                visit(node.first_key(), level, place);
-            }
-            if let Node::Branch(branch) = node {
-                nodes.extend(branch.children.iter().map(|child| (child, level - 1)));
-            }
+    /// Visits the places of the pages that aren't pages of `newer` at the same time. Without it, those of all pages.
+    pub fn visit_own_places(&self, newer: Option<&Tree>, mut visit: impl FnMut(Place)) {
+        if let Some(root) = &self.root {
+            visit_own(root, self.level, newer, &mut visit);
         }
     }
+
+    /// Takes the place from each page whose place is wanted and from the pages above it, for all trees that share them: the next
+    /// checkpoint writes them elsewhere, once. It has to be called for all trees of the family, the newest first, with the one that
+    /// was before as `newer`: pages that both have aren't visited again. No clone may be being stored.
+    pub fn withdraw_places(&self, newer: Option<&Tree>, is_wanted: impl Fn(Place) -> bool) {
+        if let Some(root) = &self.root {
+            withdraw(root, self.level, newer, &is_wanted);
+        }
+    }
+}
+
+/// Whether a tree has this node. One that both have is on the way to its first key in both, at the same level.
+fn has(tree: Option<&Tree>, node: &Node, level: u8) -> bool {
+    tree.and_then(|tree| tree.node_of(&node.first_key(), level)).is_some_and(|other| other.is_same(node))
+}
+
+/// The depth of recursion is the tree's height.
+fn visit_own(node: &Node, level: u8, newer: Option<&Tree>, visit: &mut impl FnMut(Place)) {
+    if has(newer, node, level) {
+        return;
+    }
+    node.place().into_iter().for_each(&mut *visit);
+    if let Node::Branch(branch) = node {
+        branch.children.iter().for_each(|child| visit_own(child, level - 1, newer, visit));
+    }
+}
+
+/// Returns whether the node has no place any more. The depth of recursion is the tree's height.
+fn withdraw(node: &Node, level: u8, newer: Option<&Tree>, is_wanted: &impl Fn(Place) -> bool) -> bool {
+    if !has(newer, node, level) {
+        let mut has_lost = false;
+        if let Node::Branch(branch) = node {
+            for child in &branch.children {
+                has_lost |= withdraw(child, level - 1, newer, is_wanted);
+            }
+        }
+        if node.place().is_some_and(|place| has_lost || is_wanted(place)) {
+            node.slot().change();
+        }
+    }
+    node.place().is_none()
 }

@@ -57,18 +57,7 @@ impl Tree {
 
     /// Returns the leaf that may have `key`, and the smallest permitted key of the leaf after it.
     pub(super) fn leaf_of(&self, key: &Key) -> Option<(&Leaf, Option<Key>)> {
-        let mut node = self.root.as_ref()?;
-        let mut upper = None;
-        loop {
-            match node {
-                Node::Leaf(leaf) => return Some((leaf, upper)),
-                Node::Branch(branch) => {
-                    let index = branch.index_of(key);
-                    upper = branch.keys.get(index + 1).copied().or(upper);
-                    node = &branch.children[index];
-                }
-            }
-        }
+        self.find(key).map(|(_, leaf, upper)| (leaf, upper))
     }
 
     /// Returns the node of this level on the way to `key`.

@@ -45,7 +45,7 @@ impl Tree {
         if self.place_of(first_key, level) != Some(place) {
             return false;
         }
-        let Some((path, _)) = self.find(first_key) else { return false };
+        let Some((path, ..)) = self.find(first_key) else { return false };
         let node = self.node_mut(&path, usize::from(self.level - level));
         match level {
             0 => node.change_leaf().is_some(),

@@ -1,7 +1,7 @@
 //! Rules that are broken on purpose, each of which the lives must notice.
 
 use crate::lives::lives;
-use crate::world::{Setup, checked, empty, zones};
+use crate::world::{SHARDS, Setup, checked, empty, zones};
 use block::Data;
 use fs::change::Attributes;
 use fs::core::{Broken, Core};
@@ -28,19 +28,9 @@ fn syncs_that_return_at_once_are_noticed() {
     is_caught(Broken::NeverFlushes, 1..50, Setup::draw);
 }
 
-#[test]
-fn blocks_that_die_when_an_operation_is_submitted_are_noticed() {
-    let seeds = 1..40;
-    for seed in seeds.clone() {
-        removed_and_reset(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-    }
-    let mut noticed = seeds.map(|seed| removed_and_reset(seed, Some(Broken::DiesWhenSubmitted)).is_err());
-    assert!(noticed.any(|is_noticed| is_noticed), "it isn't noticed");
-}
-
 /// A file that fills zones is removed, dead zones are reset, and the power is cut before the removal is durable: the file is there as
 /// a whole, or it isn't.
-fn removed_and_reset(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+pub fn removed_and_reset(seed: u64, broken: Option<Broken>) -> Result<(), String> {
     let mut random = Random::new(seed);
     let setup = Setup { clients: 1, disk: 8 << 20, zone: 128 << 10, broken, ..Setup::draw(&mut random) };
     let contents = vec![seed as u8; 1 << 20];
@@ -108,7 +98,8 @@ fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), Strin
                 files
                     .home()
                     .with(move |core: Rc<Core>| async move {
-                        for inode in 1..300 {
+                        // Files are of the shard of their directory.
+                        for inode in (1..).step_by(SHARDS as usize).take(300) {
                             core.set_attributes(inode, now).await?;
                         }
                         Ok(())
@@ -151,4 +142,9 @@ fn lost_blocks_that_are_not_counted_are_noticed() {
 #[test]
 fn files_without_names_that_stay_are_noticed() {
     is_caught(Broken::KeepsOrphans, 1..100, Setup::draw_full);
+}
+
+#[test]
+fn blocks_of_snapshots_that_die_are_noticed() {
+    is_caught(Broken::ForgetsSnapshots, 1..50, Setup::draw_snapshots);
 }

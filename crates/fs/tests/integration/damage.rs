@@ -7,6 +7,7 @@ use block::{Error, Result};
 use conformance::budget::Budget;
 use fs::OpenOptions;
 use runtime::{Random, Simulation};
+use std::sync::Arc;
 
 const SETUP: Setup = Setup {
     disk: 6 << 20,
@@ -18,6 +19,8 @@ const SETUP: Setup = Setup {
     checkpoints: 0.0,
     slow: 0.0,
     bursts: 0.0,
+    snapshots: 0.0,
+    cores: 1,
     broken: None,
 };
 
@@ -84,7 +87,12 @@ async fn read(views: &[View]) -> std::result::Result<Shows, String> {
         }
         Err(error) => return Err(format!("opening: {error}")),
     };
-    match view_of(&files, "").await {
+    let view = view_of(&files, "").await;
+    let scrubbed = files.scrub(&Arc::default()).await.map_err(|error| format!("scrubbing: {error}"))?;
+    if (scrubbed.damaged > 0) != matches!(view, Err(Error::Corrupt(_))) {
+        return Err(format!("reading everything: {:?}; scrubbing: {scrubbed:?}", view.map(|_| "right")));
+    }
+    match view {
         Ok(view) if views.contains(&view) => Ok(Shows::Right),
         Ok(_) => Err("shows what was never written".to_owned()),
         Err(Error::Corrupt(_)) => {

@@ -70,11 +70,15 @@ struct States {
     states: Vec<Model>,
     /// Number of the newest one that was acknowledged.
     acknowledged: u64,
+    /// Number of snapshots that are being taken: they may show any of them.
+    pins: u64,
+    /// Durable up to this number.
+    durable: u64,
 }
 
 impl States {
     fn of(model: Model) -> Self {
-        States { first: 0, states: vec![model], acknowledged: 0 }
+        States { first: 0, states: vec![model], acknowledged: 0, pins: 0, durable: 0 }
     }
 
     fn newest(&self) -> &Model {
@@ -91,16 +95,49 @@ impl States {
 
     /// Makes durable up to this number.
     fn durable(&mut self, number: u64) {
-        let fewer = number.saturating_sub(self.first) as usize;
-        self.states.drain(..fewer);
-        self.first += fewer as u64;
+        self.durable = self.durable.max(number);
+        if self.pins == 0 {
+            let fewer = self.durable.saturating_sub(self.first) as usize;
+            self.states.drain(..fewer);
+            self.first += fewer as u64;
+        }
     }
+
+    /// The states that may be found.
+    fn possible(&self) -> &[Model] {
+        &self.states[self.durable.saturating_sub(self.first) as usize..]
+    }
+
+    /// The states from this number on.
+    fn since(&self, number: u64) -> Vec<Model> {
+        self.states[(number - self.first) as usize..].to_vec()
+    }
+
+    fn unpin(&mut self) {
+        self.pins -= 1;
+        self.durable(0);
+    }
+}
+
+/// What is known of a snapshot.
+#[derive(Debug, Clone)]
+struct Taken {
+    name: String,
+    /// It is there. Otherwise it may be.
+    is_sure: bool,
+    /// Somebody is about to take, read or delete it.
+    is_busy: bool,
+    /// While it is being taken: the number of each client's state that was acknowledged before.
+    since: Vec<u64>,
+    /// The states that it may show, of each client.
+    states: Vec<Vec<Model>>,
 }
 
 /// What is known of a file system after a life.
 struct Left {
     files: Files,
     clients: Vec<States>,
+    taken: Vec<Taken>,
 }
 
 type Outcome<T> = Result<T, String>;
@@ -114,6 +151,7 @@ struct Alive {
     life: Life,
     files: FileSystem,
     clients: Rc<RefCell<Vec<States>>>,
+    taken: Rc<RefCell<Vec<Taken>>>,
 }
 
 impl Alive {
@@ -245,6 +283,81 @@ impl Alive {
         Ok(true)
     }
 
+    /// Takes a snapshot, which shows a state of each client that it has while this runs.
+    async fn take_snapshot(&self, name: String) -> Outcome<bool> {
+        let pin = |client: &mut States| {
+            client.pins += 1;
+            client.acknowledged
+        };
+        let since: Vec<u64> = self.clients.borrow_mut().iter_mut().map(pin).collect();
+        self.taken.borrow_mut().push(Taken {
+            name: name.clone(),
+            is_sure: false,
+            is_busy: true,
+            since: since.clone(),
+            states: Vec::new(),
+        });
+        let made = self.files.create_snapshot(&name).await;
+        let mut clients = self.clients.borrow_mut();
+        let states = clients.iter().zip(since).map(|(client, since)| client.since(since)).collect();
+        clients.iter_mut().for_each(States::unpin);
+        let mut taken = self.taken.borrow_mut();
+        let at = taken.iter().position(|taken| taken.name == name).unwrap();
+        let (since, is_sure) = (Vec::new(), made.is_ok());
+        taken[at] = Taken { name, is_sure, is_busy: false, since, states };
+        match made {
+            Ok(_) => Ok(true),
+            Err(Error::NoSpace(_)) => {
+                taken.remove(at);
+                Ok(true)
+            }
+            Err(error) if self.is_excused(&error) => Ok(false),
+            Err(error) => Err(format!("taking a snapshot: {error}")),
+        }
+    }
+
+    /// Marks a snapshot as busy that isn't.
+    fn occupy(&self, number: u64) -> Option<String> {
+        let mut taken = self.taken.borrow_mut();
+        let mut idle: Vec<&mut Taken> = taken.iter_mut().filter(|it| it.is_sure && !it.is_busy).collect();
+        let count = idle.len() as u64;
+        let it = idle.get_mut((number % count.max(1)) as usize)?;
+        it.is_busy = true;
+        Some(it.name.clone())
+    }
+
+    fn release(&self, name: &str) {
+        let mut taken = self.taken.borrow_mut();
+        taken.iter_mut().filter(|taken| taken.name == name).for_each(|taken| taken.is_busy = false);
+    }
+
+    async fn delete_snapshot(&self, name: &str) -> Outcome<bool> {
+        let unsure = |taken: &mut Taken| taken.is_sure = taken.is_sure && taken.name != name;
+        self.taken.borrow_mut().iter_mut().for_each(unsure);
+        match self.files.delete_snapshot(name).await {
+            Ok(()) => {
+                self.taken.borrow_mut().retain(|taken| taken.name != name);
+                Ok(true)
+            }
+            Err(error) if self.is_excused(&error) => Ok(false),
+            Err(error) => Err(format!("deleting a snapshot: {error}")),
+        }
+    }
+
+    async fn use_snapshots(&self, number: u64, random: &mut Random) -> Outcome<bool> {
+        let choice = random.below(8);
+        if choice < 4 && self.taken.borrow().len() < 6 {
+            return self.take_snapshot(format!("s{}-{number}", random.below(1 << 40))).await;
+        }
+        let Some(name) = self.occupy(random.next_u64() >> 1) else { return Ok(true) };
+        if choice < 6 {
+            return self.delete_snapshot(&name).await;
+        }
+        let read = read_snapshot(&self.files, &self.taken, &name, self.life).await;
+        self.release(&name);
+        read
+    }
+
     async fn client(&self, client: usize) -> Outcome<()> {
         let mut random = Random::new(self.life.seed ^ (client as u64 + 1).wrapping_mul(0x9E37_79B9));
         let mut handles = Vec::new();
@@ -268,6 +381,9 @@ impl Alive {
                 // It fails where the disk is full.
                 runtime::spawn(async move { files.take_checkpoint().await.ok() }).detach();
             }
+            if random.chance(self.setup.snapshots) && !self.use_snapshots(number, &mut random).await? {
+                return Ok(());
+            }
             if random.chance(self.setup.bursts) && !self.burst(client, number, &mut random).await? {
                 return Ok(());
             }
@@ -290,6 +406,10 @@ impl Alive {
                 }
                 Err(error) => return Err(format!("client {client}: reading: {error}")),
             }
+        }
+        let names: Vec<String> = self.taken.borrow().iter().map(|taken| taken.name.clone()).collect();
+        for name in names {
+            read_snapshot(&self.files, &self.taken, &name, self.life).await?;
         }
         self.check().await
     }
@@ -332,8 +452,59 @@ async fn format(setup: Setup) -> block::Result<FileSystem> {
     Ok(files)
 }
 
+/// Reads a snapshot and compares it with what it may show, which is one state of each client from now on. Returns false if the medium has failed.
+async fn read_snapshot(
+    files: &FileSystem,
+    taken: &RefCell<Vec<Taken>>,
+    name: &str,
+    life: Life,
+) -> Outcome<bool> {
+    let view = files.snapshot(name).await.map_err(|error| format!("snapshot {name}: {error}"))?;
+    let known = taken.borrow().iter().find(|taken| taken.name == name).cloned().unwrap();
+    let mut matched = Vec::new();
+    for (client, states) in known.states.iter().enumerate() {
+        let found = match view_of(&view, &format!("/c{client}")).await {
+            Ok(found) => found,
+            Err(error) if life.may_fail() && is_of_medium(&error) => return Ok(false),
+            Err(error) => return Err(format!("snapshot {name}, client {client}: reading: {error}")),
+        };
+        let model =
+            matching(states, &found).map_err(|error| format!("snapshot {name}, client {client}: {error}"))?;
+        matched.push(vec![model]);
+    }
+    let mut taken = taken.borrow_mut();
+    taken.iter_mut().filter(|it| it.name == name).for_each(|it| {
+        (it.states, it.is_sure) = (matched.clone(), true);
+    });
+    Ok(true)
+}
+
+/// Compares the snapshots that there are with those that may be there.
+async fn find_snapshots(files: &FileSystem, taken: &RefCell<Vec<Taken>>, life: Life) -> Outcome<bool> {
+    let found = files.snapshots().await.map_err(|error| format!("listing snapshots: {error}"))?;
+    let is_there = |name: &str| found.iter().any(|info| info.name == name);
+    if let Some(lost) = taken.borrow().iter().find(|it| it.is_sure && !is_there(&it.name)) {
+        return Err(format!("snapshot {} isn't there any more", lost.name));
+    }
+    taken.borrow_mut().retain(|it| is_there(&it.name));
+    for info in &found {
+        if !taken.borrow().iter().any(|it| it.name == info.name) {
+            return Err(format!("snapshot {} shouldn't be there", info.name));
+        }
+        if !read_snapshot(files, taken, &info.name, life).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Opens the file system, after the checker found nothing wrong, and finds the states that the clients' directories have.
-async fn open(setup: Setup, life: Life, clients: &Rc<RefCell<Vec<States>>>) -> Outcome<Option<FileSystem>> {
+async fn open(
+    setup: Setup,
+    life: Life,
+    clients: &Rc<RefCell<Vec<States>>>,
+    taken: &Rc<RefCell<Vec<Taken>>>,
+) -> Outcome<Option<FileSystem>> {
     if !life.may_fail() {
         let zones = zones(None).await.map_err(|error| format!("opening the zones: {error}"))?;
         let report = checked(&zones).await.map_err(|error| format!("checking: {error}"))?;
@@ -353,9 +524,12 @@ async fn open(setup: Setup, life: Life, clients: &Rc<RefCell<Vec<States>>>) -> O
             Err(error) if life.may_fail() && is_of_medium(&error) => return Ok(None),
             Err(error) => return Err(format!("client {client}: reading: {error}")),
         };
-        let model = matching(&clients.borrow()[client].states, &found)
+        let model = matching(clients.borrow()[client].possible(), &found)
             .map_err(|error| format!("client {client}: {error}"))?;
         clients.borrow_mut()[client] = States::of(model);
+    }
+    if !find_snapshots(&files, taken, life).await? {
+        return Ok(None);
     }
     if !life.may_fail() {
         no_orphans(&files).await?;
@@ -381,14 +555,15 @@ async fn no_orphans(files: &FileSystem) -> Outcome<()> {
 /// One life. `None` if it ended before the file system was made.
 fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
     let is_new = left.is_none();
-    let (before, known) = match left {
-        Some(left) => (left.files, left.clients),
-        None => (empty(setup.disk), vec![States::of(Model::default()); setup.clients as usize]),
+    let (before, known, taken) = match left {
+        Some(left) => (left.files, left.clients, left.taken),
+        None => (empty(setup.disk), vec![States::of(Model::default()); setup.clients as usize], Vec::new()),
     };
     let main = move || async move {
         let clients = Rc::new(RefCell::new(known));
         let is_made = Rc::new(Cell::new(!is_new));
-        let (all, made) = (clients.clone(), is_made.clone());
+        let taken = Rc::new(RefCell::new(taken));
+        let (all, made, snapshots) = (clients.clone(), is_made.clone(), taken.clone());
         let living = async move {
             let files = match is_new {
                 true => match format(setup).await {
@@ -396,13 +571,13 @@ fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
                     Err(_) if life.may_fail() => return Ok(()),
                     Err(error) => return Err(format!("formatting: {error}")),
                 },
-                false => match open(setup, life, &all).await? {
+                false => match open(setup, life, &all, &snapshots).await? {
                     Some(files) => files,
                     None => return Ok(()),
                 },
             };
             made.set(true);
-            Alive { setup, life, files, clients: all }.run().await
+            Alive { setup, life, files, clients: all, taken: snapshots }.run().await
         };
         let (ended, was_cut) = match life.cut_after {
             Some(time) => match runtime::timeout(time, living).await {
@@ -414,7 +589,16 @@ fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
         // A killed process leaves what it has written to the kernel; which is what the world returns.
         let is_killed = life.end == End::Killed || life.end == End::Closed && !was_cut;
         let files = (!is_killed).then(runtime::power_cut);
-        (ended, files, is_made.get().then(|| clients.take()))
+        let (clients, mut taken) = (clients.take(), taken.take());
+        for it in &mut taken {
+            if !it.since.is_empty() {
+                it.states =
+                    clients.iter().zip(&it.since).map(|(client, since)| client.since(*since)).collect();
+                it.since.clear();
+            }
+            it.is_busy = false;
+        }
+        (ended, files, is_made.get().then_some((clients, taken)))
     };
     let world = Simulation { most_events: 60_000_000, trace_lines: 0, ..Simulation::new(life.seed) };
     let world = world.with_files(before).with_faults(life.faults);
@@ -428,7 +612,9 @@ fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
     })?;
     let simulated = simulated.map_err(|error| error.to_string())?;
     let (ended, files, clients) = simulated.value;
-    ended.map(|()| clients.map(|clients| Left { files: files.unwrap_or(simulated.files), clients }))
+    ended.map(|()| {
+        clients.map(|(clients, taken)| Left { files: files.unwrap_or(simulated.files), clients, taken })
+    })
 }
 
 /// The newest of these states that shows this.
@@ -446,9 +632,11 @@ fn matching(states: &[Model], found: &View) -> Outcome<Model> {
     })
 }
 
-fn difference(found: &View, expected: &View) -> String {
+pub fn difference(found: &View, expected: &View) -> String {
     let short = |shown: Option<&Shown>| match shown {
-        Some(Shown::File { contents, links }) => format!("{} bytes, {links} links", contents.len()),
+        Some(Shown::File { contents, links, attributes }) => {
+            format!("{} bytes, {links} links, {} attributes", contents.len(), attributes.len())
+        }
         other => format!("{other:?}"),
     };
     let paths: std::collections::BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
@@ -470,6 +658,8 @@ pub fn lives(seed: u64, draw: impl Fn(&mut Random) -> Setup, may_fail: bool) -> 
             let Left { clients, .. }: &Left = before;
             debug_assert_eq!(clients.len() as u64, setup.clients);
         }
+        let cores = if setup.cores == 1 { 1 } else { 1 + random.below(3) as u32 };
+        let setup = Setup { cores, ..setup };
         let next = live(setup, life, left)
             .map_err(|error| format!("SILTSTONE_SEED={seed}: {setup:?}, life {number}: {life:?}: {error}"))?;
         left = next;
@@ -517,6 +707,21 @@ fn clients_on_a_disk_that_they_fill_keep_what_they_made_durable() {
 #[test]
 fn checkpoints_of_operations_that_are_not_written_show_them_once() {
     hold(2, 400, Setup::draw_busy, false);
+}
+
+#[test]
+fn cores_whose_number_changes_keep_what_was_made_durable() {
+    hold(2, 400, Setup::draw_cores, false);
+}
+
+#[test]
+fn snapshots_stay_as_they_were_taken() {
+    hold(2, 400, Setup::draw_snapshots, false);
+}
+
+#[test]
+fn snapshots_on_a_medium_that_fails_are_never_wrong() {
+    hold(1, 400, Setup::draw_snapshots, true);
 }
 
 #[test]

@@ -3,8 +3,13 @@
 
 mod broken;
 mod damage;
+mod full;
+mod joint;
 mod lives;
 mod model;
 mod mount;
+mod original;
 mod promises;
+mod sequences;
+mod snapshots;
 mod world;

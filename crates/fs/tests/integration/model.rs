@@ -1,9 +1,12 @@
 //! A model of a file system, which does what POSIX says, and what a file system shows of itself.
 
 use block::{Error, Result};
-use fs::inode::FileType;
+use fs::attributes::Setting;
+use fs::core::Core;
+use fs::directory::Entry;
+use fs::inode::{FileType, Inode, InodeNumber};
 use fs::namespace::Renaming;
-use fs::{FileSystem, OpenOptions};
+use fs::{FileSystem, OpenOptions, SnapshotView};
 use runtime::Random;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -42,6 +45,8 @@ pub enum Operation {
     Rename(String, String, Renaming),
     Link(String, String),
     SymbolicLink(String, String),
+    /// Path, name and value of an extended attribute.
+    SetAttribute(String, String, Bytes),
 }
 
 impl Operation {
@@ -61,6 +66,7 @@ impl Operation {
             Operation::Rename(from, to, renaming) => Operation::Rename(at(&from), at(&to), renaming),
             Operation::Link(from, to) => Operation::Link(at(&from), at(&to)),
             Operation::SymbolicLink(target, path) => Operation::SymbolicLink(target, at(&path)),
+            Operation::SetAttribute(path, name, value) => Operation::SetAttribute(at(&path), name, value),
         }
     }
 
@@ -92,10 +98,13 @@ enum Node {
     Link(String),
 }
 
+/// Extended attributes: names and values.
+pub type Attributes = BTreeMap<String, Vec<u8>>;
+
 /// What is at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shown {
-    File { contents: Rc<Vec<u8>>, links: u32 },
+    File { contents: Rc<Vec<u8>>, links: u32, attributes: Attributes },
     Directory { links: u32 },
     Link(String),
 }
@@ -107,6 +116,7 @@ pub type View = BTreeMap<String, Shown>;
 #[derive(Debug, Clone)]
 pub struct Model {
     nodes: BTreeMap<u64, Node>,
+    attributes: BTreeMap<u64, Attributes>,
     next: u64,
 }
 
@@ -114,7 +124,8 @@ type Outcome<T> = std::result::Result<T, i32>;
 
 impl Default for Model {
     fn default() -> Self {
-        Model { nodes: BTreeMap::from([(1, Node::Directory(BTreeMap::new()))]), next: 2 }
+        let nodes = BTreeMap::from([(1, Node::Directory(BTreeMap::new()))]);
+        Model { nodes, attributes: BTreeMap::new(), next: 2 }
     }
 }
 
@@ -281,6 +292,12 @@ impl Model {
                 Ok(())
             }
             Operation::SymbolicLink(target, path) => self.make(path, Node::Link(target.clone())),
+            Operation::SetAttribute(path, name, value) => {
+                self.file(path)?;
+                let node = self.find(path)?;
+                self.attributes.entry(node).or_default().insert(name.clone(), value.0.clone());
+                Ok(())
+            }
         }
     }
 
@@ -312,7 +329,11 @@ impl Model {
 
     fn show(&self, node: u64, path: &str, links: &BTreeMap<u64, u32>, view: &mut View) {
         let shown = match &self.nodes[&node] {
-            Node::File(contents) => Shown::File { contents: contents.clone(), links: links[&node] },
+            Node::File(contents) => Shown::File {
+                contents: contents.clone(),
+                links: links[&node],
+                attributes: self.attributes.get(&node).cloned().unwrap_or_default(),
+            },
             Node::Link(target) => Shown::Link(target.clone()),
             Node::Directory(names) => {
                 for (name, child) in names {
@@ -326,29 +347,103 @@ impl Model {
     }
 }
 
+async fn attributes_of_inode(files: &FileSystem, inode: InodeNumber) -> Result<Attributes> {
+    let read = move |core: Rc<Core>| async move {
+        let mut attributes = Attributes::new();
+        for name in core.attribute_names(inode)? {
+            let value = core.attribute(inode, &name)?;
+            attributes.insert(String::from_utf8_lossy(&name).into_owned(), value);
+        }
+        Ok(attributes)
+    };
+    files.cores().of(inode).with(read).await
+}
+
+/// A file system, or a snapshot of one.
+pub trait Reads {
+    async fn inode(&self, path: &str) -> Result<Inode>;
+    async fn names(&self, path: &str) -> Result<Vec<Entry>>;
+    async fn target(&self, path: &str) -> Result<Vec<u8>>;
+    /// Reads a file, and a few bytes more than it has.
+    async fn contents(&self, path: &str) -> Result<(Inode, Vec<u8>)>;
+    /// Extended attributes of a file.
+    async fn attributes_of(&self, path: &str) -> Result<Attributes>;
+}
+
+impl Reads for FileSystem {
+    async fn inode(&self, path: &str) -> Result<Inode> {
+        self.attributes(path).await
+    }
+
+    async fn names(&self, path: &str) -> Result<Vec<Entry>> {
+        self.read_directory(path).await
+    }
+
+    async fn target(&self, path: &str) -> Result<Vec<u8>> {
+        self.read_link(path).await
+    }
+
+    async fn contents(&self, path: &str) -> Result<(Inode, Vec<u8>)> {
+        let file = self.open_file(path, OpenOptions::default()).await?;
+        let inode = file.attributes().await?;
+        Ok((inode, file.read_at(0, inode.size as usize + 10).await?.to_data().to_vec()))
+    }
+
+    async fn attributes_of(&self, path: &str) -> Result<Attributes> {
+        attributes_of_inode(self, self.open_file(path, OpenOptions::default()).await?.inode()).await
+    }
+}
+
+impl Reads for SnapshotView {
+    async fn inode(&self, path: &str) -> Result<Inode> {
+        self.attributes(path).await
+    }
+
+    async fn names(&self, path: &str) -> Result<Vec<Entry>> {
+        self.read_directory(path).await
+    }
+
+    async fn target(&self, path: &str) -> Result<Vec<u8>> {
+        self.read_link(path).await
+    }
+
+    async fn contents(&self, path: &str) -> Result<(Inode, Vec<u8>)> {
+        let file = self.open_file(path).await?;
+        let inode = file.attributes().await?;
+        Ok((inode, file.read_at(0, inode.size as usize + 10).await?.to_data().to_vec()))
+    }
+
+    async fn attributes_of(&self, path: &str) -> Result<Attributes> {
+        let all = self.open_file(path).await?.extended_attributes().await?;
+        Ok(all
+            .into_iter()
+            .map(|(name, value)| (String::from_utf8_lossy(&name).into_owned(), value))
+            .collect())
+    }
+}
+
 /// What a file system shows of a directory, with paths from there on.
-pub async fn view_of(files: &FileSystem, top: &str) -> Result<View> {
+pub async fn view_of(files: &impl Reads, top: &str) -> Result<View> {
     let mut view = View::new();
     let mut rest = vec![String::new()];
     while let Some(path) = rest.pop() {
-        let inode = files.attributes(&format!("{top}{path}/")).await?;
+        let inode = files.inode(&format!("{top}{path}/")).await?;
         view.insert(path.clone(), Shown::Directory { links: inode.links });
-        for entry in files.read_directory(&format!("{top}{path}")).await? {
+        for entry in files.names(&format!("{top}{path}")).await? {
             let child = format!("{path}/{}", String::from_utf8_lossy(&entry.name));
             match u32::from(entry.code) << 12 {
                 libc::S_IFDIR => rest.push(child),
                 libc::S_IFLNK => {
-                    let target = files.read_link(&format!("{top}{child}")).await?;
+                    let target = files.target(&format!("{top}{child}")).await?;
                     view.insert(child, Shown::Link(String::from_utf8_lossy(&target).into_owned()));
                 }
                 _ => {
-                    let file = files.open_file(&format!("{top}{child}"), OpenOptions::default()).await?;
-                    let inode = file.attributes().await?;
+                    let (inode, contents) = files.contents(&format!("{top}{child}")).await?;
                     assert_eq!(inode.file_type(), FileType::Regular, "{child}");
-                    let contents = file.read_at(0, inode.size as usize + 10).await?.to_data();
-                    let contents = Rc::new(contents.to_vec());
                     assert_eq!(contents.len() as u64, inode.size, "{child}");
-                    view.insert(child, Shown::File { contents, links: inode.links });
+                    let contents = Rc::new(contents);
+                    let attributes = files.attributes_of(&format!("{top}{child}")).await?;
+                    view.insert(child, Shown::File { contents, links: inode.links, attributes });
                 }
             }
         }
@@ -382,6 +477,14 @@ pub async fn apply(files: &FileSystem, top: &str, operation: &Operation) -> Resu
         Operation::Rename(from, to, renaming) => files.rename(from, to, *renaming).await,
         Operation::Link(from, to) => files.link(from, to).await,
         Operation::SymbolicLink(target, path) => files.symbolic_link(target, path).await,
+        Operation::SetAttribute(path, name, value) => {
+            let inode = files.open_file(path, there).await?.inode();
+            let (name, value) = (name.clone().into_bytes(), value.0.clone());
+            let set = move |core: Rc<Core>| async move {
+                core.set_attribute(inode, &name, &value, Setting::default()).await
+            };
+            files.home().with(set).await
+        }
     }
 }
 

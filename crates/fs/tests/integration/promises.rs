@@ -4,7 +4,7 @@ use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties};
-use runtime::{SimulatedFaults, Simulation};
+use runtime::{Random, SimulatedFaults, Simulation};
 use std::time::Duration;
 
 const SETUP: Setup = Setup {
@@ -17,6 +17,8 @@ const SETUP: Setup = Setup {
     checkpoints: 0.0,
     slow: 0.0,
     bursts: 0.0,
+    snapshots: 0.0,
+    cores: 1,
     broken: None,
 };
 
@@ -388,4 +390,78 @@ fn a_full_file_system_lets_files_be_removed_and_takes_others_then() {
             files.close().await.unwrap();
         });
     }
+}
+
+/// While others write to it.
+#[test]
+fn a_file_is_defragmented_and_shows_the_same_all_the_while() {
+    in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        let (file, other) = (files.create("/f").await.unwrap(), files.create("/other").await.unwrap());
+        let mut random = Random::new(5);
+        let mut contents = vec![0; 300 * 4096];
+        // Backwards, so that no block is the neighbour of the one before; with a hole, and an end within a block.
+        for block in (0..300).rev().filter(|block| *block != 77) {
+            let length = if block == 299 { 1000 } else { 4096 };
+            random.fill(&mut contents[block * 4096..][..length]);
+            let written = Data::copy_of(&contents[block * 4096..][..length]);
+            file.write_at(block as u64 * 4096, written).await.unwrap();
+            other.append(data(1000, block as u8)).await.unwrap();
+        }
+        contents.truncate(299 * 4096 + 1000);
+        let before = file.attributes().await.unwrap();
+        let writer = file.clone();
+        let writing = runtime::spawn(async move {
+            for number in 0..40_u64 {
+                writer.write_at(number * 5 * 4096, data(4096, number as u8)).await.unwrap();
+            }
+        });
+        let fragments = file.defragment().await.unwrap();
+        writing.await;
+        for number in 0..40 {
+            contents[number * 5 * 4096..][..4096].fill(number as u8);
+        }
+        assert!(file.read_at(0, 1 << 21).await.unwrap().to_data()[..] == contents[..]);
+        assert_eq!(fragments.before, 299);
+        let again = file.defragment().await.unwrap();
+        // Zones have space for 30 blocks of data, about.
+        assert!(again.after <= 26, "{fragments:?}, {again:?}");
+        let mut calls = 0;
+        while file.defragment().await.unwrap().blocks > 0 {
+            calls += 1;
+            assert!(calls < 10, "it never ends");
+        }
+        let after = file.attributes().await.unwrap();
+        assert_eq!((after.size, after.blocks), (before.size, before.blocks));
+        assert!(files.check().await.unwrap().is_sound());
+    });
+}
+
+/// Metadata that needs more memory than there is for it.
+#[test]
+fn a_file_system_whose_metadata_needs_more_than_its_budget_is_not_opened() {
+    let disk = in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        for number in 0..300 {
+            files.create(&format!("/a-name-that-takes-some-bytes-{number}")).await.unwrap();
+        }
+        files.close().await.unwrap();
+        runtime::power_cut()
+    });
+    in_world(disk, || async {
+        let with = |metadata_bytes| fs::Settings { metadata_bytes, ..SETUP.settings() };
+        let refused = FileSystem::open(zones(None).await.unwrap(), &with(8192)).await.unwrap_err();
+        assert!(matches!(refused, Error::Invalid(_)) && refused.detail().contains("8192"), "{refused}");
+        let files = FileSystem::open(zones(None).await.unwrap(), &with(64 << 10)).await.unwrap();
+        let mut made = 0;
+        let full = loop {
+            match files.create(&format!("/another-{made}")).await {
+                Ok(_) => made += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(full, Error::NoSpace(_)) && (50..2000).contains(&made), "{made}: {full}");
+        files.unlink("/another-0").await.unwrap();
+        files.close().await.unwrap();
+    });
 }

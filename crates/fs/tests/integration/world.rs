@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub const DISK: &str = "/disk";
+/// Shards of the file systems, few so that several inodes are of one.
+pub const SHARDS: u32 = 4;
 
 pub type Files = Vec<(PathBuf, Vec<u8>)>;
 
@@ -49,6 +51,10 @@ pub struct Setup {
     pub slow: f64,
     /// Share of operations that come in bursts of operations on names.
     pub bursts: f64,
+    /// Share of operations beside which a snapshot is taken, deleted or read.
+    pub snapshots: f64,
+    /// Cores in the next life.
+    pub cores: u32,
     pub broken: Option<Broken>,
 }
 
@@ -66,6 +72,8 @@ impl Setup {
             checkpoints: 0.0,
             slow: 0.0,
             bursts: 0.0,
+            snapshots: 0.0,
+            cores: 1,
             broken: None,
         }
     }
@@ -83,6 +91,8 @@ impl Setup {
             checkpoints: 0.0,
             slow: 0.0,
             bursts: 0.0,
+            snapshots: 0.0,
+            cores: 1,
             broken: None,
         }
     }
@@ -96,18 +106,35 @@ impl Setup {
         Setup { checkpoints: 0.03, slow: 0.1, bursts: 0.1, clients: 1 + random.below(2), ..setup }
     }
 
+    /// Several cores, and zones for them.
+    pub fn draw_cores(random: &mut Random) -> Self {
+        let setup = Setup::draw_busy(random);
+        Setup { disk: 24 << 20, zone: 128 << 10, clients: 1 + random.below(4), cores: 2, ..setup }
+    }
+
+    /// Snapshots, on a disk that files fill or with several cores.
+    pub fn draw_snapshots(random: &mut Random) -> Self {
+        let setup = match random.below(3) {
+            0 => Setup { clients: 1 + random.below(3), ..Setup::draw(random) },
+            1 => Setup { checkpoints: 0.01, slow: 0.05, bursts: 0.02, ..Setup::draw_full(random) },
+            _ => Setup { blocks: 24, ..Setup::draw_cores(random) },
+        };
+        Setup { snapshots: 0.05, ..setup }
+    }
+
     pub fn settings(&self) -> Settings {
         // Few checksums in memory, so that some are read from the zones.
         Settings {
             checkpoint_after: self.checkpoint_after,
             sums_bytes: 1,
+            cores: Some(self.cores),
             broken: self.broken,
             ..Settings::default()
         }
     }
 
     pub async fn format(&self) -> Result<FileSystem> {
-        let properties = Properties { block_size: self.block_size };
+        let properties = Properties { block_size: self.block_size, shards: SHARDS };
         FileSystem::format(zones(Some(self.zone)).await?, properties, &self.settings()).await
     }
 

@@ -14,6 +14,9 @@ const IMAGE_HELP: &str =
   siltstone fs status vol.img                    show sizes, of one that isn't mounted
   siltstone fs status /mnt                       show sizes, of a mounted one
   siltstone fs check vol.img --data              look for damage, in the metadata and in all data
+  siltstone fs scrub /mnt                        compare all data with its checksums, of a mounted one
+  siltstone fs defrag /mnt/database              write files of a mounted one in fewer pieces
+  siltstone fs snapshot create /mnt before       keep the file system as it is now, to be read in /mnt/.snapshots/before
 
 A stack may mount one, too: a door of the kind fs, served by siltstone serve. siltstone stack kinds fs lists its keys.")]
 pub enum FsVerb {
@@ -21,6 +24,48 @@ pub enum FsVerb {
     Mount(FsMount),
     Status(FsStatus),
     Check(FsCheck),
+    Scrub(FsScrub),
+    Defrag(FsDefrag),
+    #[command(subcommand)]
+    Snapshot(FsSnapshotVerb),
+}
+
+/// Take, list and delete snapshots of a file system, mounted or not
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  siltstone fs snapshot create /mnt before       of a mounted one: the same as mkdir /mnt/.snapshots/before
+  siltstone fs snapshot list vol.img             of one that isn't mounted
+  siltstone fs snapshot delete /mnt before       the same as rmdir /mnt/.snapshots/before
+
+A snapshot is the whole file system at one moment, and can only be read: in the directory .snapshots/NAME of the mount, which ls of the root doesn't show. It takes space for what is changed or removed afterwards. At most 256 exist.")]
+pub enum FsSnapshotVerb {
+    /// Take a snapshot, which is durable when this ends
+    Create(FsSnapshot),
+    /// List snapshots, the oldest first
+    List(FsSnapshots),
+    /// Delete a snapshot, and free what it alone has
+    Delete(FsSnapshot),
+}
+
+/// A snapshot of a file system
+#[derive(Debug, Args)]
+pub struct FsSnapshot {
+    /// The image of a file system that isn't mounted, or the mount point of one that is
+    #[arg(value_name = "IMAGE|DIRECTORY")]
+    pub what: String,
+    /// Name of the snapshot
+    pub name: String,
+}
+
+/// Snapshots of a file system
+#[derive(Debug, Args)]
+pub struct FsSnapshots {
+    /// The image of a file system that isn't mounted, or the mount point of one that is
+    #[arg(value_name = "IMAGE|DIRECTORY")]
+    pub what: String,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Make an empty file system
@@ -72,6 +117,9 @@ pub struct FsMount {
     /// Set the number of shards
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub shards: u32,
+    /// Set the most memory for metadata, such as 2GiB; a file system that needs more isn't mounted [default: half of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<u64>,
 }
 
 /// Show sizes of a file system
@@ -102,6 +150,38 @@ pub struct FsCheck {
     /// Read all data of files and compare it with its checksums
     #[arg(long)]
     pub data: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Compare everything in a mounted file system with its checksums
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone fs scrub /mnt           reads all data and metadata, while the file system is used
+  siltstone fs scrub /mnt --json
+
+As root. Nothing is repaired; a damaged block is named with its file. Exits with 0 if nothing is damaged, with 1 if anything is. \
+siltstone fs check looks at a file system that isn't mounted, and at the rules of its metadata, too.")]
+pub struct FsScrub {
+    /// The mount point
+    pub directory: PathBuf,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Write files of a mounted file system in fewer pieces
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone fs defrag /mnt/data.db      one file
+  siltstone fs defrag /mnt              all files
+
+As root. Neighbouring blocks of a file that lie in several places are written again as one, up to 1MiB at a time; contents, times and \
+holes stay. Files may be in use. The cleaner does the same to what it moves.")]
+pub struct FsDefrag {
+    /// A file, or a directory with all files below it
+    pub path: PathBuf,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,

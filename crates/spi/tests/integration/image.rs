@@ -8,6 +8,7 @@ use spi::{Board, ServedChip, Server, Time};
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 async fn write(programmer: &Programmer, bytes: &[u8]) {
     programmer.spi(&[0x06], 0).await;
@@ -129,6 +130,72 @@ fn a_new_image_does_not_take_the_state_of_an_older_one() {
         }
         std::fs::remove_file(&state).unwrap();
         create(&path).await.unwrap();
+    });
+}
+
+#[test]
+fn an_image_has_its_name_when_it_is_whole() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let flags = rustix::fs::OFlags::TMPFILE.bits() as i32;
+    if std::fs::OpenOptions::new().write(true).custom_flags(flags).open(folder.path()).is_err() {
+        println!("SKIPPED: an_image_has_its_name_when_it_is_whole: the file system has no unnamed files");
+        return;
+    }
+    let path = folder.path().join("flash.bin");
+    let size = u64::from(description("W25Q64JV").size);
+    // A killed process leaves what others see before the end.
+    let is_over = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                if let Ok(found) = std::fs::metadata(&path) {
+                    return found.len();
+                }
+            }
+            std::fs::metadata(&path).unwrap().len()
+        });
+        let path = path.clone();
+        run(|| async move { create(&path).await.unwrap() });
+        is_over.store(true, Relaxed);
+        watcher.join().unwrap()
+    });
+    assert_eq!(seen, size);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+}
+
+#[test]
+fn a_change_by_another_program_is_noticed_and_a_kill_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flash.bin");
+    let state = folder.path().join("flash.bin.state");
+    run(|| async move {
+        let is_changed = async || {
+            let (image, _) = ImageFile::open(&path, description("W25Q64JV"), 1, false).await.unwrap();
+            image.is_changed()
+        };
+        let has_checksum = || std::fs::read_to_string(&state).unwrap().contains("image_crc32c");
+        let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
+        close(served_chip).await;
+        assert!(has_checksum() && !is_changed().await);
+        // A kill leaves the image with a part of the changes, and the state file that was written before the first of them.
+        let served_chip = served_chip_on(&path, "W25Q64JV").await.unwrap();
+        let programmer = Programmer::connect(&served_chip).await;
+        write(&programmer, &[0x01, 0x00]).await;
+        served_chip.answer("sync").await.unwrap();
+        assert!(has_checksum(), "the image hasn't changed");
+        write(&programmer, &[0x02, 0, 0, 0, 7]).await;
+        served_chip.answer("sync").await.unwrap();
+        assert!(!has_checksum());
+        close(served_chip).await;
+        assert!(has_checksum() && !is_changed().await);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[0x1000] = 0;
+        std::fs::write(&path, bytes).unwrap();
+        assert!(is_changed().await);
+        // The next orderly end is the one to compare with.
+        close(served_chip_on(&path, "W25Q64JV").await.unwrap()).await;
+        assert!(!is_changed().await);
     });
 }
 

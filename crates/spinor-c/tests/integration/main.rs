@@ -35,27 +35,73 @@ fn library() -> PathBuf {
     PathBuf::from(&text[start..end])
 }
 
-#[test]
-fn a_program_in_c_drives_the_chip() {
-    if !has("cc") {
-        return skip("cc is not installed");
-    }
+/// Compiles a program of the folder `tests` with further arguments for cc, and runs it. It says "ok: " at its end.
+fn run_in_c(source: &str, compile: &[&Path], arguments: &[&Path]) {
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("drive");
+    let program = folder.path().join("program");
     let built = Command::new("cc")
-        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-o"])
+        .args(["-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-o"])
         .arg(&program)
         .arg("-I")
         .arg(crate_folder().join("include"))
-        .arg(crate_folder().join("tests/drive.c"))
+        .arg(crate_folder().join("tests").join(source))
+        .args(compile)
         .arg(library())
         .args(["-lpthread", "-ldl", "-lm"])
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let ran = Command::new("timeout").arg("60").arg(&program).output().unwrap();
+    let ran = Command::new("timeout").arg("600").arg(&program).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success() && said.contains("ok: "), "{said}");
+    println!("{said}");
+}
+
+#[test]
+fn a_program_in_c_drives_the_chip() {
+    if !has("cc") {
+        return skip("cc is not installed");
+    }
+    run_in_c("drive.c", &[Path::new("-Werror")], &[]);
+}
+
+/// Folder with the C sources of littlefs, which the crate littlefs2-sys contains; `None` if cargo hasn't fetched it.
+fn littlefs() -> Option<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--offline", "--locked"])
+        .current_dir(crate_folder())
+        .output()
+        .unwrap();
+    // Fails if a package for any platform is not there.
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    let packages = metadata["packages"].as_array()?;
+    let package = packages.iter().find(|package| package["name"] == "littlefs2-sys")?;
+    Some(Path::new(package["manifest_path"].as_str()?).parent()?.join("littlefs"))
+}
+
+/// The text of a chip file with an array of 64 KiB, so that it can be loaded for each cut.
+fn small_chip() -> String {
+    let (_, text) = spinor::CHIPS.iter().find(|(name, _)| *name == "W25Q64JV").unwrap();
+    let small = text.replace("\nsize = 8388608\n", "\nsize = 65536\n");
+    assert!(small != *text);
+    small
+}
+
+#[test]
+fn littlefs_keeps_what_it_acknowledged() {
+    if !has("cc") {
+        return skip("cc is not installed");
+    }
+    let Some(littlefs) = littlefs() else {
+        return skip("the C sources of littlefs are not there: run cargo fetch");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let chip = folder.path().join("small.toml");
+    std::fs::write(&chip, small_chip()).unwrap();
+    let quiet = ["-DLFS_NO_DEBUG", "-DLFS_NO_WARN", "-DLFS_NO_ERROR", "-I"].map(Path::new);
+    let sources = [&*littlefs, &littlefs.join("lfs.c"), &littlefs.join("lfs_util.c")];
+    run_in_c("littlefs.c", &[&quiet[..], &sources[..]].concat(), &[&chip]);
 }
 
 #[test]

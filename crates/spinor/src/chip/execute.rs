@@ -270,15 +270,17 @@ impl Chip {
     }
 
     fn count_overwrites(&mut self, base: u32, length: u32) {
-        let memory = self.memory.bytes();
-        let written = self.link.received.min(u64::from(length)) as u32;
-        let first = self.link.address % length;
-        let mut overwrites = 0;
-        for n in 0..written {
-            let at = (first + n) % length;
-            let (cell, data) = (memory[(base + at) as usize], self.link.page[at as usize]);
-            overwrites += u32::from(data & !cell != 0);
-        }
+        let cells = &self.memory.bytes()[base as usize..(base + length) as usize];
+        let length = length as usize;
+        let written = self.link.received.min(length as u64) as usize;
+        let first = self.link.address as usize % length;
+        let end = first + written;
+        let count = |range: std::ops::Range<usize>| {
+            let pairs = cells[range.clone()].iter().zip(&self.link.page[range]);
+            pairs.map(|(cell, data)| u32::from(data & !cell != 0)).sum::<u32>()
+        };
+        // After the page's end the data goes on at its start.
+        let overwrites = count(first..end.min(length)) + count(0..end.saturating_sub(length));
         self.link.overwrites = overwrites;
         self.counters.overwrites += u64::from(overwrites);
     }

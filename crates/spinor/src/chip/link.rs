@@ -360,11 +360,46 @@ impl Chip {
         reply
     }
 
-    /// Sends bytes on 1, 2 or 4 lines.
+    /// Sends bytes on 1, 2 or 4 lines. The data of a page program is one copy.
     pub fn write(&mut self, bytes: &[u8], lines: u8) {
-        for byte in bytes {
-            self.transfer(*byte, lines);
+        let mut rest = bytes;
+        while let Some((first, tail)) = rest.split_first() {
+            if self.link.phase == Phase::Input && self.takes_page(lines) {
+                return self.input_page(rest, lines);
+            }
+            self.transfer(*first, lines);
+            rest = tail;
         }
+    }
+
+    /// Returns whether bytes of the input phase go to the page buffer, whole and as they are sent.
+    fn takes_page(&self, lines: u8) -> bool {
+        let command = self.link.command.map(usize::from);
+        self.link.selected
+            && self.link.bits == 0
+            && self.link.lines == lines
+            && self.hold_reset
+            && !self.faults.touches_bytes()
+            && command.is_some_and(|command| self.action(command) == Action::Program)
+    }
+
+    fn input_page(&mut self, bytes: &[u8], lines: u8) {
+        if self.trace.is_on() {
+            bytes.iter().take(SAMPLE).for_each(|byte| self.link.note(*byte));
+        }
+        let page = self.description.page as usize;
+        let link = &mut self.link;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            // After the page's end the data goes on at its start.
+            let at = ((u64::from(link.address) + link.received) % page as u64) as usize;
+            let (now, tail) = rest.split_at(rest.len().min(page - at));
+            link.page[at..at + now.len()].copy_from_slice(now);
+            link.received += now.len() as u64;
+            rest = tail;
+        }
+        link.clocks += bytes.len() as u64 * u64::from(8 / lines);
+        self.counters.bus_bytes += bytes.len() as u64;
     }
 
     /// Reads bytes on 1, 2 or 4 lines. A run of bytes from the array is one copy.

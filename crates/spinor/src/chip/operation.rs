@@ -149,10 +149,9 @@ impl Chip {
         match operation.work {
             Work::Program { address, data, aai } => {
                 self.changes.mark(address..address + data.len() as u32);
-                let memory = self.memory.bytes_mut();
-                for (n, data) in data.iter().enumerate() {
-                    self.cells.program(address + n as u32, &mut memory[address as usize + n], *data);
-                }
+                let start = address as usize;
+                let cells = &mut self.memory.bytes_mut()[start..start + data.len()];
+                self.cells.program_all(address, cells, &data);
                 self.modes.write_enabled &= aai;
             }
             Work::ProgramSecurity { offset, data } => {

@@ -1,0 +1,105 @@
+//! The cores of the machine among which the shards of an open file system are divided, and what they tell each other of the space
+//! that they use.
+//!
+//! Each core has the shards whose number leaves its own as the remainder, divided by the number of cores. So nothing on the medium changes where
+//! a file system is opened with another number of cores.
+
+use crate::core::Core;
+use crate::forest::Shard;
+use crate::inode::InodeNumber;
+use runtime::Home;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Number of the core that has a shard; `cores` is the number of cores.
+#[inline]
+pub fn core_of(shard: Shard, cores: u32) -> u32 {
+    shard % cores
+}
+
+/// Where the cores are. The first one is the home: the cleaner and checkpoints run there.
+#[derive(Debug, Clone)]
+pub struct Cores {
+    homes: Arc<[Home<Core>]>,
+    shards: u32,
+}
+
+impl Cores {
+    /// Returns the cores of a file system, at least one; `shards` is the number of its shards.
+    pub fn new(homes: Vec<Home<Core>>, shards: u32) -> Self {
+        Cores { homes: homes.into(), shards }
+    }
+
+    /// Their number.
+    pub fn count(&self) -> u32 {
+        self.homes.len() as u32
+    }
+
+    /// The home.
+    pub fn first(&self) -> &Home<Core> {
+        &self.homes[0]
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[Home<Core>] {
+        &self.homes
+    }
+
+    /// Number of the core that has an inode.
+    #[inline]
+    pub fn index_of(&self, inode: InodeNumber) -> u32 {
+        core_of((inode % u64::from(self.shards)) as Shard, self.count())
+    }
+
+    /// The core that has an inode.
+    #[inline]
+    pub fn of(&self, inode: InodeNumber) -> &Home<Core> {
+        &self.homes[self.index_of(inode) as usize]
+    }
+}
+
+/// Memory and space that a core uses.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Used {
+    /// Preallocated blocks.
+    pub preallocated: AtomicU64,
+    /// Blocks that are reserved for writes in flight.
+    pub growing: AtomicU64,
+    /// Pages of its trees.
+    pub pages: AtomicU64,
+    /// Of these, those that the next checkpoint writes.
+    pub unstored: AtomicU64,
+    /// Bytes of memory of its trees, those of snapshots included.
+    pub memory: AtomicU64,
+    /// Inodes.
+    pub inodes: AtomicU64,
+}
+
+/// Memory and space that all cores use. Each core writes its own part and reads the parts of all.
+#[derive(Debug)]
+pub struct Totals(Box<[Used]>);
+
+impl Totals {
+    /// Returns totals for a number of cores, all 0.
+    pub fn new(cores: u32) -> Arc<Self> {
+        Arc::new(Totals((0..cores).map(|_| Used::default()).collect()))
+    }
+
+    /// Number of cores.
+    pub fn cores(&self) -> u32 {
+        self.0.len() as u32
+    }
+
+    /// The part of a core.
+    #[inline]
+    pub fn of(&self, core: u32) -> &Used {
+        &self.0[core as usize]
+    }
+
+    /// A number of all cores together.
+    #[inline]
+    pub fn sum(&self, part: impl Fn(&Used) -> &AtomicU64) -> u64 {
+        self.0.iter().map(|used| part(used).load(Ordering::Relaxed)).sum()
+    }
+}

@@ -1,0 +1,141 @@
+//! Defragmenting a file on request: runs of blocks that lie in several places are written again as one.
+//!
+//! The cleaner does the same on its way, because it sorts what it moves by file and block. Contents, times and holes stay as they are.
+
+use crate::change::{Change, Changes, KEEP_TIMES};
+use crate::core::Core;
+use crate::extents::extents;
+use crate::format::BLOCK;
+use crate::inode::InodeNumber;
+use crate::item::ATOMIC_BLOCKS;
+use crate::node::Node;
+use block::Result;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Most blocks that are written again as one.
+const LONGEST_RUN: u64 = 256;
+
+/// Fragments of a file: extents with data that don't follow one another in a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fragments {
+    /// Before.
+    pub before: u64,
+    /// After.
+    pub after: u64,
+    /// Blocks that were written again.
+    pub blocks: u64,
+}
+
+/// The runs of these extents, in blocks of a file, that are worth writing again: neighbours in the file in several places, `longest`
+/// blocks at most. The end of a zone may divide a run in two; one that is atomic stays whole.
+fn fragmented(extents: impl IntoIterator<Item = Range<u64>>, longest: u64) -> Vec<Range<u64>> {
+    let mut runs: Vec<(Range<u64>, u64)> = Vec::new();
+    for extent in extents {
+        let mut at = extent.start;
+        while at < extent.end {
+            let end = extent.end.min((at / longest + 1) * longest);
+            match runs.last_mut() {
+                Some((run, pieces)) if run.end == at && run.start / longest == at / longest => {
+                    run.end = end;
+                    *pieces += 1;
+                }
+                _ => runs.push((at..end, 1)),
+            }
+            at = end;
+        }
+    }
+    let is_whole = |run: &Range<u64>| run.end - run.start <= u64::from(ATOMIC_BLOCKS);
+    let is_worth_it = |(run, pieces): &(Range<u64>, u64)| *pieces > 2 || *pieces == 2 && is_whole(run);
+    runs.into_iter().filter(is_worth_it).map(|(run, _)| run).collect()
+}
+
+impl Core {
+    /// Blocks of a file with data, extent by extent.
+    fn data_of(&self, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let metadata = self.metadata.borrow();
+        let mut found = Vec::new();
+        for extent in extents(&metadata.items, inode, range.clone()) {
+            let extent = extent?.part(&range);
+            if !extent.is_preallocated() {
+                found.push(extent.block..extent.end());
+            }
+        }
+        Ok(found)
+    }
+
+    /// Most blocks that are written again as one: no more than a zone takes.
+    fn longest_run(&self) -> u64 {
+        LONGEST_RUN.min(self.kit.settings.data_blocks.max(1).into())
+    }
+
+    /// Number of fragments of a file.
+    ///
+    /// # Errors
+    /// ESTALE.
+    pub fn fragments(&self, inode: InodeNumber) -> Result<u64> {
+        self.inode(inode)?;
+        Ok(self.data_of(inode, 0..u64::MAX)?.len() as u64)
+    }
+
+    /// Writes the fragmented parts of a file again.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`](block::Error::NoSpace); as [`read`](Self::read).
+    pub async fn defragment(self: &Rc<Self>, node: &Rc<Node>) -> Result<Fragments> {
+        self.check_regular(node.inode)?;
+        let before = self.data_of(node.inode, 0..u64::MAX)?;
+        let mut fragments = Fragments { before: before.len() as u64, ..Fragments::default() };
+        for run in fragmented(before, self.longest_run()) {
+            fragments.blocks += self.write_again(node, run).await?;
+        }
+        fragments.after = self.fragments(node.inode)?;
+        Ok(fragments)
+    }
+
+    /// Writes a run of blocks again that has no holes. Returns their number.
+    async fn write_again(self: &Rc<Self>, node: &Rc<Node>, run: Range<u64>) -> Result<u64> {
+        let blocks = run.end - run.start;
+        let permit = self.admit_data(blocks).await;
+        let held = node.lock.ask(run.clone()).await;
+        self.check_open()?;
+        // It may have changed before the lock was granted.
+        if fragmented(self.data_of(node.inode, run.clone())?, self.longest_run()) != [run.clone()] {
+            return Ok(0);
+        }
+        self.check_space(blocks)?;
+        let mut data = self.read(node.inode, run.start * BLOCK, (blocks * BLOCK) as usize).await?;
+        let missing = blocks * BLOCK - data.len() as u64;
+        if missing > 0 {
+            data.push(block::Buffer::zeroed(missing as usize).freeze());
+        }
+        let change = Change::Map {
+            inode: node.inode,
+            block: run.start,
+            blocks: blocks as u32,
+            size: 0,
+            modified: KEEP_TIMES,
+        };
+        let ticket = self.append(Changes::from_elem(change, 1), data, permit, held).await?;
+        node.note(ticket);
+        Ok(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_in_several_places_are_written_again_and_holes_stay() {
+        let runs = |extents: &[(u64, u64)]| {
+            let ranges = extents.iter().map(|(from, to)| *from..*to);
+            fragmented(ranges, 256).into_iter().map(|run| (run.start, run.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(runs(&[(0, 1000)]), []);
+        assert_eq!(runs(&[(0, 3), (3, 5), (6, 7)]), [(0, 5)]);
+        assert_eq!(runs(&[(0, 3), (4, 5), (6, 7)]), []);
+        assert_eq!(runs(&[(250, 300), (300, 302), (302, 310)]), [(256, 310)]);
+        assert_eq!(runs(&[(0, 200), (200, 300), (300, 600), (600, 601), (601, 602)]), [(512, 602)]);
+    }
+}

@@ -1,0 +1,166 @@
+//! All items of a file system, in a tree for each shard.
+//!
+//! The shards are divided by the numbers of inodes, and their number is fixed when a file system is made. Each belongs to one core
+//! of the machine while the file system is open; the trees of the others are empty there.
+
+use crate::inode::InodeNumber;
+use crate::tree::{Key, Place, Range, Released, Tree};
+use block::{Error, Result};
+
+/// Number of a shard.
+pub type Shard = u32;
+
+/// Trees of items, one for each shard.
+#[derive(Debug, Clone)]
+pub struct Forest {
+    trees: Vec<Tree>,
+    pages: usize,
+}
+
+impl Forest {
+    /// Returns empty trees; `shards` is their number, at least one. Places of their pages will be released to `released`.
+    pub fn new(shards: u32, released: &Released) -> Self {
+        let first = Tree::new(released);
+        Forest { trees: (0..shards.max(1)).map(|_| first.beside()).collect(), pages: 0 }
+    }
+
+    /// Number of shards.
+    pub fn shards(&self) -> u32 {
+        self.trees.len() as u32
+    }
+
+    /// Shard of an inode.
+    #[inline]
+    pub fn shard_of(&self, inode: InodeNumber) -> Shard {
+        (inode % self.trees.len() as u64) as Shard
+    }
+
+    /// Shard of an item: that of its inode. Items of inode 0 name one with their offset.
+    #[inline]
+    fn shard_of_key(&self, key: &Key) -> usize {
+        self.shard_of(if key.inode == 0 { key.offset } else { key.inode }) as usize
+    }
+
+    /// The tree of a shard, of those that there are.
+    pub fn tree(&self, shard: Shard) -> &Tree {
+        &self.trees[shard as usize]
+    }
+
+    /// Gives a shard another tree, of the same family.
+    pub fn set_tree(&mut self, shard: Shard, tree: Tree) {
+        self.pages += tree.pages();
+        let old = std::mem::replace(&mut self.trees[shard as usize], tree);
+        self.pages -= old.pages();
+    }
+
+    /// Changes the tree of an item, and counts its pages.
+    #[inline]
+    fn change<R>(&mut self, key: &Key, change: impl FnOnce(&mut Tree) -> R) -> R {
+        let shard = self.shard_of_key(key);
+        let tree = &mut self.trees[shard];
+        let before = tree.pages();
+        let result = change(tree);
+        self.pages = self.pages + tree.pages() - before;
+        result
+    }
+
+    /// The value of an item.
+    #[inline]
+    pub fn get(&self, key: &Key) -> Option<&[u8]> {
+        self.trees[self.shard_of_key(key)].get(key)
+    }
+
+    /// The last item of the shard whose key is at most this one.
+    #[inline]
+    pub fn last_before(&self, key: &Key) -> Option<(Key, &[u8])> {
+        self.trees[self.shard_of_key(key)].last_before(key)
+    }
+
+    /// The items of the shard from a key on, in rising order.
+    #[inline]
+    pub fn range(&self, from: &Key) -> Range<'_> {
+        self.trees[self.shard_of_key(from)].range(from)
+    }
+
+    /// Puts an item in. Returns whether there was one with this key.
+    #[inline]
+    pub fn put(&mut self, key: &Key, value: &[u8]) -> bool {
+        self.change(key, |tree| tree.put(key, value))
+    }
+
+    /// Changes the value of an item where it is.
+    #[inline]
+    pub fn update<R>(&mut self, key: &Key, change: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
+        let shard = self.shard_of_key(key);
+        self.trees[shard].update(key, change)
+    }
+
+    /// Removes an item. Returns whether there was one with this key.
+    #[inline]
+    pub fn remove(&mut self, key: &Key) -> bool {
+        self.change(key, |tree| tree.remove(key))
+    }
+
+    /// All items, shard by shard.
+    pub fn items(&self) -> impl Iterator<Item = (Key, &[u8])> + '_ {
+        self.trees.iter().flat_map(|tree| tree.range(&Key::MIN))
+    }
+
+    /// Number of pages.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Number of pages that the next checkpoint writes; more while one is being written.
+    pub fn unstored_pages(&self) -> usize {
+        self.trees[0].unstored_pages()
+    }
+
+    /// Bytes of memory of the trees and their clones, without the allocator's overhead.
+    pub fn memory(&self) -> usize {
+        self.trees[0].memory()
+    }
+
+    /// Places of all pages that have one.
+    pub fn places(&self) -> Vec<Place> {
+        self.trees.iter().flat_map(Tree::places).collect()
+    }
+
+    /// Visits the places of the pages that `newer` doesn't have at the same time.
+    pub fn visit_own_places(&self, newer: &Forest, mut visit: impl FnMut(Place)) {
+        let trees = self.trees.iter().zip(&newer.trees);
+        trees.for_each(|(tree, newer)| tree.visit_own_places(Some(newer), &mut visit));
+    }
+
+    /// Takes the place from each page whose place is wanted, so that the next checkpoint writes it elsewhere
+    /// ([`Tree::withdraw_places`]).
+    pub fn withdraw_places(&self, newer: Option<&Forest>, is_wanted: impl Fn(Place) -> bool) {
+        for (shard, tree) in self.trees.iter().enumerate() {
+            tree.withdraw_places(newer.map(|newer| &newer.trees[shard]), &is_wanted);
+        }
+    }
+
+    /// Shares the pages on the way to a key with a newer version, where both are equal.
+    pub fn share_way(&mut self, newer: &Forest, key: &Key) {
+        let shard = self.shard_of_key(key);
+        self.trees[shard].share_way(&newer.trees[shard], key);
+    }
+
+    /// Number of pages of the trees and of those that share pages with them, each counted once.
+    pub fn family_pages(&self) -> usize {
+        self.trees[0].family_pages()
+    }
+
+    /// Refuses items that are in the tree of another shard.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for the first one.
+    pub fn check_shard(&self, shard: Shard) -> Result<()> {
+        match self.tree(shard).range(&Key::MIN).find(|(key, _)| self.shard_of_key(key) != shard as usize) {
+            None => Ok(()),
+            Some((key, _)) => {
+                Err(Error::corrupt(format!("the tree of shard {shard} has item {key} of another one")))
+            }
+        }
+    }
+}

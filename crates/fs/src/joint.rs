@@ -1,0 +1,289 @@
+//! Operations on names that concern several cores: a rename to a directory of another core, for instance.
+//!
+//! 1. The inodes are locked, on all cores in one order, and what is queued there is written: so its records have lower numbers than
+//!    the operation's.
+//! 2. What the decision needs is read on each core, and put together as metadata of its own. The decision is the same function as
+//!    on one core ([`crate::namespace`]).
+//! 3. The changes are one record, which is a member of the streams of all these cores ([`logkit::Joint`]). It takes effect on each core when it
+//!    commits, so all of it is there after a power cut, or nothing.
+//! 4. The inodes are unlocked.
+//!
+//! It goes on to its end where its caller is dropped. An inode that loses its last name stays at first, as if it were open, and is removed by its own
+//! core.
+
+use crate::change::{Change, Changes};
+use crate::core::{Broken, Core, user_stream};
+use crate::directory;
+use crate::forest::{Forest, Shard};
+use crate::inode::{Inode, InodeNumber, ROOT, kind};
+use crate::item::{Item, Origin};
+use crate::locks::MOVES;
+use crate::metadata::Metadata;
+use crate::tree::{Key, Released};
+use block::{Error, Payload, Result};
+use logkit::{Joint, StreamId, lane};
+use runtime::sync::oneshot;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Inodes and names that an operation on several cores reads and changes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wanted {
+    /// Inodes that it reads and changes.
+    pub inodes: Vec<InodeNumber>,
+    /// Names that it reads.
+    pub names: Vec<(InodeNumber, Vec<u8>)>,
+    /// Shard of an inode that it makes.
+    pub new: Option<Shard>,
+    /// It gives a directory another parent: the directories above these are read, too.
+    pub above: Vec<InodeNumber>,
+}
+
+/// Items that were read on a core.
+#[derive(Debug, Default)]
+struct Gathered {
+    items: Vec<(Key, Vec<u8>)>,
+    /// Inodes that are open.
+    open: Vec<InodeNumber>,
+    /// Number of the inode that is made.
+    number: InodeNumber,
+}
+
+/// Items of several cores, by which an operation is decided.
+#[derive(Debug)]
+pub(crate) struct View {
+    /// The items that it concerns.
+    pub metadata: Metadata,
+    /// Number of the inode that it makes.
+    pub number: InodeNumber,
+    open: Vec<InodeNumber>,
+}
+
+impl View {
+    /// Whether an inode is open.
+    pub fn is_open(&self, inode: InodeNumber) -> bool {
+        self.open.contains(&inode)
+    }
+
+    fn add(&mut self, gathered: Gathered) {
+        gathered.items.iter().for_each(|(key, value)| self.metadata.put(key, value));
+        self.open.extend(gathered.open);
+        self.number = self.number.max(gathered.number);
+    }
+}
+
+impl Core {
+    /// Carries out an operation on inodes of several cores. `decide` finds the changes; it returns none if other inodes are
+    /// concerned by now, and then this does, too.
+    ///
+    /// # Errors
+    /// What `decide` returns; [`Error::NoSpace`]; the failure of the log.
+    pub(crate) async fn jointly<T: 'static>(
+        self: &Rc<Self>,
+        wanted: Wanted,
+        decide: impl FnOnce(&View) -> Result<Option<(T, Changes)>> + 'static,
+    ) -> Result<Option<T>> {
+        self.check_open()?;
+        let (sender, mut receiver) = oneshot();
+        let core = self.clone();
+        let task = async move {
+            let outcome = core.carry_out(wanted, decide).await;
+            // Its caller may have been dropped.
+            sender.send(outcome).ok();
+        };
+        self.kit.tasks.spawn(task).detach();
+        let outcome = receiver.receive().await;
+        outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
+    }
+
+    async fn carry_out<T>(
+        self: &Rc<Self>,
+        wanted: Wanted,
+        decide: impl FnOnce(&View) -> Result<Option<(T, Changes)>>,
+    ) -> Result<Option<T>> {
+        let permit = self.admit().await?;
+        let inside = self.gate.enter().await;
+        let mut view =
+            View { metadata: Metadata::empty(Forest::new(1, &Released::new())), number: 0, open: Vec::new() };
+        let above = wanted.above.clone();
+        let mut locked: Vec<(u32, Vec<InodeNumber>)> = Vec::new();
+        let mut outcome = Ok(());
+        for (core, part) in self.by_core(wanted) {
+            let inodes = part.inodes.clone();
+            let read = self.cores().all()[core as usize].with(move |core: Rc<Core>| core.lock_and_read(part));
+            match read.await {
+                Ok(gathered) => {
+                    locked.push((core, inodes));
+                    view.add(gathered);
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        if outcome.is_ok() {
+            outcome = self.read_above(above, &mut view).await;
+        }
+        let decided = outcome.and_then(|()| decide(&view));
+        let outcome = match decided {
+            Ok(Some((result, changes))) => self.append_jointly(changes).await.map(|()| Some(result)),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        };
+        for (core, inodes) in locked {
+            let end = move |core: Rc<Core>| async move {
+                core.end_joint(&inodes);
+                Ok(())
+            };
+            // A core that has ended has no locks any more.
+            self.cores().all()[core as usize].with(end).await.ok();
+        }
+        drop((inside, permit));
+        outcome
+    }
+
+    /// What an operation concerns, core by core.
+    fn by_core(&self, wanted: Wanted) -> BTreeMap<u32, Wanted> {
+        let mut parts: BTreeMap<u32, Wanted> = BTreeMap::new();
+        let Wanted { mut inodes, names, new, above } = wanted;
+        if !above.is_empty() {
+            inodes.push(MOVES);
+        }
+        inodes.sort_unstable();
+        inodes.dedup();
+        let of = |inode| self.cores().index_of(inode);
+        inodes.into_iter().for_each(|inode| parts.entry(of(inode)).or_default().inodes.push(inode));
+        names.into_iter().for_each(|name| parts.entry(of(name.0)).or_default().names.push(name));
+        if let Some(shard) = new {
+            parts.entry(of(shard.into())).or_default().new = Some(shard);
+        }
+        parts
+    }
+
+    /// Locks inodes of this core, and reads what is wanted of it.
+    async fn lock_and_read(self: Rc<Self>, wanted: Wanted) -> Result<Gathered> {
+        self.check_open()?;
+        if !wanted.inodes.is_empty() {
+            self.locks.lock(&wanted.inodes).await;
+            if let Err(error) = self.written(self.issued()).await {
+                self.locks.unlock(&wanted.inodes);
+                return Err(error);
+            }
+        }
+        let mut gathered = Gathered::default();
+        if let Some(shard) = wanted.new {
+            gathered.number = self.metadata.borrow_mut().take_number(shard);
+        }
+        let metadata = self.metadata.borrow();
+        let mut keep = |(key, value): (Key, &[u8])| gathered.items.push((key, value.to_vec()));
+        for inode in &wanted.inodes {
+            let key = Inode::key(*inode);
+            metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
+            // Whether a directory has any names.
+            let first = Key { inode: *inode, kind: kind::ENTRY, offset: 0 };
+            let name = metadata.items.range(&first).next();
+            name.filter(|(key, _)| (key.inode, key.kind) == (*inode, kind::ENTRY))
+                .into_iter()
+                .for_each(&mut keep);
+        }
+        for (directory, name) in &wanted.names {
+            directory::alike(&metadata.items, *directory, name).for_each(&mut keep);
+        }
+        gathered.open = wanted.inodes.into_iter().filter(|inode| self.nodes.is_open(*inode)).collect();
+        Ok(gathered)
+    }
+
+    /// Reads the inodes of all directories above these.
+    async fn read_above(&self, directories: Vec<InodeNumber>, view: &mut View) -> Result<()> {
+        for directory in directories {
+            let mut at = directory;
+            while at != ROOT {
+                let inode = match view.metadata.inode(at) {
+                    Ok(inode) => inode,
+                    Err(_) => {
+                        let read = move |core: Rc<Core>| async move { core.inode(at) };
+                        let inode = self.cores().of(at).with(read).await?;
+                        view.metadata.put(&Inode::key(at), &inode.encode());
+                        inode
+                    }
+                };
+                if inode.parent == at || inode.parent == 0 {
+                    break;
+                }
+                at = inode.parent;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends changes of inodes of several cores, and waits until they have taken effect on this one.
+    async fn append_jointly(self: &Rc<Self>, changes: Changes) -> Result<()> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let mut joins: SmallVec<[StreamId; 4]> = SmallVec::new();
+        for core in changes.iter().map(|change| self.cores().index_of(change.inode())) {
+            let stream = user_stream(core);
+            if core != self.index && !joins.contains(&stream) {
+                joins.push(stream);
+            }
+        }
+        if self.breaks(Broken::SplitsOperations) {
+            return self.append_apart(changes).await;
+        }
+        let request = self.requests.begin(1, None);
+        self.queue(changes, Payload::default(), Origin::Joint { request, joins });
+        self.requests.wait(request).await
+    }
+
+    async fn append_apart(self: &Rc<Self>, changes: Changes) -> Result<()> {
+        for change in changes {
+            let inode = change.inode();
+            let submit =
+                move |core: Rc<Core>| async move { core.submit(Changes::from_elem(change, 1), None) };
+            self.cores().of(inode).with(submit).await?;
+        }
+        Ok(())
+    }
+
+    /// Passes on to another core what a joint record changes there.
+    pub(crate) fn pass_on(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
+        for (stream, _) in &joint.members()[1..] {
+            let index = u32::from(stream.0) / 2;
+            let is_its = |change: &&Change| self.cores().index_of(change.inode()) == index;
+            let changes: Changes =
+                items.iter().flat_map(|item| &item.changes).filter(is_its).cloned().collect();
+            let (joint, is_refused) = (joint.clone(), items.is_empty());
+            let (here, there) =
+                (self.cores().all()[self.index as usize].clone(), self.cores().all()[index as usize].clone());
+            let deliver = move |core: Rc<Core>| async move {
+                let item = (!is_refused).then(|| core.shared_item(changes));
+                lane::joint_written(&*core, joint, item.into_iter().collect(), zone, position);
+                Ok(())
+            };
+            let task = async move {
+                if let Err(error) = there.with(deliver).await {
+                    let fail = move |core: Rc<Core>| async move {
+                        logkit::Owner::fail(&*core, &error);
+                        Ok(())
+                    };
+                    // The file system has ended here, too, if this fails.
+                    here.with(fail).await.ok();
+                }
+            };
+            self.kit.tasks.spawn(task).detach();
+        }
+    }
+
+    /// Unlocks inodes after an operation on them and inodes of other cores.
+    fn end_joint(self: &Rc<Self>, inodes: &[InodeNumber]) {
+        // It may not have committed here yet.
+        lane::commit(&**self, user_stream(self.index));
+        self.note(inodes, self.issued());
+        self.locks.unlock(inodes);
+        inodes.iter().filter(|inode| **inode != MOVES).for_each(|inode| self.remove_unused(*inode));
+    }
+}

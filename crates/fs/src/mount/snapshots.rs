@@ -1,0 +1,634 @@
+//! Snapshots in a mount: the directory `.snapshots` in the root, which no list of names has, with a directory for each snapshot. mkdir(2) in
+//! it takes a snapshot, rmdir(2) deletes one. Nothing below can be changed.
+//!
+//! A node of a snapshot has the snapshot's number in its upper 16 bits, and the inode in the others; numbers of inodes are far smaller.
+
+use super::actions::{check_namespace, os};
+use super::convert::{self, CACHED};
+use super::serve::{OPENED, Served};
+use crate::attributes;
+use crate::core::Core;
+use crate::cores::Cores;
+use crate::directory::{self, show};
+use crate::inode::{FileType, InodeNumber, ROOT};
+use crate::metadata::Metadata;
+use crate::namespace;
+use crate::operations::{find, seek};
+use crate::snapshots::SnapshotNumber;
+use block::{Buffer, Call, Data, Error, Payload, Result};
+use fuse::{
+    CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, FileSystem, Opened,
+    Read, Release, SetAttributes, Statistics, Write,
+};
+use std::rc::Rc;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+/// Name of the directory in the root.
+const NAME: &[u8] = b".snapshots";
+/// Bits of a node that are those of an inode.
+const INODE_BITS: u32 = 48;
+/// The directory of snapshots.
+const DIRECTORY: u64 = 1 << 63;
+/// Offsets in a directory after `.`, and after `..`.
+const DOTS: [u64; 2] = [1, 2];
+
+/// What a node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Present,
+    Directory,
+    Snapshot(SnapshotNumber, InodeNumber),
+}
+
+fn place(node: u64) -> Place {
+    match (node >> INODE_BITS) as u16 {
+        0 => Place::Present,
+        _ if node == DIRECTORY => Place::Directory,
+        number => Place::Snapshot(number, node & ((1 << INODE_BITS) - 1)),
+    }
+}
+
+fn node_of(number: SnapshotNumber, inode: InodeNumber) -> u64 {
+    u64::from(number) << INODE_BITS | inode
+}
+
+fn refused<'a, R: 'a>(what: &str) -> Call<'a, Result<R>> {
+    Call::ready(Err(read_only(what)))
+}
+
+#[cold]
+fn read_only(what: &str) -> Error {
+    os(libc::EROFS, format!("{what} in a snapshot, which can't be changed; change the present file"))
+}
+
+/// Names of snapshots are text.
+fn name_of(name: &[u8]) -> Result<String> {
+    let text = std::str::from_utf8(name);
+    text.map(str::to_owned).map_err(|_| {
+        Error::invalid(format!("snapshot \"{}\": the name isn't UTF-8; expected one that is", show(name)))
+    })
+}
+
+/// A file system with its snapshots.
+pub(super) struct WithSnapshots(pub(super) Served);
+
+impl WithSnapshots {
+    fn cores(&self) -> &Cores {
+        &self.0.0.cores
+    }
+
+    /// Reads the metadata of an inode of a snapshot on its core.
+    fn read_at<R: Send + 'static>(
+        &self,
+        (number, inode): (SnapshotNumber, InodeNumber),
+        work: impl FnOnce(&Core, &Metadata) -> Result<R> + Send + 'static,
+    ) -> Call<'_, Result<R>> {
+        let core = self.cores().of(inode);
+        let read = move |core: Rc<Core>| async move {
+            core.check_open()?;
+            core.in_version(Some(number), |metadata| work(&core, metadata))
+        };
+        Call::new(async move { core.with(read).await })
+    }
+
+    /// Attributes of the directory of snapshots: it belongs to the owner of the root.
+    async fn directory_attributes(&self) -> Result<fuse::Attributes> {
+        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.file_block_bytes())) };
+        let (root, block_size) = self.cores().of(ROOT).with(read).await?;
+        let inode = crate::inode::Inode {
+            mode: FileType::Directory as u32 | 0o755,
+            links: 2,
+            size: 0,
+            blocks: 0,
+            ..root
+        };
+        Ok(convert::attributes(DIRECTORY, &inode, block_size))
+    }
+
+    async fn directory_entry(&self) -> Result<Entry> {
+        let attributes = self.directory_attributes().await?;
+        Ok(Entry { attributes, generation: 0, name_time: CACHED, attributes_time: Duration::ZERO })
+    }
+
+    /// Looks a snapshot up. It may be deleted by others, so the kernel asks each time.
+    async fn snapshot_entry(&self, name: &[u8]) -> Result<Entry> {
+        let Ok(name) = name_of(name) else { return Ok(Entry::default()) };
+        let look = move |core: Rc<Core>| async move { core.snapshot_list.find(&name) };
+        match self.cores().first().with(look).await {
+            Ok(info) => {
+                let mut entry = self.entry(info.number, ROOT).await?;
+                entry.name_time = Duration::ZERO;
+                Ok(entry)
+            }
+            Err(Error::NotFound(_)) => Ok(Entry::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn entry(&self, number: SnapshotNumber, inode: InodeNumber) -> Result<Entry> {
+        let read = move |core: &Core, metadata: &Metadata| {
+            let found = metadata.inode(inode)?;
+            Ok(convert::attributes(node_of(number, inode), &found, core.file_block_bytes()))
+        };
+        let mut attributes = self.read_at((number, inode), read).await?;
+        if inode == ROOT {
+            // Programs see when the snapshot was taken.
+            let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
+            let all = self.cores().first().with(list).await?;
+            if let Some(info) = all.iter().find(|info| info.number == number) {
+                attributes.changed = convert::timestamp(info.created);
+            }
+        }
+        Ok(Entry { attributes, generation: 0, name_time: CACHED, attributes_time: CACHED })
+    }
+
+    async fn lookup_in(&self, number: SnapshotNumber, parent: InodeNumber, name: Vec<u8>) -> Result<Entry> {
+        let look = move |_: &Core, metadata: &Metadata| find(metadata, parent, &name);
+        match self.read_at((number, parent), look).await? {
+            Some((inode, _)) => self.entry(number, inode).await,
+            None => Ok(Entry { name_time: CACHED, ..Entry::default() }),
+        }
+    }
+
+    /// Takes a snapshot, with what the kernel has in its cache.
+    async fn take(&self, name: &[u8]) -> Result<Entry> {
+        let text = name_of(name)?;
+        let notifier = self.0.0.notifying.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(notifier) = notifier {
+            for core in self.cores().all() {
+                let written = |core: Rc<Core>| async move { Ok(core.nodes.written_by_mount()) };
+                for inode in core.with(written).await? {
+                    notifier.write_back(inode).await?;
+                }
+            }
+        }
+        let create = move |core: Rc<Core>| async move { core.create_snapshot(text).await };
+        self.cores().first().with(create).await?;
+        self.snapshot_entry(name).await
+    }
+
+    /// Names of the directory of snapshots, as (offset after it, node, name).
+    async fn snapshots(&self) -> Result<Vec<(u64, u64, Vec<u8>)>> {
+        let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
+        let mut found: Vec<_> = self.cores().first().with(list).await?.into_iter().collect();
+        found.sort_by_key(|info| info.number);
+        let entry = |info: crate::SnapshotInfo| {
+            (DOTS[1] + u64::from(info.number), node_of(info.number, ROOT), info.name.into_bytes())
+        };
+        let dots = [(DOTS[0], DIRECTORY, b".".to_vec()), (DOTS[1], ROOT, b"..".to_vec())];
+        Ok(dots.into_iter().chain(found.into_iter().map(entry)).collect())
+    }
+}
+
+/// Visits the entries of a directory of a snapshot, `.` and `..` first, as (offset after it, node, `d_type`, name); as many as are taken.
+fn visit_entries(
+    metadata: &Metadata,
+    (number, directory): (SnapshotNumber, InodeNumber),
+    from: u64,
+    mut take: impl FnMut(u64, u64, u8, &[u8]) -> bool,
+) -> Result<()> {
+    let parent = metadata.inode(directory)?.parent.max(ROOT);
+    let above = if directory == ROOT { DIRECTORY } else { node_of(number, parent) };
+    let dots = [(DOTS[0], node_of(number, directory), b".".as_slice()), (DOTS[1], above, b"..".as_slice())];
+    for (next, node, name) in dots {
+        if from < next && !take(next, node, libc::DT_DIR, name) {
+            return Ok(());
+        }
+    }
+    for entry in directory::entries(&metadata.items, directory, if from <= DOTS[1] { 0 } else { from }) {
+        let entry = entry?;
+        if !take(entry.next, node_of(number, entry.inode), entry.code, &entry.name) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+impl FileSystem for WithSnapshots {
+    fn lookup<'a>(&'a self, context: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
+        match place(parent) {
+            Place::Present if parent == ROOT && name == NAME => Call::new(async move {
+                // A file of this name was there before.
+                match self.0.lookup(context, parent, name).await? {
+                    found if found.attributes.node != 0 => Ok(found),
+                    _ => self.directory_entry().await,
+                }
+            }),
+            Place::Present => self.0.lookup(context, parent, name),
+            Place::Directory => Call::new(self.snapshot_entry(name)),
+            Place::Snapshot(number, parent) => Call::new(self.lookup_in(number, parent, name.to_vec())),
+        }
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        if place(node) == Place::Present {
+            self.0.forget(node, lookups);
+        }
+    }
+
+    fn attributes(
+        &self,
+        context: Context,
+        node: u64,
+        handle: Option<u64>,
+    ) -> Call<'_, Result<CachedAttributes>> {
+        match place(node) {
+            Place::Present => self.0.attributes(context, node, handle),
+            Place::Directory => {
+                Call::new(async move { Ok((self.directory_attributes().await?, Duration::ZERO)) })
+            }
+            Place::Snapshot(number, inode) => Call::new(async move {
+                let entry = self.entry(number, inode).await?;
+                Ok((entry.attributes, CACHED))
+            }),
+        }
+    }
+
+    fn set_attributes(
+        &self,
+        context: Context,
+        node: u64,
+        set: SetAttributes,
+    ) -> Call<'_, Result<CachedAttributes>> {
+        match place(node) {
+            Place::Present => self.0.set_attributes(context, node, set),
+            _ => refused("setting attributes"),
+        }
+    }
+
+    fn read_link(&self, context: Context, node: u64) -> Call<'_, Result<Data>> {
+        match place(node) {
+            Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
+                namespace::target(metadata, inode).map(|target| Data::copy_of(&target))
+            }),
+            _ => self.0.read_link(context, node),
+        }
+    }
+
+    fn symbolic_link<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        target: &'a [u8],
+    ) -> Call<'a, Result<Entry>> {
+        match place(parent) {
+            Place::Present => self.0.symbolic_link(context, parent, name, target),
+            _ => refused("a symbolic link"),
+        }
+    }
+
+    fn make_node<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        mode: u32,
+        umask: u32,
+        device: u32,
+    ) -> Call<'a, Result<Entry>> {
+        match place(parent) {
+            Place::Present => self.0.make_node(context, parent, name, mode, umask, device),
+            _ => refused("a new file"),
+        }
+    }
+
+    fn make_directory<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        mode: u32,
+        umask: u32,
+    ) -> Call<'a, Result<Entry>> {
+        match place(parent) {
+            Place::Present => self.0.make_directory(context, parent, name, mode, umask),
+            Place::Directory => Call::new(self.take(name)),
+            Place::Snapshot(..) => refused("a new directory"),
+        }
+    }
+
+    fn unlink<'a>(&'a self, context: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
+        match place(parent) {
+            Place::Present => self.0.unlink(context, parent, name),
+            _ => refused("removing a file"),
+        }
+    }
+
+    fn remove_directory<'a>(&'a self, context: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
+        match place(parent) {
+            Place::Present => self.0.remove_directory(context, parent, name),
+            Place::Directory => Call::new(async move {
+                let name = name_of(name)?;
+                let delete = move |core: Rc<Core>| async move { core.delete_snapshot(name).await };
+                self.cores().first().with(delete).await
+            }),
+            Place::Snapshot(..) => refused("removing a directory"),
+        }
+    }
+
+    fn rename<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        new_parent: u64,
+        new_name: &'a [u8],
+        flags: u32,
+    ) -> Call<'a, Result<()>> {
+        match (place(parent), place(new_parent)) {
+            (Place::Present, Place::Present) => {
+                self.0.rename(context, parent, name, new_parent, new_name, flags)
+            }
+            _ => refused("a rename"),
+        }
+    }
+
+    fn link<'a>(
+        &'a self,
+        context: Context,
+        node: u64,
+        new_parent: u64,
+        new_name: &'a [u8],
+    ) -> Call<'a, Result<Entry>> {
+        match (place(node), place(new_parent)) {
+            (Place::Present, Place::Present) => self.0.link(context, node, new_parent, new_name),
+            (_, Place::Present) => {
+                Call::ready(Err(os(libc::EXDEV, "a link to a file of a snapshot; copy the file")))
+            }
+            _ => refused("a link"),
+        }
+    }
+
+    fn open(&self, context: Context, node: u64, flags: i32) -> Call<'_, Result<Opened>> {
+        match place(node) {
+            Place::Snapshot(number, inode) => {
+                if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
+                    return refused("writing");
+                }
+                self.read_at((number, inode), move |_, metadata| metadata.inode(inode).map(|_| OPENED))
+            }
+            _ => self.0.open(context, node, flags),
+        }
+    }
+
+    fn create<'a>(
+        &'a self,
+        context: Context,
+        parent: u64,
+        name: &'a [u8],
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> Call<'a, Result<(Entry, Opened)>> {
+        match place(parent) {
+            Place::Present => self.0.create(context, parent, name, mode, umask, flags),
+            _ => refused("a new file"),
+        }
+    }
+
+    fn temporary_file(
+        &self,
+        context: Context,
+        parent: u64,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+    ) -> Call<'_, Result<(Entry, Opened)>> {
+        match place(parent) {
+            Place::Present => self.0.temporary_file(context, parent, mode, umask, flags),
+            _ => refused("a new file"),
+        }
+    }
+
+    fn read(&self, context: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
+        match place(node) {
+            Place::Snapshot(number, inode) => {
+                let core = self.cores().of(inode);
+                let work = move |core: Rc<Core>| async move {
+                    core.check_open()?;
+                    core.read_version(Some(number), inode, read.offset, read.size as usize).await
+                };
+                Call::new(async move { core.with(work).await })
+            }
+            _ => self.0.read(context, node, read),
+        }
+    }
+
+    fn write(&self, context: Context, node: u64, write: Write, data: Buffer) -> Call<'_, Result<u32>> {
+        match place(node) {
+            Place::Present => self.0.write(context, node, write, data),
+            _ => refused("writing"),
+        }
+    }
+
+    fn statistics(&self, context: Context, _: u64) -> Call<'_, Result<Statistics>> {
+        self.0.statistics(context, ROOT)
+    }
+
+    fn release(&self, context: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
+        match place(node) {
+            Place::Present => self.0.release(context, node, release),
+            _ => Call::ready(Ok(())),
+        }
+    }
+
+    fn sync(&self, context: Context, node: u64, handle: u64, data_only: bool) -> Call<'_, Result<()>> {
+        match place(node) {
+            Place::Present => self.0.sync(context, node, handle, data_only),
+            _ => Call::ready(Ok(())),
+        }
+    }
+
+    fn set_extended<'a>(
+        &'a self,
+        context: Context,
+        node: u64,
+        name: &'a [u8],
+        value: &'a [u8],
+        flags: i32,
+    ) -> Call<'a, Result<()>> {
+        match place(node) {
+            Place::Present => self.0.set_extended(context, node, name, value, flags),
+            _ => refused("setting an extended attribute"),
+        }
+    }
+
+    fn extended<'a>(&'a self, context: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<Data>> {
+        match place(node) {
+            Place::Present => self.0.extended(context, node, name),
+            Place::Directory => {
+                Call::ready(Err(os(libc::ENODATA, "the directory of snapshots has no attributes")))
+            }
+            Place::Snapshot(number, inode) => {
+                let name = name.to_vec();
+                self.read_at((number, inode), move |_, metadata| {
+                    check_namespace(&name)?;
+                    attributes::get(metadata, inode, &name).map(|value| Data::copy_of(&value))
+                })
+            }
+        }
+    }
+
+    fn list_extended(&self, context: Context, node: u64) -> Call<'_, Result<Data>> {
+        match place(node) {
+            Place::Present => self.0.list_extended(context, node),
+            Place::Directory => Call::ready(Ok(Data::copy_of(&[]))),
+            Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
+                let names =
+                    super::actions::shown_names(attributes::names(metadata, inode)?, context.uid == 0);
+                Ok(Data::copy_of(&names))
+            }),
+        }
+    }
+
+    fn remove_extended<'a>(&'a self, context: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
+        match place(node) {
+            Place::Present => self.0.remove_extended(context, node, name),
+            _ => refused("removing an extended attribute"),
+        }
+    }
+
+    fn open_directory(&self, context: Context, node: u64, flags: i32) -> Call<'_, Result<Opened>> {
+        match place(node) {
+            Place::Present => self.0.open_directory(context, node, flags),
+            _ => Call::ready(Ok(Opened::default())),
+        }
+    }
+
+    fn read_directory(
+        &self,
+        context: Context,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        mut entries: DirectoryEntries,
+    ) -> Call<'_, Result<DirectoryEntries>> {
+        match place(node) {
+            Place::Present => self.0.read_directory(context, node, handle, offset, entries),
+            Place::Directory => Call::new(async move {
+                for (next, node, name) in self.snapshots().await? {
+                    if next > offset && !entries.add(node, next, libc::DT_DIR, &name) {
+                        break;
+                    }
+                }
+                Ok(entries)
+            }),
+            Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
+                visit_entries(metadata, (number, inode), offset, |next, node, code, name| {
+                    entries.add(node, next, code, name)
+                })?;
+                Ok(entries)
+            }),
+        }
+    }
+
+    fn read_directory_plus(
+        &self,
+        context: Context,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        mut entries: DirectoryEntriesPlus,
+    ) -> Call<'_, Result<DirectoryEntriesPlus>> {
+        match place(node) {
+            Place::Present => self.0.read_directory_plus(context, node, handle, offset, entries),
+            Place::Directory => Call::new(async move {
+                for (next, node, name) in self.snapshots().await? {
+                    if next > offset && !entries.add_name(node, next, libc::DT_DIR, &name) {
+                        break;
+                    }
+                }
+                Ok(entries)
+            }),
+            Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
+                visit_entries(metadata, (number, inode), offset, |next, node, code, name| {
+                    entries.add_name(node, next, code, name)
+                })?;
+                Ok(entries)
+            }),
+        }
+    }
+
+    fn release_directory(&self, context: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
+        match place(node) {
+            Place::Present => self.0.release_directory(context, node, release),
+            _ => Call::ready(Ok(())),
+        }
+    }
+
+    fn sync_directory(
+        &self,
+        context: Context,
+        node: u64,
+        handle: u64,
+        data_only: bool,
+    ) -> Call<'_, Result<()>> {
+        match place(node) {
+            Place::Present => self.0.sync_directory(context, node, handle, data_only),
+            _ => Call::ready(Ok(())),
+        }
+    }
+
+    fn allocate(
+        &self,
+        context: Context,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> Call<'_, Result<()>> {
+        match place(node) {
+            Place::Present => self.0.allocate(context, node, handle, offset, length, mode),
+            _ => refused("allocating space"),
+        }
+    }
+
+    fn seek(
+        &self,
+        context: Context,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        whence: i32,
+    ) -> Call<'_, Result<u64>> {
+        match place(node) {
+            Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
+                let is_for_data = super::actions::is_for_data(whence)?;
+                seek(metadata, inode, offset, is_for_data)
+            }),
+            _ => self.0.seek(context, node, handle, offset, whence),
+        }
+    }
+
+    fn copy_range(&self, context: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
+        match (place(node), place(copy.to_node)) {
+            (Place::Present, Place::Present) => self.0.copy_range(context, node, copy),
+            // The kernel reads and writes instead.
+            _ => Call::ready(Err(os(libc::EXDEV, "a copy from a snapshot"))),
+        }
+    }
+
+    fn sync_all(&self, context: Context, _: u64) -> Call<'_, Result<()>> {
+        self.0.sync_all(context, ROOT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshots::LARGEST_NUMBER;
+
+    #[test]
+    fn nodes_of_snapshots_are_told_apart_from_inodes() {
+        for number in [1, 7, LARGEST_NUMBER] {
+            for inode in [ROOT, 77, (1 << INODE_BITS) - 1] {
+                assert_eq!(place(node_of(number, inode)), Place::Snapshot(number, inode));
+                assert_eq!(place(inode), Place::Present);
+            }
+        }
+        assert_eq!(place(DIRECTORY), Place::Directory);
+    }
+}

@@ -1,0 +1,198 @@
+//! Scrubbing: everything that files and the trees have on the medium is read and compared with its checksums, while the file system
+//! is in use.
+//!
+//! Damage is reported and left as it is. [`check`](mod@crate::check) looks at the rules for items, too, of a file system that nobody uses.
+
+use crate::checkpoint::unseal;
+use crate::core::Core;
+use crate::extents::Extent;
+use crate::format::BLOCK;
+use crate::inode::{InodeNumber, kind};
+use crate::snapshots::{SnapshotNumber, visit_own_blocks};
+use crate::tree::{Key, PAGE, Place};
+use block::{Buffer, Error, Result};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Extents that are looked up at a time.
+const AT_ONCE: usize = 64;
+/// Blocks that are read at a time.
+const BLOCKS_AT_ONCE: u32 = 256;
+/// Damage that is described; the rest is only counted.
+const MOST_DESCRIBED: usize = 100;
+
+/// What a scrub has read and found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Scrubbed {
+    /// Blocks of files that were read.
+    pub blocks: u64,
+    /// Pages of trees that were read.
+    pub pages: u64,
+    /// What is damaged or can't be read, the first ones.
+    pub damage: Vec<String>,
+    /// Number of all damage.
+    pub damaged: u64,
+}
+
+impl Scrubbed {
+    fn note(&mut self, error: &Error) {
+        self.damaged += 1;
+        if self.damage.len() < MOST_DESCRIBED {
+            self.damage.push(error.detail().to_owned());
+        }
+    }
+
+    /// Adds what another core has found.
+    pub fn add(&mut self, other: Scrubbed) {
+        self.blocks += other.blocks;
+        self.pages += other.pages;
+        self.damaged += other.damaged;
+        let left = MOST_DESCRIBED.saturating_sub(self.damage.len());
+        self.damage.extend(other.damage.into_iter().take(left));
+    }
+}
+
+/// Pages, and extents with the inodes that have them.
+type OfSnapshot = (Vec<Place>, Vec<(InodeNumber, Extent)>);
+
+impl Core {
+    /// Reads everything that this core has on the medium. Adds to `progress` the blocks as they are read.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] once the file system is being closed. Damage isn't an error.
+    pub async fn scrub(self: &Rc<Self>, progress: &AtomicU64) -> Result<Scrubbed> {
+        let mut found = Scrubbed::default();
+        let shards = self.metadata.borrow().items.shards();
+        for shard in 0..shards {
+            self.scrub_pages(shard, &mut found).await?;
+            let mut from = Key::MIN;
+            while let Some(extents) = self.extents_from(shard, &mut from, &mut found) {
+                for (inode, extent) in extents {
+                    self.check_open()?;
+                    self.scrub_extent(None, inode, &extent, progress, &mut found).await;
+                }
+            }
+            let snapshots: Vec<SnapshotNumber> =
+                self.metadata.borrow().snapshots.all().iter().map(|it| it.number).collect();
+            for number in snapshots {
+                self.scrub_snapshot(number, shard, progress, &mut found).await?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads what a snapshot has of a shard and the version after it doesn't. It may be deleted meanwhile.
+    async fn scrub_snapshot(
+        &self,
+        number: SnapshotNumber,
+        shard: u32,
+        progress: &AtomicU64,
+        found: &mut Scrubbed,
+    ) -> Result<()> {
+        // Until the pages have been read, no zone with one of them is reset.
+        let reading = self.reads.begin();
+        let Some((places, extents)) = self.own_of(number, shard, found) else { return Ok(()) };
+        self.scrub_places(places, found).await?;
+        drop(reading);
+        for (inode, extent) in extents {
+            self.check_open()?;
+            self.scrub_extent(Some(number), inode, &extent, progress, found).await;
+        }
+        Ok(())
+    }
+
+    /// Pages and extents of a snapshot that the version after it doesn't have; `None` if it was deleted.
+    fn own_of(&self, number: SnapshotNumber, shard: u32, found: &mut Scrubbed) -> Option<OfSnapshot> {
+        let (mut places, mut extents) = (Vec::new(), Vec::new());
+        let metadata = self.metadata.borrow();
+        let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
+        items.tree(shard).visit_own_places(Some(newer.tree(shard)), |place| places.push(place));
+        let visited = visit_own_blocks(items.tree(shard), newer, shard, |inode, extent| {
+            extents.push((inode, extent));
+            Ok(())
+        });
+        if let Err(error) = visited {
+            found.note(&error);
+        }
+        Some((places, extents))
+    }
+
+    /// The next extents with data of a shard, and where the others begin.
+    fn extents_from(
+        &self,
+        shard: u32,
+        from: &mut Key,
+        found: &mut Scrubbed,
+    ) -> Option<Vec<(InodeNumber, Extent)>> {
+        let metadata = self.metadata.borrow();
+        let (mut extents, mut any) = (Vec::new(), false);
+        for (key, value) in metadata.items.tree(shard).range(from).take(AT_ONCE) {
+            any = true;
+            *from = Key { offset: key.offset.saturating_add(1), ..key };
+            if key.kind != kind::EXTENT || key.inode == 0 {
+                continue;
+            }
+            match Extent::decode(key, value) {
+                Ok(extent) if extent.is_preallocated() => {}
+                Ok(extent) => extents.push((key.inode, extent)),
+                Err(error) => found.note(&error),
+            }
+        }
+        any.then_some(extents)
+    }
+
+    /// Reads what a file has now in the blocks of an extent.
+    async fn scrub_extent(
+        &self,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        extent: &Extent,
+        progress: &AtomicU64,
+        found: &mut Scrubbed,
+    ) {
+        let mut block = extent.block;
+        while block < extent.end() {
+            let count = (extent.end() - block).min(BLOCKS_AT_ONCE.into());
+            match self.read_version(version, inode, block * BLOCK, (count * BLOCK) as usize).await {
+                Ok(_) => {}
+                // It was removed meanwhile.
+                Err(_) if self.in_version(version, |metadata| metadata.inode(inode)).is_err() => return,
+                Err(error) => found.note(&error),
+            }
+            found.blocks += count;
+            progress.fetch_add(count, Ordering::Relaxed);
+            block += count;
+        }
+    }
+
+    /// Reads the pages of a tree that the newest checkpoints have written.
+    async fn scrub_pages(&self, shard: u32, found: &mut Scrubbed) -> Result<()> {
+        // From here on, no zone with one of these pages is reset.
+        let _reading = self.reads.begin();
+        let places = self.metadata.borrow().items.tree(shard).places();
+        self.scrub_places(places, found).await
+    }
+
+    async fn scrub_places(&self, places: Vec<Place>, found: &mut Scrubbed) -> Result<()> {
+        for place in places {
+            self.check_open()?;
+            found.pages += 1;
+            if let Err(error) = self.scrub_page(place).await {
+                found.note(&error);
+            }
+        }
+        Ok(())
+    }
+
+    async fn scrub_page(&self, place: Place) -> Result<()> {
+        let layout = &self.kit.layout;
+        let address = layout.address(place.zone, place.position);
+        let (outcome, mut buffer) = self.kit.zones.read(address, Buffer::new(layout.block_bytes())).await;
+        outcome?;
+        let page: &mut [u8; PAGE] = buffer
+            .filled_mut()
+            .try_into()
+            .map_err(|_| Error::io(format!("the page of a tree in {place} was read in part")))?;
+        unseal(page, &self.kit.identity, place)
+    }
+}

@@ -1,0 +1,357 @@
+//! The snapshots of a file system: their names, and how they come and go. The list is on the home.
+//!
+//! A snapshot is taken in two steps:
+//! 1. All cores keep their trees of one moment, while their [gates](crate::gate) are shut: that is a clone of each tree.
+//! 2. A checkpoint whose state has the snapshot becomes durable. Before that there is no such snapshot.
+//!
+//! It is deleted in two steps, too:
+//! 1. A checkpoint without it becomes durable.
+//! 2. Each core removes its trees. The blocks that nothing else had *are dying*, and die with the next checkpoint: a removal of a file may not be
+//!    written yet, and a replay of the first checkpoint would find the file.
+
+use crate::core::{Broken, Core, now};
+use crate::cores::core_of;
+use crate::directory::{self, show};
+use crate::extents::Blocks;
+use crate::forest::Shard;
+use crate::inode::Time;
+use crate::metadata::Metadata;
+use crate::snapshots::{LARGEST_NUMBER, MOST_SNAPSHOTS, Snapshot, SnapshotNumber};
+use block::{Error, Result};
+use runtime::sync::{Semaphore, oneshot};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// What is known of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Its number, by which cores know it.
+    pub number: SnapshotNumber,
+    /// Its name.
+    pub name: String,
+    /// Time at which it was taken.
+    pub created: Time,
+}
+
+/// Whether a snapshot is on the medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The next checkpoint has it.
+    New,
+    /// The durable checkpoint has it.
+    There,
+    /// The next checkpoint doesn't have it.
+    Deleted,
+}
+
+/// The snapshots of a file system, the oldest first.
+#[derive(Debug)]
+pub struct SnapshotList {
+    all: RefCell<Vec<(SnapshotInfo, Stage)>>,
+    /// Snapshots are taken and deleted one after the other.
+    alone: Rc<Semaphore>,
+}
+
+impl Default for SnapshotList {
+    fn default() -> Self {
+        SnapshotList { all: RefCell::default(), alone: Semaphore::new(1) }
+    }
+}
+
+/// Refuses a name that no snapshot can have.
+///
+/// # Errors
+/// ENAMETOOLONG, [`Error::Invalid`].
+pub fn check_name(name: &str) -> Result<()> {
+    directory::check_name(name.as_bytes())?;
+    match name.contains(char::is_control) {
+        true => Err(Error::invalid(format!(
+            "snapshot {name:?}: expected a name of 1 to {} bytes without / and control characters",
+            directory::MOST_NAME
+        ))),
+        false => Ok(()),
+    }
+}
+
+impl SnapshotList {
+    /// Sets those that the newest checkpoint has.
+    pub fn set(&self, found: impl Iterator<Item = SnapshotInfo>) {
+        *self.all.borrow_mut() = found.map(|info| (info, Stage::There)).collect();
+    }
+
+    /// Those that are on the medium, the oldest first.
+    pub fn there(&self) -> Vec<SnapshotInfo> {
+        let all = self.all.borrow();
+        all.iter().filter(|(_, stage)| *stage == Stage::There).map(|(info, _)| info.clone()).collect()
+    }
+
+    /// Those that a checkpoint which begins now has.
+    pub fn of_checkpoint(&self) -> Vec<SnapshotInfo> {
+        let all = self.all.borrow();
+        all.iter().filter(|(_, stage)| *stage != Stage::Deleted).map(|(info, _)| info.clone()).collect()
+    }
+
+    /// Notes that a checkpoint with these is durable.
+    pub fn are_durable(&self, written: &[SnapshotInfo]) {
+        for (info, stage) in self.all.borrow_mut().iter_mut().filter(|(_, stage)| *stage == Stage::New) {
+            if written.iter().any(|it| it.number == info.number) {
+                *stage = Stage::There;
+            }
+        }
+    }
+
+    /// Finds a snapshot by its name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] with the names that there are.
+    pub fn find(&self, name: &str) -> Result<SnapshotInfo> {
+        let there = self.there();
+        there.iter().find(|it| it.name == name).cloned().ok_or_else(|| {
+            let names: Vec<&str> = there.iter().map(|it| it.name.as_str()).collect();
+            Error::not_found(match names.is_empty() {
+                true => format!("snapshot \"{name}\" doesn't exist: the file system has no snapshots"),
+                false => format!("snapshot \"{name}\" doesn't exist; expected one of {}", names.join(", ")),
+            })
+        })
+    }
+
+    fn set_stage(&self, number: SnapshotNumber, new: Stage) {
+        let mut all = self.all.borrow_mut();
+        all.iter_mut().filter(|(info, _)| info.number == number).for_each(|(_, stage)| *stage = new);
+    }
+
+    fn stage(&self, number: SnapshotNumber) -> Option<Stage> {
+        self.all.borrow().iter().find(|(info, _)| info.number == number).map(|(_, stage)| *stage)
+    }
+
+    fn remove(&self, number: SnapshotNumber) {
+        self.all.borrow_mut().retain(|(info, _)| info.number != number);
+    }
+
+    /// A snapshot that can be taken under this name.
+    fn next(&self, name: &str) -> Result<SnapshotInfo> {
+        check_name(name)?;
+        let all = self.all.borrow();
+        if all.iter().any(|(info, _)| info.name == name) {
+            return Err(Error::already_exists(format!(
+                "snapshot \"{}\": there is one of this name; choose another name, or delete it first",
+                show(name.as_bytes())
+            )));
+        }
+        if all.len() >= MOST_SNAPSHOTS {
+            return Err(Error::no_space(format!(
+                "snapshot \"{name}\": the file system has {} snapshots; expected less than {MOST_SNAPSHOTS}: delete some",
+                all.len()
+            )));
+        }
+        drop(all);
+        Ok(SnapshotInfo { number: self.next_number(), name: name.to_owned(), created: now() })
+    }
+
+    /// The first number after the newest snapshot's that none has.
+    fn next_number(&self) -> SnapshotNumber {
+        let all = self.all.borrow();
+        let mut number = all.last().map_or(0, |(info, _)| info.number);
+        loop {
+            number = number % LARGEST_NUMBER + 1;
+            if all.iter().all(|(info, _)| info.number != number) {
+                return number;
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Runs a task to its end, even if its caller is dropped.
+    async fn to_the_end<T: 'static>(&self, task: impl Future<Output = Result<T>> + 'static) -> Result<T> {
+        self.check_open()?;
+        let (sender, mut receiver) = oneshot();
+        let run = async move {
+            // Its caller may have been dropped.
+            sender.send(task.await).ok();
+        };
+        self.kit.tasks.spawn(run).detach();
+        let outcome = receiver.receive().await;
+        outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
+    }
+
+    /// Takes a snapshot, which is durable when this returns. Runs on the home.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`], [`Error::Invalid`], ENAMETOOLONG for the name; [`Error::NoSpace`]; the failure of the log.
+    pub(crate) async fn create_snapshot(self: &Rc<Self>, name: String) -> Result<SnapshotInfo> {
+        let core = self.clone();
+        self.to_the_end(async move {
+            let _alone = core.snapshot_list.alone.acquire(1).await;
+            core.check_open()?;
+            let info = core.snapshot_list.next(&name)?;
+            // All pages may have to be copied, and written.
+            let copied = match core.metadata.borrow().snapshots.is_empty() {
+                true => 3 * core.totals.sum(|used| &used.pages),
+                false => 1,
+            };
+            core.check_space(copied)?;
+            let number = info.number;
+            let kept = core.keep_versions(number).await;
+            if kept.is_ok() {
+                core.snapshot_list.all.borrow_mut().push((info.clone(), Stage::New));
+            }
+            let outcome = match kept {
+                Ok(()) => core.write_checkpoint(false).await,
+                Err(error) => Err(error),
+            };
+            // Another checkpoint may have it, or be about to.
+            let _ended = core.kit.checkpointing.acquire(1).await;
+            if core.snapshot_list.stage(number) == Some(Stage::There) {
+                return Ok(info);
+            }
+            core.snapshot_list.remove(number);
+            core.drop_versions(number).await?;
+            outcome.map(|()| info)
+        })
+        .await
+    }
+
+    /// Lets all cores keep their trees of one moment.
+    async fn keep_versions(&self, number: SnapshotNumber) -> Result<()> {
+        let mut outcome = Ok(());
+        if !self.breaks(Broken::SnapshotsApart) {
+            for core in self.cores().all() {
+                outcome = outcome.and(
+                    core.with(|core: Rc<Core>| async move {
+                        core.gate.shut().await;
+                        Ok(())
+                    })
+                    .await,
+                );
+            }
+        }
+        for core in self.cores().all() {
+            if self.breaks(Broken::SnapshotsApart) || self.breaks(Broken::SlowSnapshots) {
+                runtime::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            if outcome.is_ok() {
+                outcome = core
+                    .with(move |core: Rc<Core>| async move {
+                        core.keep_version(number);
+                        Ok(())
+                    })
+                    .await;
+            }
+        }
+        for core in self.cores().all() {
+            outcome = core
+                .with(|core: Rc<Core>| async move {
+                    core.gate.open();
+                    Ok(())
+                })
+                .await
+                .and(outcome);
+        }
+        outcome
+    }
+
+    fn keep_version(&self, number: SnapshotNumber) {
+        let mut metadata = self.metadata.borrow_mut();
+        let version = metadata.version();
+        metadata.snapshots.add(Snapshot::new(number, version));
+        drop(metadata);
+        self.publish();
+    }
+
+    /// Deletes a snapshot. What it alone kept alive is free when this returns. Runs on the home.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], with which the snapshot stays.
+    pub(crate) async fn delete_snapshot(self: &Rc<Self>, name: String) -> Result<()> {
+        let core = self.clone();
+        self.to_the_end(async move {
+            let _alone = core.snapshot_list.alone.acquire(1).await;
+            core.check_open()?;
+            let number = core.snapshot_list.find(&name)?.number;
+            core.snapshot_list.set_stage(number, Stage::Deleted);
+            if let Err(error) = core.write_checkpoint(false).await {
+                core.snapshot_list.set_stage(number, Stage::There);
+                return Err(error);
+            }
+            core.snapshot_list.remove(number);
+            core.drop_versions(number).await?;
+            // It frees the blocks and pages of the snapshot.
+            core.write_checkpoint(false).await
+        })
+        .await
+    }
+
+    async fn drop_versions(&self, number: SnapshotNumber) -> Result<()> {
+        for core in self.cores().all() {
+            core.with(move |core: Rc<Core>| async move { core.drop_version(number).await }).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the trees of a snapshot, shard by shard.
+    async fn drop_version(&self, number: SnapshotNumber) -> Result<()> {
+        let shards = self.metadata.borrow().items.shards();
+        for shard in (0..shards).filter(|shard| core_of(*shard, self.totals.cores()) == self.index) {
+            self.drop_shard(number, shard)?;
+            runtime::yield_now().await;
+        }
+        self.metadata.borrow_mut().snapshots.forget(number);
+        self.publish();
+        Ok(())
+    }
+
+    /// Removes the tree of a shard of a snapshot. The blocks that it alone had begin to die.
+    fn drop_shard(&self, number: SnapshotNumber, shard: Shard) -> Result<()> {
+        let removed = {
+            let mut metadata = self.metadata.borrow_mut();
+            let Metadata { items, snapshots, .. } = &mut *metadata;
+            snapshots.remove_shard(number, shard, items)
+        };
+        let lost = removed.inspect_err(|error| logkit::Owner::fail(self, error))?;
+        let (mut accounts, mut dropped) = (self.kit.pool.accounts(), self.dropped.borrow_mut());
+        for (zone, count) in lost.0 {
+            accounts.begin_dying(zone, count);
+            dropped.dead(zone, count);
+        }
+        Ok(())
+    }
+
+    /// Reads the metadata of a snapshot; `None` for the present version.
+    ///
+    /// # Errors
+    /// ESTALE for a deleted snapshot; what `work` returns.
+    pub(crate) fn in_version<R>(
+        &self,
+        version: Option<SnapshotNumber>,
+        work: impl FnOnce(&Metadata) -> Result<R>,
+    ) -> Result<R> {
+        let metadata = self.metadata.borrow();
+        match version {
+            None => work(&metadata),
+            Some(number) => work(metadata.snapshots.get(number)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(number: SnapshotNumber, name: &str) -> SnapshotInfo {
+        SnapshotInfo { number, name: name.to_owned(), created: 0 }
+    }
+
+    #[test]
+    fn names_and_numbers_are_given_once() {
+        let list = SnapshotList::default();
+        list.set([info(LARGEST_NUMBER - 1, "a"), info(1, "b"), info(LARGEST_NUMBER, "c")].into_iter());
+        let refused = |name: &str| list.next(name).err();
+        assert!(matches!(refused("a"), Some(Error::AlreadyExists(_))));
+        for name in ["", "a/b", "..", "a\nb"] {
+            assert!(matches!(refused(name), Some(Error::Invalid(_))), "{name:?}");
+        }
+        assert!(list.find("d").unwrap_err().detail().contains("a, b, c"));
+        assert_eq!(list.next_number(), 2, "numbers go round");
+    }
+}

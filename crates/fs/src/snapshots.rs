@@ -1,0 +1,275 @@
+//! Snapshots of a core: the trees of its shards as they were at one moment, and which blocks they keep alive.
+//!
+//! The versions of a shard are its snapshots, the oldest first, and its present tree, which alone changes. A place in a zone is written once before
+//! the zone is reset, so the versions that have a block of a file in a place follow one another. Hence:
+//! - A block that the present tree loses stays alive if the newest snapshot has it in the same place.
+//! - What a snapshot alone keeps alive is what neither its older nor its newer neighbour has in the same place.
+//! - A block that the cleaner moves is moved in all versions at once, and counts once.
+
+use crate::extents::{self, Blocks, Extent, Place, visit_at, visit_missing};
+use crate::forest::{Forest, Shard};
+use crate::inode::{InodeNumber, kind};
+use crate::item::Lost;
+use crate::metadata::Metadata;
+use crate::tree::{Key, Tree, visit_differences};
+use block::{Error, Result};
+
+/// Number of a snapshot. At most [`MOST_SNAPSHOTS`] exist, and a number is given again only after all others.
+pub type SnapshotNumber = u16;
+
+/// Most snapshots of a file system.
+pub const MOST_SNAPSHOTS: usize = 256;
+/// Largest number of a snapshot.
+pub const LARGEST_NUMBER: SnapshotNumber = 0x7FFF;
+
+/// A snapshot of a core.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Its number.
+    pub number: SnapshotNumber,
+    /// The metadata of that moment, without snapshots.
+    pub metadata: Metadata,
+    /// Shards whose tree has been removed: the snapshot is being deleted.
+    removed: Vec<bool>,
+}
+
+impl Snapshot {
+    /// A snapshot with this metadata.
+    pub fn new(number: SnapshotNumber, metadata: Metadata) -> Self {
+        let removed = vec![false; metadata.items.shards() as usize];
+        Snapshot { number, metadata, removed }
+    }
+
+    fn has(&self, shard: Shard) -> bool {
+        !self.removed[shard as usize]
+    }
+}
+
+/// The snapshots of a core, the oldest first.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshots {
+    list: Vec<Snapshot>,
+    /// For tests that must notice it: snapshots keep no blocks alive.
+    pub(crate) keeps_nothing: bool,
+}
+
+/// Counts nothing.
+struct Uncounted;
+
+impl Blocks for Uncounted {
+    fn live(&mut self, _zone: u32, _blocks: u32) {}
+    fn dead(&mut self, _zone: u32, _blocks: u32) {}
+}
+
+/// Blocks that the cleaner has moved: from a place to another one.
+#[derive(Debug, Clone, Copy)]
+pub struct Moved {
+    /// The file.
+    pub inode: InodeNumber,
+    /// First block of the file.
+    pub block: u64,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// Place of the first one before.
+    pub from: Place,
+    /// Place of the first one now.
+    pub to: Place,
+}
+
+impl Snapshots {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// All of them, the oldest first.
+    pub fn all(&self) -> &[Snapshot] {
+        &self.list
+    }
+
+    /// Adds one as the newest.
+    pub fn add(&mut self, snapshot: Snapshot) {
+        self.list.push(snapshot);
+    }
+
+    /// The metadata of a snapshot.
+    ///
+    /// # Errors
+    /// ESTALE for one that was deleted.
+    pub fn get(&self, number: SnapshotNumber) -> Result<&Metadata> {
+        let found = self.list.iter().find(|it| it.number == number && !it.removed.contains(&true));
+        found.map(|it| &it.metadata).ok_or_else(|| {
+            Error::from_errno(libc::ESTALE, format!("snapshot {number} of the file system was deleted"))
+        })
+    }
+
+    /// The newest version of a shard before the present one.
+    pub fn newest(&self, shard: Shard) -> Option<&Forest> {
+        let newest = self.list.iter().rev().find(|it| it.has(shard));
+        newest.filter(|_| !self.keeps_nothing).map(|it| &it.metadata.items)
+    }
+
+    /// Removes the tree of a shard from a snapshot. Returns the blocks that nothing but this snapshot kept alive.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged item.
+    pub fn remove_shard(&mut self, number: SnapshotNumber, shard: Shard, present: &Forest) -> Result<Lost> {
+        let mut lost = Lost::default();
+        let Some(at) = self.list.iter().position(|it| it.number == number) else { return Ok(lost) };
+        let older = self.list[..at].iter().rev().find(|it| it.has(shard)).map(|it| &it.metadata.items);
+        let newer =
+            self.list[at + 1..].iter().find(|it| it.has(shard)).map_or(present, |it| &it.metadata.items);
+        let own = self.list[at].metadata.items.tree(shard);
+        visit_own_blocks(own, newer, shard, |inode, extent| match older {
+            None => {
+                lost.dead(extent.zone, extent.blocks);
+                Ok(())
+            }
+            Some(older) => visit_missing(older, inode, &extent, |part| lost.dead(part.zone, part.blocks)),
+        })?;
+        let snapshot = &mut self.list[at];
+        snapshot.removed[shard as usize] = true;
+        let empty = snapshot.metadata.items.tree(shard).beside();
+        snapshot.metadata.items.set_tree(shard, empty);
+        Ok(lost)
+    }
+
+    /// Forgets a snapshot whose shards have all been removed.
+    pub fn forget(&mut self, number: SnapshotNumber) {
+        self.list.retain(|it| it.number != number);
+    }
+
+    /// The versions of all shards, the newest first, each with the one that is newer.
+    pub fn with_newer<'a>(&'a self, present: &'a Forest) -> impl Iterator<Item = (&'a Forest, &'a Forest)> {
+        let versions = || self.list.iter().rev().map(|it| &it.metadata.items);
+        versions().zip(std::iter::once(present).chain(versions()))
+    }
+
+    /// A snapshot that isn't being deleted, with the version that is newer.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn beside_newer<'a>(
+        &'a self,
+        number: SnapshotNumber,
+        present: &'a Forest,
+    ) -> Result<(&'a Forest, &'a Forest)> {
+        let items = &self.get(number)?.items;
+        let newer = self.list.iter().skip_while(|it| it.number != number).nth(1);
+        Ok((items, newer.map_or(present, |it| &it.metadata.items)))
+    }
+
+    /// Moves blocks in the snapshots; `runs` are those that the present version had in the old place, and gets those of the snapshots. Pages
+    /// that have become equal are shared.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged item.
+    pub fn move_blocks(&mut self, present: &Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) -> Result<()> {
+        let mut newer = present;
+        for snapshot in self.list.iter_mut().rev() {
+            let (items, before) = (&mut snapshot.metadata.items, runs.len());
+            move_in(items, moved, runs)?;
+            for (first, count) in &runs[before..] {
+                // The extent that has the run may begin before it, and one that begins after it may have changed.
+                for block in [*first, first + u64::from(*count)] {
+                    items.share_way(newer, &Extent::key(moved.inode, block));
+                }
+            }
+            newer = items;
+        }
+        merge(runs);
+        Ok(())
+    }
+
+    /// Visits the blocks of a file that any version has in a place, as [`visit_at`] does.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged item.
+    pub fn visit_at_any(
+        &self,
+        present: &Forest,
+        inode: InodeNumber,
+        range: (u64, u32),
+        from: Place,
+        mut visit: impl FnMut(u64, u32),
+    ) -> Result<()> {
+        if self.is_empty() {
+            return visit_at(present, inode, range, from, visit);
+        }
+        let mut runs = Vec::new();
+        for items in std::iter::once(present).chain(self.list.iter().map(|it| &it.metadata.items)) {
+            visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
+        }
+        merge(&mut runs);
+        runs.into_iter().for_each(|(first, count)| visit(first, count));
+        Ok(())
+    }
+}
+
+/// Moves those blocks in one version that are in the old place, and notes them.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn move_in(items: &mut Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) -> Result<()> {
+    let before = runs.len();
+    visit_at(items, moved.inode, (moved.block, moved.blocks), moved.from, |first, count| {
+        runs.push((first, count));
+    })?;
+    for (first, count) in &runs[before..] {
+        let position = moved.to.position + (first - moved.block) as u32;
+        let extent = Extent { block: *first, blocks: *count, zone: moved.to.zone, position };
+        extents::map(items, moved.inode, extent, &mut Uncounted)?;
+    }
+    Ok(())
+}
+
+/// Sorts runs of blocks, and unites those that overlap.
+fn merge(runs: &mut Vec<(u64, u32)>) {
+    runs.sort_unstable();
+    let mut merged: Vec<(u64, u32)> = Vec::with_capacity(runs.len());
+    for (first, count) in runs.drain(..) {
+        let end = first + u64::from(count);
+        match merged.last_mut() {
+            Some((start, length)) if *start + u64::from(*length) >= first => {
+                *length = (*length).max((end - *start) as u32);
+            }
+            _ => merged.push((first, count)),
+        }
+    }
+    *runs = merged;
+}
+
+/// Visits the blocks with data in the tree of a shard which a newer version doesn't have in the same place.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item; what `visit` returns.
+pub fn visit_own_blocks(
+    tree: &Tree,
+    newer: &Forest,
+    shard: Shard,
+    mut visit: impl FnMut(InodeNumber, Extent) -> Result<()>,
+) -> Result<()> {
+    let mut outcome = Ok(());
+    let mut look = |key: &Key, value: &[u8]| {
+        if key.kind != kind::EXTENT || key.inode == 0 {
+            return Ok(());
+        }
+        let extent = Extent::decode(*key, value)?;
+        if extent.is_preallocated() {
+            return Ok(());
+        }
+        let mut visited = Ok(());
+        visit_missing(newer, key.inode, &extent, |part| {
+            if visited.is_ok() {
+                visited = visit(key.inode, part);
+            }
+        })?;
+        visited
+    };
+    visit_differences(tree, newer.tree(shard), |key, value| {
+        if outcome.is_ok() {
+            outcome = look(key, value);
+        }
+    });
+    outcome
+}

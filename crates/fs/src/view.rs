@@ -1,0 +1,191 @@
+//! Snapshots for programs: taking and deleting them, and reading what is in one.
+
+use crate::attributes;
+use crate::core::Core;
+use crate::directory::{self, Entry};
+use crate::file_system::{FileSystem, split};
+use crate::inode::{FileType, Inode, InodeNumber};
+use crate::metadata::Metadata;
+use crate::namespace;
+use crate::path::Walk;
+use crate::snapshot_list::SnapshotInfo;
+use crate::snapshots::SnapshotNumber;
+use block::{Error, Payload, Result};
+use std::rc::Rc;
+
+/// The file system as it was when a snapshot was taken. Nothing in it changes.
+#[derive(Debug, Clone)]
+pub struct SnapshotView {
+    files: FileSystem,
+    info: SnapshotInfo,
+}
+
+/// A file of a snapshot.
+#[derive(Debug, Clone)]
+pub struct SnapshotFile {
+    view: SnapshotView,
+    inode: InodeNumber,
+}
+
+impl FileSystem {
+    /// Takes a snapshot: the whole file system as it is at one moment. It is durable when this returns, with all that is in it; before that, a
+    /// power cut leaves none. It shows every operation that has returned before this call. Of a write in flight of more than 64 KiB it may show
+    /// a part.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`], [`Error::Invalid`], ENAMETOOLONG for the name; [`Error::NoSpace`]; the failure of the log.
+    pub async fn create_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
+        let name = name.to_owned();
+        self.home().with(move |core: Rc<Core>| async move { core.create_snapshot(name).await }).await
+    }
+
+    /// Deletes a snapshot. What it alone had is free when this returns.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], with which it stays.
+    pub async fn delete_snapshot(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.home().with(move |core: Rc<Core>| async move { core.delete_snapshot(name).await }).await
+    }
+
+    /// The snapshots, the oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        self.home().with(|core: Rc<Core>| async move { Ok(core.snapshot_list.there()) }).await
+    }
+
+    /// A snapshot, to be read.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn snapshot(&self, name: &str) -> Result<SnapshotView> {
+        let name = name.to_owned();
+        let find = move |core: Rc<Core>| async move { core.snapshot_list.find(&name) };
+        let info = self.home().with(find).await?;
+        Ok(SnapshotView { files: self.clone(), info })
+    }
+}
+
+impl SnapshotView {
+    /// Its name, number and time.
+    pub fn info(&self) -> &SnapshotInfo {
+        &self.info
+    }
+
+    /// Reads the metadata of an inode on its core.
+    async fn of<R: Send + 'static>(
+        &self,
+        inode: InodeNumber,
+        work: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
+    ) -> Result<R> {
+        let version = Some(self.info.number);
+        let read = move |core: Rc<Core>| async move { core.in_version(version, work) };
+        self.files.cores().of(inode).with(read).await
+    }
+
+    async fn walk(&self, path: &str) -> Result<(InodeNumber, FileType)> {
+        let mut walk = Walk::begin_in(Some(self.info.number), path)?;
+        loop {
+            let core = self.files.cores().of(walk.place());
+            let go_on = move |core: Rc<Core>| async move {
+                let end = walk.go_on(&core)?;
+                Ok((walk, end))
+            };
+            let (next, end) = core.with(go_on).await?;
+            match end {
+                Some(end) => return Ok(end),
+                None => walk = next,
+            }
+        }
+    }
+
+    /// Attributes of a file; of a symbolic link, those of the file that it leads to.
+    ///
+    /// # Errors
+    /// ESTALE once the snapshot has been deleted; those of the path.
+    pub async fn attributes(&self, path: &str) -> Result<Inode> {
+        let (inode, _) = self.walk(path).await?;
+        self.of(inode, move |metadata| metadata.inode(inode)).await
+    }
+
+    /// Names of a directory, in no particular order.
+    ///
+    /// # Errors
+    /// ENOTDIR; as [`attributes`](Self::attributes).
+    pub async fn read_directory(&self, path: &str) -> Result<Vec<Entry>> {
+        let (inode, file_type) = self.walk(path).await?;
+        if file_type != FileType::Directory {
+            return Err(Error::from_errno(libc::ENOTDIR, format!("\"{path}\" isn't a directory")));
+        }
+        self.of(inode, move |metadata| directory::entries(&metadata.items, inode, 0).collect()).await
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another file; as [`attributes`](Self::attributes).
+    pub async fn read_link(&self, path: &str) -> Result<Vec<u8>> {
+        let (above, name) = split(path);
+        let (above, name) = (self.walk(above).await?.0, name.to_vec());
+        let link =
+            self.of(above, move |metadata| Ok(namespace::lookup(metadata, above, &name)?.inode)).await?;
+        self.of(link, move |metadata| namespace::target(metadata, link)).await
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// EISDIR; as [`attributes`](Self::attributes).
+    pub async fn open_file(&self, path: &str) -> Result<SnapshotFile> {
+        match self.walk(path).await? {
+            (_, FileType::Directory) => {
+                Err(Error::from_errno(libc::EISDIR, format!("\"{path}\" is a directory")))
+            }
+            (inode, _) => Ok(SnapshotFile { view: self.clone(), inode }),
+        }
+    }
+}
+
+impl SnapshotFile {
+    /// Number of its inode.
+    pub fn inode(&self) -> InodeNumber {
+        self.inode
+    }
+
+    /// Attributes of the file.
+    ///
+    /// # Errors
+    /// ESTALE once the snapshot has been deleted.
+    pub async fn attributes(&self) -> Result<Inode> {
+        let inode = self.inode;
+        self.view.of(inode, move |metadata| metadata.inode(inode)).await
+    }
+
+    /// Names and values of the extended attributes of the file.
+    ///
+    /// # Errors
+    /// ESTALE once the snapshot has been deleted.
+    pub async fn extended_attributes(&self) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let inode = self.inode;
+        let read = move |metadata: &Metadata| {
+            let names = attributes::names(metadata, inode)?.into_iter();
+            let with_value =
+                |name: Vec<u8>| attributes::get(metadata, inode, &name).map(|value| (name, value));
+            names.map(with_value).collect()
+        };
+        self.view.of(inode, read).await
+    }
+
+    /// Reads at most `length` bytes: fewer only at the end.
+    ///
+    /// # Errors
+    /// ESTALE once the snapshot has been deleted; [`Error::Corrupt`] for data that isn't what was written; what reading returns.
+    pub async fn read_at(&self, offset: u64, length: usize) -> Result<Payload> {
+        let (inode, version): (_, Option<SnapshotNumber>) = (self.inode, Some(self.view.info.number));
+        let read =
+            move |core: Rc<Core>| async move { core.read_version(version, inode, offset, length).await };
+        self.view.files.cores().of(inode).with(read).await
+    }
+}

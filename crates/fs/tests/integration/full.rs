@@ -1,0 +1,245 @@
+//! Full file systems, and devices below that run out of space or fail.
+
+use crate::model::{Bytes, Model, Operation, apply, is_alike, is_of_medium, view_of};
+use crate::sequences::{operations, owned, start, zones_on};
+use crate::world::{Setup, checked, empty};
+use block::{BlockCount, BlockSize, Data, DeviceGeometry, DevicePart, Error};
+use fs::namespace::Renaming;
+use fs::{FileSystem, OpenOptions, Properties, Settings};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::record::replay::ImageDisk;
+use runtime::{Random, Simulation};
+use std::sync::Arc;
+
+fn world(seed: u64) -> Simulation {
+    Simulation { trace_lines: 0, ..Simulation::new(seed) }
+}
+
+/// Makes files until there is no space, each a part of a block larger; the model has them too.
+async fn fill(files: &FileSystem, model: &mut Model, directory: &str) -> u64 {
+    let mut made = 0;
+    for length in [60_000, 4096, 1] {
+        loop {
+            let path = format!("{directory}/fill{made}");
+            let create = Operation::Create(path.clone());
+            let write = Operation::Write(path.clone(), 0, Bytes::draw(length, made));
+            if matches!(apply(files, "", &create).await, Err(Error::NoSpace(_))) {
+                break;
+            }
+            model.apply(&create).unwrap();
+            made += 1;
+            match apply(files, "", &write).await {
+                Ok(()) => model.apply(&write).unwrap(),
+                Err(Error::NoSpace(_)) => break,
+                Err(error) => panic!("{path}: {error}"),
+            }
+        }
+    }
+    made
+}
+
+/// Operations that may need space, on paths that are there.
+fn needing_space() -> Vec<Operation> {
+    let mut all = operations(1);
+    all.push(Operation::Append(owned("/a"), Bytes::draw(9000, 1)));
+    all.push(Operation::Rename(owned("/a"), format!("/{}", "long".repeat(50)), Renaming::Replace));
+    all
+}
+
+#[test]
+fn every_operation_on_a_full_file_system_is_done_or_refused_as_a_whole_and_files_can_be_removed() {
+    let mut refused_once = std::collections::BTreeSet::new();
+    for (seed, operation) in (1..).zip(needing_space()) {
+        let setup =
+            Setup { disk: 4 << 20, zone: 128 << 10, block_size: 4096, ..Setup::draw(&mut Random::new(1)) };
+        let main = move || async move {
+            let files = setup.format().await.unwrap();
+            let mut model = Model::default();
+            for operation in start().into_iter().chain([Operation::MakeDirectory(owned("/fill"))]) {
+                model.apply(&operation).unwrap();
+                apply(&files, "", &operation).await.unwrap();
+            }
+            let made = fill(&files, &mut model, "/fill").await;
+            let mut next = model.clone();
+            let expected = next.apply(&operation);
+            let done = apply(&files, "", &operation).await;
+            let is_refused = matches!(done, Err(Error::NoSpace(_)));
+            match is_refused {
+                true => assert!(!operation.needs_no_space(), "{operation:?} is refused: {done:?}"),
+                false => {
+                    assert!(is_alike(&expected, &done), "{operation:?}: {done:?}, expected {expected:?}");
+                    model = next;
+                }
+            }
+            let refused_parts = is_refused && !model.is_atomic(&operation, 4096);
+            let shown = view_of(&files, "").await.unwrap();
+            assert!(refused_parts || shown == model.view(), "{operation:?}: {done:?}");
+            // What needs no space works, and is durable.
+            files.open_file("/fill/fill0", OpenOptions::default()).await.unwrap().sync().await.unwrap();
+            for number in 0..made {
+                let unlink = Operation::Unlink(format!("/fill/fill{number}"));
+                apply(&files, "", &unlink).await.unwrap_or_else(|error| panic!("{unlink:?}: {error}"));
+                model.apply(&unlink).unwrap();
+            }
+            files.sync().await.unwrap();
+            if is_refused {
+                let done = apply(&files, "", &operation).await;
+                assert!(done.is_ok(), "{operation:?} after files were removed: {done:?}");
+                model.apply(&operation).unwrap();
+            }
+            files.sync().await.unwrap();
+            (runtime::power_cut(), model, is_refused.then(|| format!("{operation:?}")))
+        };
+        let run = runtime::simulate(world(seed).with_files(empty(setup.disk)), main).unwrap();
+        let (left, model, refused) = run.value;
+        refused_once.extend(refused.map(|text| text.split('(').next().unwrap().to_owned()));
+        let after = move || async move {
+            let files = setup.open().await.unwrap();
+            assert!(view_of(&files, "").await.unwrap() == model.view(), "after a power cut");
+            let report = files.check().await.unwrap();
+            assert!(report.is_sound(), "{report:?}");
+        };
+        runtime::simulate(world(seed).with_files(left), after).unwrap();
+    }
+    let names = [
+        "Append",
+        "Create",
+        "Link",
+        "MakeDirectory",
+        "Preallocate",
+        "Rename",
+        "SetAttribute",
+        "SymbolicLink",
+        "Write",
+    ];
+    for name in names {
+        assert!(refused_once.contains(name), "{name} was never refused: {refused_once:?}");
+    }
+}
+
+/// The device takes space of its host as it is written, and the host has less than the device's size.
+#[test]
+fn a_device_below_without_space_makes_operations_fail_and_lets_files_be_removed() {
+    for seed in 1..6 {
+        let main = move || async move {
+            let registry = stack::Registry::new(vec![&disks::ram::KIND]);
+            let stack = stack::Stack::from_line("test", "ram(16MiB, limit=6MiB)", &registry).unwrap();
+            let disk = stack.check(true).unwrap().build().await.unwrap().top().unwrap();
+            let settings = Settings::default();
+            let zones = zones_on(disk.clone(), true).await.unwrap();
+            let files = FileSystem::format(zones, Properties::default(), &settings).await.unwrap();
+            let mut model = Model::default();
+            for operation in start() {
+                model.apply(&operation).unwrap();
+                apply(&files, "", &operation).await.unwrap();
+            }
+            let made = fill(&files, &mut model, "").await;
+            assert!((20..110).contains(&made), "{made} files");
+            assert!(view_of(&files, "").await.unwrap() == model.view());
+            files.sync().await.unwrap();
+            // Removals, and writes to a part of what they freed.
+            for round in 0..3 {
+                for number in round * 20..round * 20 + 20 {
+                    let unlink = Operation::Unlink(format!("/fill{number}"));
+                    let done = apply(&files, "", &unlink).await;
+                    done.unwrap_or_else(|error| panic!("seed {seed}, round {round}: {unlink:?}: {error}"));
+                    model.apply(&unlink).unwrap();
+                }
+                files.sync().await.unwrap();
+                for number in 0..4 {
+                    let path = format!("/new{round}-{number}");
+                    let write = Operation::Write(path.clone(), 0, Bytes::draw(60_000, number));
+                    for operation in [Operation::Create(path), write] {
+                        // The log may have found no space yet.
+                        match apply(&files, "", &operation).await {
+                            Ok(()) => model.apply(&operation).unwrap(),
+                            Err(Error::NoSpace(_)) => break,
+                            Err(error) => panic!("seed {seed}, round {round}: {operation:?}: {error}"),
+                        }
+                    }
+                }
+                files.sync().await.unwrap();
+                assert!(view_of(&files, "").await.unwrap() == model.view(), "seed {seed}, round {round}");
+            }
+            // There may be no space for a last checkpoint; what was synced is replayed then.
+            let closed = files.close().await;
+            assert!(matches!(closed, Ok(()) | Err(Error::NoSpace(_))), "seed {seed}: {closed:?}");
+            let zones = zones_on(disk, false).await.unwrap();
+            let report = checked(&zones).await.unwrap();
+            assert!(report.is_sound(), "{report:?}");
+            let files = FileSystem::open(zones, &settings).await.unwrap();
+            assert!(view_of(&files, "").await.unwrap() == model.view(), "seed {seed}: opened again");
+        };
+        runtime::simulate(world(seed), main).unwrap();
+    }
+}
+
+/// The device fails from some call on, for ever: everything ends with an error, the first of an fsync stays, and what was synced before is there
+/// once the device works again.
+#[test]
+fn a_device_below_that_dies_makes_every_fsync_fail_and_loses_nothing_that_was_synced() {
+    let mut failed = 0;
+    for calls in (0..120).step_by(3) {
+        let main = move || async move {
+            let geometry = DeviceGeometry {
+                block_size: BlockSize::default(),
+                blocks: BlockCount((4 << 20) / BlockSize::default().bytes()),
+                atomic_write: 512,
+                volatile_cache: true,
+                read_only: false,
+            };
+            let disk: Arc<dyn DevicePart> = Arc::new(ImageDisk::empty(geometry));
+            let settings = Settings::default();
+            let zones = zones_on(disk.clone(), true).await.unwrap();
+            let files = FileSystem::format(zones, Properties::default(), &settings).await.unwrap();
+            files.close().await.unwrap();
+            let rule = format!("write flush write_zeroes discard after={calls} dead");
+            let rules = parse_rules(&[rule], stack::Contract::Device).unwrap();
+            let failing = Arc::new(FaultDevicePart::new(disk.clone(), rules, 1).unwrap());
+            let mut has_failed = false;
+            let mut synced = 0;
+            if let Ok(zones) = zones_on(failing, false).await
+                && let Ok(files) = FileSystem::open(zones, &settings).await
+            {
+                for number in 0..40_u8 {
+                    let Ok(file) = files.create(&format!("/{number}")).await else { break };
+                    let written = file.write_at(0, Data::copy_of(&[number; 5000])).await;
+                    let done = file.sync().await;
+                    assert!(
+                        written.is_ok() || done.is_err(),
+                        "a write failed and its fsync didn't: {written:?}"
+                    );
+                    match done {
+                        Ok(()) => {
+                            assert!(!has_failed, "calls {calls}: an fsync succeeds after one that failed");
+                            synced = number + 1;
+                        }
+                        Err(error) => {
+                            assert!(is_of_medium(&error), "calls {calls}: {error}");
+                            has_failed = true;
+                        }
+                    }
+                    for refused in [files.sync().await, files.unlink("/0").await] {
+                        assert!(!has_failed || refused.is_err(), "calls {calls}: {refused:?}");
+                    }
+                    if !has_failed && number > 0 {
+                        // The removed file is made again.
+                        drop(files.create("/0").await);
+                    }
+                }
+                assert!(!has_failed || files.close().await.is_err());
+            }
+            let files = FileSystem::open(zones_on(disk, false).await.unwrap(), &settings).await.unwrap();
+            for number in 1..synced {
+                let file = files.open_file(&format!("/{number}"), OpenOptions::default()).await.unwrap();
+                let found = file.read_at(0, 9000).await.unwrap().to_data();
+                assert_eq!(found[..], [number; 5000], "calls {calls}: file {number}");
+            }
+            let report = files.check().await.unwrap();
+            assert!(report.is_sound(), "{report:?}");
+            has_failed
+        };
+        failed += u32::from(runtime::simulate(world(1), main).unwrap().value);
+    }
+    assert!(failed > 20, "an fsync failed in {failed} of 40 runs");
+}

@@ -1,0 +1,357 @@
+//! Operations that concern several cores, in simulated worlds: files whose names are in directories of all cores are renamed, exchanged,
+//! linked and removed, directories are made, moved and removed, and the power is cut at any time. Each operation is there as a whole
+//! afterwards, or not at all; of each file and directory, operations are cut off at one point; and what was made durable is there.
+
+use crate::world::{Setup, checked, empty, zones};
+use block::{Data, Error, Part};
+use conformance::budget::Budget;
+use fs::core::Broken;
+use fs::inode::FileType;
+use fs::namespace::Renaming;
+use fs::{FileSystem, OpenOptions};
+use runtime::{Random, Simulation};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Directories in the root, of all cores.
+const DIRECTORIES: u64 = 6;
+
+/// What is found of a thing: its names, and whether it has its contents.
+type Shown = (BTreeSet<String>, bool);
+
+/// Something that is made and named: its states, one after another.
+#[derive(Debug, Clone)]
+struct Thing {
+    is_directory: bool,
+    /// Of a directory, its inode, once that is known.
+    inode: Option<u64>,
+    states: Vec<Shown>,
+    /// Number of the last state that is durable; 0 is before it was made.
+    durable: usize,
+}
+
+impl Thing {
+    fn names(&self) -> &BTreeSet<String> {
+        &self.states.last().unwrap().0
+    }
+
+    /// The next state, with a name less and one more.
+    fn rename(&mut self, old: Option<&str>, new: Option<&str>) {
+        let (mut names, is_full) = self.states.last().unwrap().clone();
+        old.map(|old| names.remove(old));
+        new.map(|new| names.insert(new.to_owned()));
+        self.states.push((names, is_full));
+    }
+}
+
+/// An operation that changed two things: each with the number of its state after it.
+type Pair = [(usize, usize); 2];
+
+/// What a client did.
+#[derive(Debug, Clone, Default)]
+struct History {
+    things: Vec<Thing>,
+    pairs: Vec<Pair>,
+}
+
+impl History {
+    fn durable(&mut self, numbers: &[usize]) {
+        self.things.iter_mut().zip(numbers).for_each(|(thing, number)| thing.durable = *number);
+    }
+
+    fn numbers(&self) -> Vec<usize> {
+        self.things.iter().map(|thing| thing.states.len() - 1).collect()
+    }
+
+    /// Checks that what is found is what some of the operations leave, each as a whole.
+    fn check(&self, found: &BTreeMap<usize, Shown>) -> Result<(), String> {
+        let nothing = (BTreeSet::new(), false);
+        let mut possible: Vec<BTreeSet<usize>> = Vec::new();
+        for (number, thing) in self.things.iter().enumerate() {
+            let shown = found.get(&number).unwrap_or(&nothing);
+            // A file without names has no contents for us.
+            let is_alike = |state: &Shown| state.0 == shown.0 && (shown.0.is_empty() || state.1 == shown.1);
+            let states = (thing.durable..thing.states.len()).filter(|state| is_alike(&thing.states[*state]));
+            possible.push(states.collect());
+            if possible[number].is_empty() {
+                return Err(format!("thing {number} shows {shown:?}: {thing:?}"));
+            }
+        }
+        // Of an operation on two things, both have it or none.
+        let mut changed = true;
+        while std::mem::take(&mut changed) {
+            for [(one, after), (other, then)] in self.pairs.iter().flat_map(|[a, b]| [[*a, *b], [*b, *a]]) {
+                let before: usize = possible.iter().map(BTreeSet::len).sum();
+                if possible[one].iter().all(|state| *state >= after) {
+                    possible[other].retain(|state| *state >= then);
+                }
+                if possible[one].iter().all(|state| *state < after) {
+                    possible[other].retain(|state| *state < then);
+                }
+                if possible[other].is_empty() {
+                    return Err(format!(
+                        "one of two things has an operation, and the other hasn't: {one} and {other}: {found:?}: {self:?}"
+                    ));
+                }
+                changed |= possible.iter().map(BTreeSet::len).sum::<usize>() != before;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn contents(client: usize, thing: usize) -> Data {
+    Data::copy_of(format!("client {client} thing {thing}").as_bytes())
+}
+
+/// A client with its things.
+struct Client {
+    files: FileSystem,
+    number: usize,
+    history: Rc<RefCell<Vec<History>>>,
+    random: Random,
+    names: u64,
+}
+
+impl Client {
+    fn history<R>(&self, work: impl FnOnce(&mut History) -> R) -> R {
+        work(&mut self.history.borrow_mut()[self.number])
+    }
+
+    /// A name that was never given.
+    fn name(&mut self, thing: usize) -> String {
+        self.names += 1;
+        let directory = self.random.below(DIRECTORIES);
+        format!("/d{directory}/c{}t{thing}n{}", self.number, self.names)
+    }
+
+    /// One of the things that have a name, and the name.
+    fn draw(&mut self, is_directory: Option<bool>) -> Option<(usize, String)> {
+        let named: Vec<(usize, String)> = self.history(|history| {
+            let things = history.things.iter().enumerate();
+            things
+                .filter(|(_, thing)| is_directory.is_none_or(|wanted| thing.is_directory == wanted))
+                .flat_map(|(number, thing)| thing.names().iter().map(move |name| (number, name.clone())))
+                .collect()
+        });
+        let at = self.random.below(named.len().max(1) as u64) as usize;
+        named.get(at).cloned()
+    }
+
+    async fn make(&mut self) -> Result<(), Error> {
+        let number = self.history(|history| history.things.len());
+        let (name, is_directory) = (self.name(number), self.random.chance(0.3));
+        self.history(|history| {
+            let states = vec![(BTreeSet::new(), false), (BTreeSet::from([name.clone()]), is_directory)];
+            history.things.push(Thing { is_directory, inode: None, states, durable: 0 });
+        });
+        if is_directory {
+            self.files.make_directory(&name).await?;
+            let (directory, own) = name.rsplit_once('/').unwrap();
+            let entries = self.files.read_directory(directory).await?;
+            let entry = entries.iter().find(|entry| entry.name == own.as_bytes());
+            let inode = entry.map(|entry| entry.inode);
+            self.history(|history| history.things[number].inode = inode);
+            return Ok(());
+        }
+        let options = OpenOptions { create_new: true, ..OpenOptions::default() };
+        let file = self.files.open_file(&name, options).await?;
+        self.history(|history| {
+            let states = &mut history.things[number].states;
+            states.push((states.last().unwrap().0.clone(), true));
+        });
+        file.write_at(0, contents(self.number, number)).await
+    }
+
+    async fn step(&mut self) -> Result<(), Error> {
+        match self.random.below(10) {
+            0 | 1 => self.make().await,
+            2..5 => {
+                let Some((thing, old)) = self.draw(None) else { return Ok(()) };
+                let new = self.name(thing);
+                self.history(|history| history.things[thing].rename(Some(&old), Some(&new)));
+                let renaming = if self.random.chance(0.5) { Renaming::Replace } else { Renaming::NoReplace };
+                self.files.rename(&old, &new, renaming).await
+            }
+            5 => {
+                let Some((thing, old)) = self.draw(Some(false)) else { return Ok(()) };
+                let new = self.name(thing);
+                self.history(|history| history.things[thing].rename(None, Some(&new)));
+                self.files.link(&old, &new).await
+            }
+            6 => {
+                let Some((thing, old)) = self.draw(None) else { return Ok(()) };
+                let is_directory = self.history(|history| {
+                    history.things[thing].rename(Some(&old), None);
+                    history.things[thing].is_directory
+                });
+                match is_directory {
+                    true => self.files.remove_directory(&old).await,
+                    false => self.files.unlink(&old).await,
+                }
+            }
+            7 | 8 => {
+                // One takes the place of another.
+                let is_directory = self.random.chance(0.3);
+                let (Some((one, old)), Some((other, new))) =
+                    (self.draw(Some(is_directory)), self.draw(Some(is_directory)))
+                else {
+                    return Ok(());
+                };
+                if one == other {
+                    return Ok(());
+                }
+                let exchanges = self.random.chance(0.5);
+                self.history(|history| {
+                    history.things[one].rename(Some(&old), Some(&new));
+                    history.things[other].rename(Some(&new), exchanges.then_some(&*old));
+                    let state = |thing: usize| history.things[thing].states.len() - 1;
+                    let pair = [(one, state(one)), (other, state(other))];
+                    history.pairs.push(pair);
+                });
+                let renaming = if exchanges { Renaming::Exchange } else { Renaming::Replace };
+                self.files.rename(&old, &new, renaming).await
+            }
+            _ => {
+                let numbers = self.history(|history| history.numbers());
+                self.files.sync().await?;
+                self.history(|history| history.durable(&numbers));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What is found of the things of each client. Directories are told by their names.
+async fn look(files: &FileSystem, histories: &[History]) -> Result<Vec<BTreeMap<usize, Shown>>, Error> {
+    let mut found: Vec<BTreeMap<usize, Shown>> = vec![BTreeMap::new(); histories.len()];
+    for directory in 0..DIRECTORIES {
+        for entry in files.read_directory(&format!("/d{directory}")).await? {
+            let name = String::from_utf8(entry.name).unwrap();
+            let path = format!("/d{directory}/{name}");
+            let client: usize = name[1..].split('t').next().unwrap().parse().unwrap();
+            // The thing that the name was made for.
+            let first_thing = || name.split(['t', 'n']).nth(1).unwrap().parse::<usize>().unwrap();
+            let attributes = files.attributes(&path).await?;
+            let (thing, is_full) = match attributes.file_type() {
+                FileType::Directory => {
+                    let known =
+                        histories[client].things.iter().position(|thing| thing.inode == Some(entry.inode));
+                    (known.unwrap_or_else(first_thing), true)
+                }
+                _ => {
+                    let file = files.open_file(&path, OpenOptions::default()).await?;
+                    let data = file.read_at(0, 100).await?.to_data();
+                    let text = String::from_utf8_lossy(&data[..]).into_owned();
+                    match text.split_once(" thing ") {
+                        Some((_, thing)) => (thing.parse().unwrap(), true),
+                        // It was cut off before its contents: its first name tells.
+                        None => (first_thing(), false),
+                    }
+                }
+            };
+            let shown = found[client].entry(thing).or_insert_with(|| (BTreeSet::new(), is_full));
+            shown.0.insert(path);
+        }
+    }
+    Ok(found)
+}
+
+fn world(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+    let mut random = Random::new(seed);
+    let clients = 1 + random.below(3) as usize;
+    let setup = Setup {
+        disk: 24 << 20,
+        zone: 128 << 10,
+        cores: 2 + random.below(2) as u32,
+        slow: if random.chance(0.5) { 0.1 } else { 0.0 },
+        broken,
+        ..Setup::draw(&mut random)
+    };
+    let operations = random.below(150);
+    let shift = 20 + random.below(8);
+    let cut_after = Duration::from_nanos(random.below(1 << shift));
+    let checkpoints = random.chance(0.5);
+    let simulation =
+        |seed: u64| Simulation { trace_lines: 0, most_events: 60_000_000, ..Simulation::new(seed) };
+    let life = move || async move {
+        let files = setup.format().await?;
+        for directory in 0..DIRECTORIES {
+            files.make_directory(&format!("/d{directory}")).await?;
+        }
+        files.sync().await?;
+        let history = Rc::new(RefCell::new(vec![History::default(); clients]));
+        let mut running = Vec::new();
+        for number in 0..clients {
+            let random = Random::new(seed ^ (number as u64 + 1).wrapping_mul(0x9E37_79B9));
+            let mut client =
+                Client { files: files.clone(), number, history: history.clone(), random, names: 0 };
+            running.push(async move {
+                for _ in 0..operations {
+                    client.step().await?;
+                    if checkpoints && client.random.chance(0.05) {
+                        client.files.take_checkpoint().await?;
+                    }
+                }
+                Ok::<_, Error>(())
+            });
+        }
+        let all = runtime::join_all(running);
+        if let Ok(ended) = runtime::timeout(cut_after, all).await {
+            ended.into_iter().collect::<Result<(), Error>>()?;
+        }
+        Ok::<_, Error>((runtime::power_cut(), history.take()))
+    };
+    let faults = runtime::SimulatedFaults { slow: setup.slow, ..Default::default() };
+    let before = simulation(seed).with_files(empty(setup.disk)).with_faults(faults);
+    let cut = runtime::simulate(before, life).map_err(|error| error.to_string())?;
+    let (disk, histories) = cut.value.map_err(|error| format!("before the power cut: {error}"))?;
+    let known = histories.clone();
+    let after = move || async move {
+        let zones = zones(None).await?;
+        let report = checked(&zones).await?;
+        if !report.is_sound() {
+            return Err(Error::corrupt(format!("after the power cut: {report:?}")));
+        }
+        zones.close().await?;
+        let files = Setup { cores: 1 + (seed % 3) as u32, ..setup }.open().await?;
+        let found = look(&files, &known).await?;
+        let report = files.check().await?;
+        files.close().await?;
+        match report.is_sound() {
+            true => Ok(found),
+            false => Err(Error::corrupt(format!("after it was opened: {report:?}"))),
+        }
+    };
+    let found =
+        runtime::simulate(simulation(seed).with_files(disk), after).map_err(|error| error.to_string())?;
+    let found = found.value.map_err(|error| error.to_string())?;
+    for (client, (history, found)) in histories.iter().zip(&found).enumerate() {
+        history.check(found).map_err(|error| format!("client {client}: {error}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn operations_of_several_cores_are_there_as_a_whole_or_not_at_all() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let first = number("SILTSTONE_SEED").unwrap_or(1);
+    println!("SILTSTONE_SEED={first}");
+    let asked = number("SILTSTONE_SEEDS").or(number("SILTSTONE_SEED").map(|_| 1));
+    let budget = Budget::of(2);
+    for seed in first..first + asked.unwrap_or(600) {
+        if asked.is_none() && !budget.allows_more(600) {
+            break;
+        }
+        world(seed, None).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
+    }
+}
+
+#[test]
+fn operations_that_are_a_record_for_each_core_are_noticed() {
+    let noticed = (1..200).find(|seed| world(*seed, Some(Broken::SplitsOperations)).is_err());
+    assert!(noticed.is_some(), "it isn't noticed");
+    println!("noticed with seed {noticed:?}");
+}

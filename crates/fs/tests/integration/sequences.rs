@@ -1,0 +1,414 @@
+//! All sequences of one and two operations, with syncs between them, and a power cut at every event of the disk.
+//!
+//! A sequence runs once, on a disk that is recorded. At each event of the disk, from the first operation to the end of the file system's
+//! close, many of the states are made that a power cut could leave there: writes that weren't flushed are lost, reordered and torn
+//! ([`layers::record::replay`]). From each state the file system is opened: the checker finds nothing wrong, and it shows the state
+//! after some first part of the operations, in which is all that a sync had made durable.
+
+use crate::lives::difference;
+use crate::model::{Bytes, Model, Operation, Shown, View, apply, is_alike, view_of};
+use crate::world::checked;
+use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart, Error};
+use conformance::budget::Budget;
+use fs::core::{Broken, Core};
+use fs::namespace::Renaming;
+use fs::{FileSystem, Properties, Settings};
+use layers::fault::{FaultDevicePart, parse_rules};
+use layers::record::replay::{CrashState, CrashStates, History, ImageDisk, Search};
+use layers::record::{RecordDevicePart, Recorder, Role};
+use runtime::{Random, Simulation};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ZONE_BYTES: u64 = 128 << 10;
+const DISK_BYTES: u64 = 4 << 20;
+/// Times of the disk, so that much is in flight at the same time.
+const DELAYS: &str = "any delay=0us..300us probability=0.7";
+/// Of so many states one is used further after it was looked at.
+const USE_EVERY: u64 = 8;
+
+/// After which operations what they changed is synced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Syncs {
+    None,
+    First,
+    Each,
+}
+
+impl Syncs {
+    const ALL: [Syncs; 3] = [Syncs::None, Syncs::First, Syncs::Each];
+
+    fn is_after(self, index: usize) -> bool {
+        match self {
+            Syncs::None => false,
+            Syncs::First => index == 0,
+            Syncs::Each => true,
+        }
+    }
+}
+
+/// What is tried.
+#[derive(Debug, Clone)]
+struct Sequence {
+    seed: u64,
+    operations: Vec<Operation>,
+    syncs: Syncs,
+    broken: Option<Broken>,
+}
+
+pub fn owned(path: &str) -> String {
+    path.to_owned()
+}
+
+/// The files that are there, and durable, before a sequence.
+pub fn start() -> Vec<Operation> {
+    vec![
+        Operation::Create(owned("/a")),
+        Operation::Write(owned("/a"), 0, Bytes::draw(5000, 1)),
+        Operation::Create(owned("/b")),
+        Operation::Write(owned("/b"), 0, Bytes::draw(20_000, 2)),
+        Operation::MakeDirectory(owned("/d")),
+        Operation::Create(owned("/d/c")),
+        Operation::Write(owned("/d/c"), 0, Bytes::draw(100, 3)),
+        Operation::MakeDirectory(owned("/e")),
+        Operation::Link(owned("/b"), owned("/d/b")),
+    ]
+}
+
+/// The operations that sequences consist of; the data of writes follows from their position in the sequence.
+pub fn operations(position: u64) -> Vec<Operation> {
+    use Operation::*;
+    let data = |length| Bytes::draw(length, 100 + position);
+    vec![
+        Create(owned("/n")),
+        Write(owned("/a"), 50, data(100)),
+        Write(owned("/b"), 4096, data(4096)),
+        Write(owned("/b"), 1000, data(50_000)),
+        // More than one record.
+        Write(owned("/a"), 3000, data(150_000)),
+        Append(owned("/a"), data(3000)),
+        Truncate(owned("/b"), 100),
+        Truncate(owned("/a"), 30_000),
+        Punch(owned("/b"), 4096, 12_288),
+        Punch(owned("/b"), 1000, 9000),
+        Preallocate(owned("/a"), 0, 40_960),
+        Rename(owned("/a"), owned("/b"), Renaming::Replace),
+        Rename(owned("/a"), owned("/n"), Renaming::NoReplace),
+        Rename(owned("/a"), owned("/d/c"), Renaming::Exchange),
+        Rename(owned("/d/c"), owned("/a"), Renaming::Replace),
+        Rename(owned("/e"), owned("/d/e"), Renaming::Replace),
+        Link(owned("/a"), owned("/d/n")),
+        Unlink(owned("/a")),
+        Unlink(owned("/b")),
+        MakeDirectory(owned("/d/n")),
+        RemoveDirectory(owned("/e")),
+        SymbolicLink(owned("/a"), owned("/e/s")),
+        SetAttribute(owned("/a"), owned("user.name"), data(300)),
+    ]
+}
+
+/// All sequences of one and two operations, with each way of syncs.
+fn sequences() -> Vec<Sequence> {
+    let (first, second) = (operations(1), operations(2));
+    let single = first.iter().map(|one| vec![one.clone()]);
+    let pairs = first.iter().flat_map(|one| second.iter().map(|two| vec![one.clone(), two.clone()]));
+    let all: Vec<Vec<Operation>> = single.chain(pairs).collect();
+    let with_syncs = all.into_iter().flat_map(|operations| {
+        let is_single = operations.len() == 1;
+        let ways = Syncs::ALL.into_iter().filter(move |syncs| !(is_single && *syncs == Syncs::Each));
+        ways.map(move |syncs| (operations.clone(), syncs))
+    });
+    let numbered = with_syncs.zip(1..);
+    numbered.map(|((operations, syncs), seed)| Sequence { seed, operations, syncs, broken: None }).collect()
+}
+
+/// The path whose file is synced after an operation; if that has gone, its directory is.
+fn changed(operation: &Operation) -> &str {
+    match operation {
+        Operation::Rename(_, path, _) | Operation::Link(_, path) | Operation::SymbolicLink(_, path) => path,
+        Operation::Create(path)
+        | Operation::Write(path, ..)
+        | Operation::Append(path, _)
+        | Operation::Truncate(path, _)
+        | Operation::Punch(path, ..)
+        | Operation::Preallocate(path, ..)
+        | Operation::Unlink(path)
+        | Operation::MakeDirectory(path)
+        | Operation::RemoveDirectory(path)
+        | Operation::SetAttribute(path, ..) => path,
+    }
+}
+
+async fn sync(files: &FileSystem, path: &str) -> block::Result<()> {
+    let path = path.to_owned();
+    let sync = |core: Rc<Core>| async move {
+        let (directory, name) = path.rsplit_once('/').unwrap();
+        let directory = match directory {
+            "" => fs::inode::ROOT,
+            named => core.lookup(fs::inode::ROOT, &named.as_bytes()[1..])?,
+        };
+        let inode = match core.lookup(directory, name.as_bytes()) {
+            Err(Error::NotFound(_)) => directory,
+            found => found?,
+        };
+        let node = core.open(inode)?;
+        let synced = core.sync(node.ticket.get()).await;
+        core.close(&node);
+        synced
+    };
+    files.home().with(sync).await
+}
+
+/// A step of a run, by the numbers of the disk's events: it can't be on the disk before `from`, and is durable from `durable` on.
+#[derive(Debug, Clone)]
+struct Step {
+    operation: Operation,
+    from: u64,
+    durable: u64,
+}
+
+/// What is known of a run.
+struct Run {
+    history: Arc<History>,
+    /// Event of the disk before the first operation.
+    first: u64,
+    steps: Vec<Step>,
+    /// The states before the first operation, and after each.
+    models: Vec<Model>,
+}
+
+pub async fn zones_on(disk: Arc<dyn DevicePart>, format: bool) -> block::Result<Arc<zones::OnDevice>> {
+    let zone_size = format.then_some(ZONE_BYTES);
+    let options = zones::on_device::Options { format, zone_size, ..Default::default() };
+    Ok(Arc::new(zones::OnDevice::open(disk, options).await?))
+}
+
+impl Sequence {
+    fn settings(&self) -> Settings {
+        Settings { sums_bytes: 1, broken: self.broken, ..Settings::default() }
+    }
+
+    async fn run(&self) -> Result<Run, String> {
+        let failed = |what: &str, error: Error| format!("{what}: {error}");
+        let geometry = DeviceGeometry {
+            block_size: BlockSize::default(),
+            blocks: BlockCount(DISK_BYTES / BlockSize::default().bytes()),
+            atomic_write: 512,
+            volatile_cache: true,
+            read_only: false,
+        };
+        let delays = parse_rules(&[DELAYS.to_owned()], stack::Contract::Device).unwrap();
+        let slow = FaultDevicePart::new(Arc::new(ImageDisk::empty(geometry)), delays, self.seed).unwrap();
+        let recorder = Recorder::in_memory();
+        let disk = RecordDevicePart::new(Arc::new(slow), recorder.clone(), "disk", Role::Disk).unwrap();
+        let disk = Arc::new(disk);
+        let zones = zones_on(disk.clone(), true).await.map_err(|error| failed("making zones", error))?;
+        let files = FileSystem::format(zones, Properties::default(), &self.settings()).await;
+        let files = files.map_err(|error| failed("formatting", error))?;
+        let mut model = Model::default();
+        for operation in start() {
+            model.apply(&operation).unwrap();
+            apply(&files, "", &operation).await.map_err(|error| failed("the start", error))?;
+        }
+        files.sync().await.map_err(|error| failed("the start", error))?;
+        let first = recorder.events();
+        let (mut steps, mut models): (Vec<Step>, _) = (Vec::new(), vec![model.clone()]);
+        let mut random = Random::new(self.seed);
+        for (index, operation) in self.operations.iter().enumerate() {
+            let from = recorder.events();
+            let expected = model.apply(operation);
+            let done = apply(&files, "", operation).await;
+            if !is_alike(&expected, &done) {
+                return Err(format!("{operation:?}: {done:?}, expected {expected:?}"));
+            }
+            if expected.is_err() {
+                continue;
+            }
+            models.push(model.clone());
+            steps.push(Step { operation: operation.clone(), from, durable: u64::MAX });
+            if self.syncs.is_after(index) {
+                sync(&files, changed(operation)).await.map_err(|error| failed("a sync", error))?;
+                let now = recorder.events();
+                steps.iter_mut().for_each(|step| step.durable = step.durable.min(now));
+            } else if random.chance(0.5) {
+                // The next one is in another record.
+                runtime::sleep(Duration::from_micros(random.below(1000))).await;
+            }
+        }
+        files.close().await.map_err(|error| failed("closing", error))?;
+        let now = recorder.events();
+        steps.iter_mut().for_each(|step| step.durable = step.durable.min(now));
+        let timeline = recorder.timeline().unwrap();
+        let history = History::new(&timeline, disk.number()).unwrap();
+        Ok(Run { history, first, steps, models })
+    }
+
+    /// Runs the sequence, and opens the file system from states of its disk: from all, or those that the budget allows. Returns their number.
+    async fn check(&self, budget: &Budget, search: Search) -> Result<u64, String> {
+        let run = self.run().await?;
+        let last = run.history.events();
+        let mut tried = 0;
+        for state in CrashStates::new(run.history.clone(), run.first..last + 1, search) {
+            if budget.is_over() && tried > 0 {
+                break;
+            }
+            tried += 1;
+            self.check_state(&run, &state, tried).await.map_err(|error| {
+                format!("cut at {:?} of {last} with {}: {error}", state.cuts, state.choice)
+            })?;
+        }
+        Ok(tried)
+    }
+
+    async fn check_state(&self, run: &Run, state: &CrashState, number: u64) -> Result<(), String> {
+        let failed = |what: &str, error: Error| format!("{what}: {error}");
+        let disk = Arc::new(ImageDisk::new(state.image.clone()));
+        let zones = zones_on(disk, false).await.map_err(|error| failed("opening the zones", error))?;
+        let report = checked(&zones).await.map_err(|error| failed("checking", error))?;
+        if !report.is_sound() {
+            return Err(format!("before it is opened: {report:?}"));
+        }
+        let files = FileSystem::open(zones, &self.settings()).await;
+        let files = files.map_err(|error| failed("opening", error))?;
+        let found = view_of(&files, "").await.map_err(|error| failed("reading", error))?;
+        run.allows(state, &found)?;
+        if number.is_multiple_of(USE_EVERY) {
+            let file = files.create("/later").await.map_err(|error| failed("creating", error))?;
+            let data = block::Data::copy_of(&[1; 10_000]);
+            file.write_at(0, data).await.map_err(|error| failed("writing", error))?;
+            file.sync().await.map_err(|error| failed("a sync", error))?;
+            drop(file);
+            files.unlink("/later").await.map_err(|error| failed("removing", error))?;
+            let report = files.check().await.map_err(|error| failed("checking", error))?;
+            if !report.is_sound() {
+                return Err(format!("after it was used: {report:?}"));
+            }
+            let after = view_of(&files, "").await.map_err(|error| failed("reading", error))?;
+            if after != found {
+                return Err(format!("what was used shows {}", difference(&after, &found)));
+            }
+        }
+        files.close().await.map_err(|error| failed("closing", error))
+    }
+
+    fn simulated(&self, budget: &Rc<Budget>, search: Search) -> Result<u64, String> {
+        let (sequence, budget) = (self.clone(), budget.clone());
+        let world = Simulation { most_events: u64::MAX, trace_lines: 0, ..Simulation::new(self.seed) };
+        let main = move || async move { sequence.check(&budget, search).await };
+        let run = runtime::simulate(world, main).map_err(|error| error.to_string());
+        let checked = run.and_then(|simulated| simulated.value);
+        checked.map_err(|error| format!("{self:?}: {error}"))
+    }
+}
+
+impl Run {
+    /// Whether a file system may show this after such a cut.
+    fn allows(&self, state: &CrashState, found: &View) -> Result<(), String> {
+        let (start, end) = (*state.cuts.start(), *state.cuts.end());
+        let least = self.steps.iter().take_while(|step| step.durable <= end).count();
+        let most = self.steps.iter().take_while(|step| step.from <= start).count();
+        let whole = self.models[least..=most].iter().any(|model| model.view() == *found);
+        let in_part = (least..most).any(|index| {
+            let model = &self.models[index];
+            !model.is_atomic(&self.steps[index].operation, BlockSize::default().bytes())
+                && is_between(found, &model.view(), &self.models[index + 1].view())
+        });
+        if whole || in_part {
+            return Ok(());
+        }
+        Err(format!(
+            "it shows neither the state after {least} operations nor up to {most}; other than after {least}: {}; than after {most}: {}",
+            difference(found, &self.models[least].view()),
+            difference(found, &self.models[most].view())
+        ))
+    }
+}
+
+/// Whether a part of a write is there: every byte of a file is the old or the new one, and all else is as before.
+fn is_between(found: &View, before: &View, after: &View) -> bool {
+    let byte = |shown: &[u8], at: usize| shown.get(at).copied().unwrap_or(0);
+    found.len() == before.len()
+        && found.iter().all(|(path, shown)| match (shown, before.get(path), after.get(path)) {
+            (found, Some(before), Some(after)) if before == after => found == before,
+            (
+                Shown::File { contents, links, attributes },
+                Some(Shown::File { contents: old, links: old_links, attributes: old_attributes }),
+                Some(Shown::File { contents: new, .. }),
+            ) => {
+                (links, attributes) == (old_links, old_attributes)
+                    && (old.len()..=new.len()).contains(&contents.len())
+                    && contents
+                        .iter()
+                        .enumerate()
+                        .all(|(at, found)| [byte(old, at), byte(new, at)].contains(found))
+            }
+            _ => false,
+        })
+}
+
+/// Checks a sequence with every way of syncs, from every state of the disk.
+fn holds_at_every_cut(operations: &[Operation]) {
+    let budget = Rc::new(Budget::unlimited());
+    for (syncs, seed) in Syncs::ALL.into_iter().zip(1..) {
+        let sequence = Sequence { seed, operations: operations.to_vec(), syncs, broken: None };
+        let tried =
+            sequence.simulated(&budget, Search::brief(seed)).unwrap_or_else(|error| panic!("{error}"));
+        println!("{syncs:?}: {tried} states");
+    }
+}
+
+#[test]
+fn every_sequence_of_two_operations_is_cut_at_one_point() {
+    let mut sequences = sequences();
+    // Those that are tried in a short run are drawn, always the same.
+    let mut random = Random::new(1);
+    for last in (1..sequences.len()).rev() {
+        sequences.swap(last, random.below(last as u64 + 1) as usize);
+    }
+    if let Ok(seed) = std::env::var("SILTSTONE_SEED") {
+        let seed: u64 = seed.parse().unwrap();
+        sequences.retain(|sequence| sequence.seed == seed);
+    }
+    let budget = Rc::new(Budget::of(6));
+    let count = sequences.len() as u64;
+    let mut states = 0;
+    for sequence in sequences {
+        if !budget.allows_more(count) {
+            break;
+        }
+        let tried = sequence.simulated(&budget, Search::brief(sequence.seed));
+        states += tried.unwrap_or_else(|error| panic!("SILTSTONE_SEED={}: {error}", sequence.seed));
+    }
+    println!("{states} states");
+}
+
+#[test]
+fn a_rename_is_there_as_a_whole_or_not_at_all_at_every_cut() {
+    for (from, to, renaming) in [
+        ("/a", "/b", Renaming::Replace),
+        ("/a", "/n", Renaming::NoReplace),
+        ("/a", "/d/c", Renaming::Exchange),
+        ("/d/c", "/a", Renaming::Replace),
+        ("/d", "/e", Renaming::Exchange),
+        ("/e", "/d/e", Renaming::Replace),
+    ] {
+        holds_at_every_cut(&[Operation::Rename(owned(from), owned(to), renaming)]);
+    }
+}
+
+#[test]
+fn a_file_written_and_renamed_over_another_is_the_old_or_the_new_one() {
+    holds_at_every_cut(&[
+        Operation::Create(owned("/new")),
+        Operation::Write(owned("/new"), 0, Bytes::draw(100_000, 9)),
+        Operation::Rename(owned("/new"), owned("/a"), Renaming::Replace),
+    ]);
+}
+
+/// An append with an fsync, from every state of the disk, where this rule is broken.
+pub fn synced_append(broken: Option<Broken>) -> Result<u64, String> {
+    let operations = vec![Operation::Append(owned("/a"), Bytes::draw(3000, 9))];
+    let sequence = Sequence { seed: 1, operations, syncs: Syncs::First, broken };
+    sequence.simulated(&Rc::new(Budget::unlimited()), Search::new(1))
+}

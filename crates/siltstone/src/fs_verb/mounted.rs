@@ -1,0 +1,191 @@
+//! Verbs for mounted file systems: they reach the server through extended attributes of the mount ([`fs::mount`]).
+
+use crate::arguments::{FsDefrag, FsScrub};
+use crate::failure::Failure;
+use crate::output::{print, print_json, print_line};
+use crate::progress::Reading;
+use block::Status;
+use runtime::Config;
+use serde_json::{Value, json};
+use stack::format_size;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Type of mounted file systems in `/proc/mounts`.
+const MOUNT_TYPE: &str = "fuse.siltstone";
+/// Longest answer: the kernel passes no longer attributes.
+const LONGEST: usize = 64 << 10;
+/// Time between two looks at a scrub.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
+fn failed(path: &Path, error: impl Into<std::io::Error>) -> Failure {
+    let error = error.into();
+    match error.raw_os_error() {
+        Some(libc::EPERM) => Failure::World(format!("{}: only root controls a file system", path.display())),
+        Some(libc::EBUSY) => {
+            Failure::World(format!("{}: a scrub is running already; wait until it has ended", path.display()))
+        }
+        _ => Failure::World(format!("{}: {error}", path.display())),
+    }
+}
+
+/// A mount.
+pub(super) struct Mount {
+    source: String,
+    /// Mount point.
+    pub(super) at: PathBuf,
+}
+
+/// A word of `/proc/mounts`, which has octal escapes for blanks and backslashes.
+fn unescaped(word: &str) -> String {
+    word.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+/// The mount of a file system of siltstone that a path is in.
+fn mount_of(path: &Path) -> Result<Option<Mount>, Failure> {
+    let path = std::fs::canonicalize(path).map_err(|error| failed(path, error))?;
+    let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(|error| failed(&path, error))?;
+    let of_line = |line: &str| {
+        let mut words = line.split(' ').map(unescaped);
+        Some((words.next()?, PathBuf::from(words.next()?), words.next()?))
+    };
+    // A later mount covers an earlier one at the same place; the innermost one counts.
+    let innermost = mounts
+        .lines()
+        .filter_map(of_line)
+        .filter(|(_, at, _)| path.starts_with(at))
+        .max_by_key(|(_, at, _)| at.as_os_str().len());
+    let ours = innermost.filter(|(_, _, kind)| kind == MOUNT_TYPE);
+    Ok(ours.map(|(source, at, _)| Mount { source, at }))
+}
+
+/// The mount at a directory.
+pub(super) fn mount_at(directory: &Path) -> Result<Mount, Failure> {
+    let path = std::fs::canonicalize(directory).map_err(|error| failed(directory, error))?;
+    mount_of(&path)?.filter(|mount| mount.at == path).ok_or_else(|| {
+        Failure::Usage(format!(
+            "{}: no file system of siltstone is mounted there; expected its mount point",
+            directory.display()
+        ))
+    })
+}
+
+fn ask(path: &Path, name: &str) -> Result<Value, Failure> {
+    let mut buffer = vec![0; LONGEST];
+    let length = rustix::fs::getxattr(path, name, &mut buffer[..]).map_err(|error| failed(path, error))?;
+    serde_json::from_slice(&buffer[..length])
+        .map_err(|error| Failure::World(format!("{}: answered strangely: {error}", path.display())))
+}
+
+fn tell(path: &Path, name: &str) -> Result<(), Failure> {
+    rustix::fs::setxattr(path, name, b"1", rustix::fs::XattrFlags::empty())
+        .map_err(|error| failed(path, error))
+}
+
+/// Status of the file system that is mounted at a directory.
+///
+/// # Errors
+/// Another directory.
+pub fn status(directory: &Path) -> Result<Status, Failure> {
+    let mount = mount_at(directory)?;
+    let mut status = Status::new();
+    status.insert("image".into(), json!(mount.source));
+    status.insert("mount".into(), json!(mount.at));
+    if let Value::Object(all) = ask(&mount.at, "siltstone.status")? {
+        status.extend(all);
+    }
+    Ok(status)
+}
+
+/// Reads everything, and says what is damaged.
+///
+/// # Errors
+/// Another directory; a user other than root; [`Failure::Said`] for damage.
+pub fn scrub(arguments: &FsScrub) -> Result<(), Failure> {
+    let mount = mount_at(&arguments.directory)?;
+    tell(&mount.at, "siltstone.scrub")?;
+    let bar = Reading::new();
+    let status = loop {
+        let status = ask(&mount.at, "siltstone.scrub")?;
+        let bytes = |name: &str| status[name].as_u64().unwrap_or(0) * fs::format::BLOCK;
+        bar.at(bytes("read_blocks"), bytes("blocks").max(bytes("read_blocks")));
+        if status["running"] == json!(false) {
+            break status;
+        }
+        runtime::run(Config::default(), || async { runtime::sleep(BETWEEN_LOOKS).await })?;
+    };
+    drop(bar);
+    if let Some(error) = status["error"].as_str() {
+        return Err(Failure::World(format!("{}: {error}", mount.at.display())));
+    }
+    let damaged = status["damaged"].as_u64().unwrap_or(0);
+    if arguments.json {
+        print_json(&status)?;
+    } else {
+        let read = status["read_blocks"].as_u64().unwrap_or(0) * fs::format::BLOCK;
+        let mut out = format!(
+            "{}: {} of data and {} pages of metadata compared with checksums\n",
+            mount.at.display(),
+            format_size(read),
+            status["pages"]
+        );
+        let described: Vec<&str> =
+            status["damage"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        described.iter().for_each(|line| out += &format!("{line}\n"));
+        if damaged > described.len() as u64 {
+            out += &format!("and {} more\n", damaged - described.len() as u64);
+        }
+        out += if damaged == 0 { "no damage\n" } else { "DAMAGED\n" };
+        print(&out)?;
+    }
+    if damaged == 0 { Ok(()) } else { Err(Failure::Said) }
+}
+
+/// Writes fragmented files again.
+///
+/// # Errors
+/// A path that isn't in a mounted file system of siltstone; a user other than root; no space.
+pub fn defrag(arguments: &FsDefrag) -> Result<(), Failure> {
+    let path = &arguments.path;
+    if mount_of(path)?.is_none() {
+        return Err(Failure::Usage(format!(
+            "{}: it isn't in a mounted file system of siltstone; expected a file or a directory of one",
+            path.display()
+        )));
+    }
+    let mut files = Vec::new();
+    collect(path, &mut files)?;
+    let (mut before, mut after, mut rewritten) = (0, 0, 0_u64);
+    for file in &files {
+        let fragments = |status: Value| status["fragments"].as_u64().unwrap_or(0);
+        let had = fragments(ask(file, "siltstone.defrag")?);
+        tell(file, "siltstone.defrag")?;
+        let has = fragments(ask(file, "siltstone.defrag")?);
+        (before, after) = (before + had, after + has);
+        if has != had {
+            rewritten += 1;
+            if !arguments.json {
+                print_line(&format!("{}: {had} fragments, now {has}", file.display()))?;
+            }
+        }
+    }
+    if arguments.json {
+        return print_json(&json!({
+            "files": files.len(), "rewritten": rewritten, "fragments_before": before, "fragments": after,
+        }));
+    }
+    print_line(&format!("{} files with {before} fragments, now {after}", files.len()))
+}
+
+/// The regular files of a path.
+fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    let found = std::fs::symlink_metadata(path).map_err(|error| failed(path, error))?;
+    if found.is_file() {
+        files.push(path.to_owned());
+    } else if found.is_dir() {
+        for entry in std::fs::read_dir(path).map_err(|error| failed(path, error))? {
+            collect(&entry.map_err(|error| failed(path, error))?.path(), files)?;
+        }
+    }
+    Ok(())
+}

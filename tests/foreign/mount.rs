@@ -1,0 +1,153 @@
+//! `siltstone fs mount` on an image of its own, over kills and remounts.
+
+use super::process::{run, run_shell};
+use super::server::{Server, binary};
+use rustix::process::Signal;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// An image of a file system, and its mount. Dropping it unmounts, also where the server is dead.
+pub struct Mount {
+    folder: TempDir,
+    server: Option<Server>,
+}
+
+impl Mount {
+    /// Makes a file system of 512 MiB, with these options of `siltstone fs format`, and mounts it.
+    ///
+    /// # Panics
+    /// It can't be made or mounted.
+    #[track_caller]
+    pub fn new(options: &[&str]) -> Mount {
+        let mut arguments = vec!["--size", "512MiB"];
+        arguments.extend_from_slice(options);
+        Self::formatted(&arguments)
+    }
+
+    /// Makes a file system with these options of `siltstone fs format`, and mounts it.
+    ///
+    /// # Panics
+    /// It can't be made or mounted.
+    #[track_caller]
+    pub fn formatted(options: &[&str]) -> Mount {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("mnt")).expect("a folder");
+        let mount = Mount { folder, server: None };
+        let image = mount.image();
+        let mut arguments = vec!["fs", "format", &image];
+        arguments.extend_from_slice(options);
+        run(&program(), &arguments).ok();
+        mount.mounted()
+    }
+
+    /// Mounts it again.
+    ///
+    /// # Panics
+    /// It can't be mounted.
+    #[track_caller]
+    pub fn mounted(mut self) -> Mount {
+        let (image, at) = (self.image(), self.at("").display().to_string());
+        self.server = Some(Server::restart_with(&["fs", "mount", &image, &at], PathBuf::new()));
+        self
+    }
+
+    /// Path of the image.
+    pub fn image(&self) -> String {
+        self.beside("vol.img").display().to_string()
+    }
+
+    /// A path in the mounted file system.
+    pub fn at(&self, path: &str) -> PathBuf {
+        self.folder.path().join("mnt").join(path)
+    }
+
+    /// A path beside the image, outside of the mounted file system.
+    pub fn beside(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path)
+    }
+
+    /// Runs a script in the mounted file system. Returns its output.
+    ///
+    /// # Panics
+    /// It fails.
+    #[track_caller]
+    pub fn shell(&self, script: &str) -> String {
+        run_shell(&format!("cd '{}'; {script}", self.at("").display())).ok()
+    }
+
+    /// Unmounts, and waits for the server's end in good order.
+    ///
+    /// # Panics
+    /// The mount is in use, or the server fails.
+    #[track_caller]
+    pub fn unmounted(mut self) -> Mount {
+        let at = self.at("").display().to_string();
+        run_shell(&format!("umount '{at}' || fusermount3 -u '{at}'")).ok();
+        let mut server = self.server.take().expect("it is mounted");
+        assert!(server.process.wait().success(), "{}", server.process.err());
+        self
+    }
+
+    /// Kills the server, and leaves the mount without one.
+    ///
+    /// # Panics
+    /// There is no server.
+    pub fn killed(mut self) -> Mount {
+        let mut server = self.server.take().expect("it is mounted");
+        if server.process.is_alive() {
+            server.process.signal(Signal::KILL);
+        }
+        server.process.wait();
+        self
+    }
+
+    /// Process id of the server.
+    ///
+    /// # Panics
+    /// There is no server.
+    pub fn server_pid(&self) -> u32 {
+        self.server.as_ref().expect("it is mounted").process.pid()
+    }
+
+    /// The status of the image, which isn't mounted.
+    ///
+    /// # Panics
+    /// It can't be read.
+    #[track_caller]
+    pub fn status(&self) -> serde_json::Value {
+        let text = run(&program(), &["fs", "status", &self.image(), "--json"]).ok();
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    /// Looks for damage in the image, which isn't mounted, with all data.
+    ///
+    /// # Panics
+    /// There is some.
+    #[track_caller]
+    pub fn is_sound(&self) {
+        let said = run(&program(), &["fs", "check", &self.image(), "--data"]).ok();
+        assert!(said.ends_with("no damage\n"), "{said}");
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Without its server the mount stays, and fails every access, until it is unmounted.
+        drop(self.server.take());
+        let at = self.folder.path().join("mnt");
+        if is_mount_point(&at) {
+            let at = at.display();
+            run_shell(&format!("umount -l '{at}' || fusermount3 -uz '{at}' || true"));
+        }
+    }
+}
+
+/// Whether the kernel has a mount at this path. It need not have a server.
+fn is_mount_point(path: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == path))
+}
+
+fn program() -> String {
+    binary().display().to_string()
+}
