@@ -71,6 +71,8 @@ pub struct Settings {
     /// Number of cores among which the shards are divided, as far as the file system has shards and zones for them; `None` for
     /// those of the runtime.
     pub cores: Option<u32>,
+    /// The policy of cleaning by its name, and its parameters; without these, the best known ones for the number of zones.
+    pub cleaning: (String, Option<logkit::cleaning::Parameters>),
     /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
     #[doc(hidden)]
     pub broken: Option<Broken>,
@@ -112,6 +114,7 @@ impl Default for Settings {
             sums_bytes: 64 << 20,
             metadata_bytes: u64::MAX,
             cores: None,
+            cleaning: (logkit::cleaning::DEFAULT.to_owned(), None),
             broken: None,
         }
     }

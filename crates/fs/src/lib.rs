@@ -59,6 +59,7 @@ pub use crate::core::Settings;
 pub use check::check;
 pub use file_system::{Directory, File, FileSystem, OpenOptions};
 pub use format::Properties;
+pub use logkit::cleaning::Parameters as CleaningParameters;
 pub use mount::kind::KIND;
 pub use mount::{MountConfig, Mounted};
 pub use snapshot_list::SnapshotInfo;

@@ -3,10 +3,11 @@
 //! ```text
 //! fs-load --image=PATH [--format=BYTES] [--block_size=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES]
 //!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--cores=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
-//!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES]
+//!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES] [--cleaning=POLICY] [--k=SHARE] [--m=BYTES]
 //! ```
 //!
-//! The image is a file, opened with O_DIRECT; with `--format` the file system is made anew, of that size, with
+//! `--cleaning` is one of the kit's policies; `--k` and `--m` are the parameters of `threshold`, S3's: zones with a smaller live share are
+//! cleaned, once they have about so many bytes of live data. The image is a file, opened with O_DIRECT; with `--format` the file system is made anew, of that size, with
 //! blocks of `--block_size`. `--lanes` appends are in
 //! flight at a time on each of `--cores`, and every client runs on the core that has its directory. `--rw`:
 //! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a directory of its own, with
@@ -24,7 +25,8 @@
 mod simulation;
 
 use block::{Buffer, Data, Error, Result};
-use fs::{Directory, File, FileSystem, OpenOptions, Properties, Settings};
+use fs::mount::kind::zones_on;
+use fs::{CleaningParameters, Directory, File, FileSystem, OpenOptions, Properties, Settings};
 use runtime::histogram::Histogram;
 use runtime::{Instant, Random, ShardIndex, now};
 use stack::{Registry, Stack};
@@ -62,6 +64,9 @@ struct Job {
     writes: u64,
     small: u64,
     disk: u64,
+    cleaning: Option<String>,
+    live_share: Option<f64>,
+    read_at_once: Option<u64>,
 }
 
 impl Job {
@@ -84,6 +89,9 @@ impl Job {
             writes: 80,
             small: 10,
             disk: 0,
+            cleaning: None,
+            live_share: None,
+            read_at_once: None,
         };
         for argument in arguments {
             let unknown = || Error::invalid(format!("{argument}: unknown; see the head of the program"));
@@ -114,6 +122,9 @@ impl Job {
                 "writes" => job.writes = number()?,
                 "small" => job.small = number()?,
                 "disk" => job.disk = number()?,
+                "cleaning" => job.cleaning = Some(value.to_owned()),
+                "k" => job.live_share = Some(value.parse().map_err(|_| unknown())?),
+                "m" => job.read_at_once = Some(number()?),
                 _ => return Err(unknown()),
             }
         }
@@ -209,13 +220,15 @@ async fn open(job: &Job) -> Result<FileSystem> {
         Stack::from_line("fs-load", &line, &registry).map_err(|error| Error::invalid(error.to_string()))?;
     let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
     let device = plan.build().await?.top()?;
-    let options = zones::on_device::Options {
-        format: job.format.is_some(),
-        zone_size: job.zone_size,
-        ..Default::default()
-    };
-    let zones = Arc::new(zones::OnDevice::open(device, options).await?);
-    let settings = Settings { appends_in_flight: job.lanes, ..Settings::default() };
+    let zones = zones_on(device, job.format.is_some(), job.zone_size).await?;
+    let mut settings = Settings { appends_in_flight: job.lanes, ..Settings::default() };
+    if let Some(policy) = &job.cleaning {
+        let mut parameters = CleaningParameters::for_zones(zones.geometry().zones);
+        parameters.live_share = job.live_share.unwrap_or(parameters.live_share);
+        // It counts blocks of the log.
+        parameters.read_at_once = job.read_at_once.map_or(parameters.read_at_once, |bytes| bytes / 4096);
+        settings.cleaning = (policy.clone(), Some(parameters));
+    }
     match job.format {
         Some(_) => {
             let default = Properties::default();
