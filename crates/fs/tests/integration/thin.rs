@@ -222,7 +222,7 @@ fn first_half(at: usize, count: usize) -> bool {
 }
 
 fn every_other(at: usize, _: usize) -> bool {
-    at % 2 == 0
+    at.is_multiple_of(2)
 }
 
 fn all(_: usize, _: usize) -> bool {
