@@ -388,15 +388,12 @@ impl Core {
     }
 
     /// Refuses operations without data that need space. They take effect when they are submitted and can't be refused later, so they are
-    /// also refused as long as the device below has no space: their records would take the last zones that are left to removals.
+    /// also refused as long as the device below has no space beside that of the last zones, which are left to removals.
     ///
     /// # Errors
     /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
     pub fn check_space_for_item(&self) -> Result<()> {
-        self.kit.look_for_space();
-        if let Some(error) = self.kit.space.error() {
-            return Err(error);
-        }
+        self.kit.check_known_space(self.kept_zones())?;
         let memory = self.totals.sum(|used| &used.memory);
         match memory < self.metadata_bytes {
             true => self.check_space(1),

@@ -12,4 +12,5 @@ mod original;
 mod promises;
 mod sequences;
 mod snapshots;
+mod thin;
 mod world;
