@@ -5,6 +5,7 @@
 //! after a write.
 
 use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
+use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::{Core, now};
 use crate::extents::{Extent, extents, visit_missing};
 use crate::format::BLOCK;
@@ -51,12 +52,18 @@ impl Core {
     ///
     /// # Errors
     /// EFBIG, [`Error::NoSpace`]; what reading the rest of a block returns; the failure of the log.
-    pub async fn write(self: &Rc<Self>, node: &Rc<Node>, offset: u64, data: Payload) -> Result<()> {
+    pub async fn write(
+        self: &Rc<Self>,
+        class: ClassNumber,
+        node: &Rc<Node>,
+        offset: u64,
+        data: Payload,
+    ) -> Result<()> {
         let end = end_of(offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());
         }
-        self.write_range(node, offset, data, (end, now()), None).await.map(drop)
+        self.write_range(class, node, offset, data, (end, now()), None).await.map(drop)
     }
 
     /// Writes what a kernel has cached: as [`write`](Self::write), and the times of the file stay, because the kernel sets them.
@@ -67,7 +74,7 @@ impl Core {
         let end = end_of(offset, data.len() as u64)?;
         match data.is_empty() {
             true => Ok(()),
-            false => self.write_range(node, offset, data, (end, KEEP_TIMES), None).await.map(drop),
+            false => self.write_range(DEFAULT, node, offset, data, (end, KEEP_TIMES), None).await.map(drop),
         }
     }
 
@@ -75,7 +82,12 @@ impl Core {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub async fn append_to(self: &Rc<Self>, node: &Rc<Node>, data: Payload) -> Result<u64> {
+    pub async fn append_to(
+        self: &Rc<Self>,
+        class: ClassNumber,
+        node: &Rc<Node>,
+        data: Payload,
+    ) -> Result<u64> {
         loop {
             let size = self.metadata.borrow().inode(node.inode)?.size;
             let offset = if node.appends.get() > 0 { size.max(node.end.get()) } else { size };
@@ -84,7 +96,8 @@ impl Core {
                 return Ok(offset);
             }
             let appending = node.begin_append(offset..end);
-            if self.write_range(node, offset, data.clone(), (end, now()), Some(&appending)).await? {
+            let written = self.write_range(class, node, offset, data.clone(), (end, now()), Some(&appending));
+            if written.await? {
                 return Ok(offset);
             }
         }
@@ -94,6 +107,7 @@ impl Core {
     /// of the file when it is its turn.
     async fn write_range(
         self: &Rc<Self>,
+        class: ClassNumber,
         node: &Rc<Node>,
         offset: u64,
         data: Payload,
@@ -103,7 +117,7 @@ impl Core {
         let range = offset..offset + data.len() as u64;
         let whole = self.whole(range.clone());
         let blocks = (whole.end - whole.start) / BLOCK;
-        let permit = self.admit_data(blocks).await;
+        let permit = self.admit_data(Some(class), blocks).await;
         self.gate.pass().await;
         let first = whole.start / BLOCK;
         let held = node.lock.ask(first..first + blocks).await;
@@ -182,7 +196,7 @@ impl Core {
     /// Appends what a file has in a range, and zeros where it ends before.
     async fn append_old(&self, inode: InodeNumber, range: Range<u64>, buffer: &mut Buffer) -> Result<()> {
         let wanted = (range.end - range.start) as usize;
-        let old = self.read(inode, range.start, wanted).await?;
+        let old = self.read_version(None, inode, range.start, wanted).await?;
         old.slices().iter().for_each(|slice| buffer.append(slice));
         buffer.append_zeroes(wanted - old.len());
         Ok(())
@@ -193,10 +207,27 @@ impl Core {
     /// # Errors
     /// [`Error::Corrupt`] for data that isn't what was written; what reading returns.
     pub async fn read(&self, inode: InodeNumber, offset: u64, length: usize) -> Result<Payload> {
-        self.read_version(None, inode, offset, length).await
+        self.read_in(DEFAULT, None, inode, offset, length).await
     }
 
-    /// As [`read`](Self::read), of a snapshot; `None` for the present version.
+    /// As [`read`](Self::read), in the turn of a class, of a snapshot; `None` for the present version.
+    ///
+    /// # Errors
+    /// As [`read_version`](Self::read_version).
+    pub async fn read_in(
+        &self,
+        class: ClassNumber,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        offset: u64,
+        length: usize,
+    ) -> Result<Payload> {
+        // Before zones are kept from being reset: turns are held by writes that wait for zones.
+        let _turn = self.classes.take(class, length as u64).await;
+        self.read_version(version, inode, offset, length).await
+    }
+
+    /// As [`read_in`](Self::read_in), without a turn.
     ///
     /// # Errors
     /// As [`read`](Self::read); ESTALE for a deleted snapshot.
@@ -281,7 +312,7 @@ impl Core {
     /// Cuts a file off, or takes the blocks of a range from it: [`Cut`]. The time may be [`KEEP_TIMES`].
     pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut, time: Time) -> Result<()> {
         let (inode, blocks) = (node.inode, cut.blocks());
-        let permit = self.admit_data(2).await;
+        let permit = self.admit_data(None, 2).await;
         let held = node.lock.ask(cut.touched()).await;
         self.check_open()?;
         let size = self.metadata.borrow().inode(inode)?.size;
