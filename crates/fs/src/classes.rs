@@ -36,8 +36,12 @@ pub const MOST_CLASSES: usize = 32;
 pub const DEFAULT_SHARES: u32 = 100;
 /// Shares of the cleaner, scrub and defragmentation.
 pub const BACKGROUND_SHARES: u32 = 20;
-/// Cost of a request beside its bytes.
-pub const REQUEST_COST: u64 = 8 << 10;
+/// Cost of a request beside its bytes. Requests of 4 KiB take about as long as this in the bandwidth of large ones: on a virtual disk 17 µs at
+/// 1.5 GB/s, in memory 2.5 µs at 7 GB/s.
+pub const REQUEST_COST: u64 = 16 << 10;
+/// Most cost of requests in flight on a core, where classes compete: the least at which reads of 256 KiB (four) and of 4 KiB (51) are as fast as
+/// without a bound, on a virtual disk and in memory. What is in flight delays a new request of any class.
+pub const IO_DEPTH: u64 = 1 << 20;
 /// Longest name.
 const LONGEST_NAME: usize = 64;
 

@@ -9,7 +9,7 @@
 use crate::change::{Change, Changes, Recorded};
 use crate::checkpoint::Frozen;
 use crate::classes::fair_queue::ClassNumber;
-use crate::classes::{BACKGROUND_SHARES, Classes, Turn};
+use crate::classes::{BACKGROUND_SHARES, Classes, IO_DEPTH, Turn};
 use crate::cores::{Cores, Totals};
 use crate::extents::{Blocks, Place};
 use crate::format::{BLOCK, MOST_CORES};
@@ -76,7 +76,7 @@ pub struct Settings {
     /// Shares of the class of the cleaner, scrub and defragmentation.
     pub background_shares: u32,
     /// Most bytes of requests in flight on a core, where [classes](crate::classes) compete; a request counts
-    /// [8 KiB](crate::classes::REQUEST_COST) beside its bytes.
+    /// [16 KiB](crate::classes::REQUEST_COST) beside its bytes.
     pub io_depth: u64,
     /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
     #[doc(hidden)]
@@ -124,7 +124,7 @@ impl Default for Settings {
             metadata_bytes: u64::MAX,
             cores: None,
             background_shares: BACKGROUND_SHARES,
-            io_depth: 1 << 20,
+            io_depth: IO_DEPTH,
             broken: None,
         }
     }
