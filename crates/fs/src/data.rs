@@ -37,17 +37,6 @@ pub fn end_of(offset: u64, length: u64) -> Result<u64> {
 }
 
 impl Core {
-    /// Bytes of the blocks that files consist of.
-    pub(crate) fn file_block_bytes(&self) -> u64 {
-        u64::from(self.file_block) * BLOCK
-    }
-
-    /// The range of bytes extended to whole blocks of files.
-    fn whole(&self, range: Range<u64>) -> Range<u64> {
-        let block = self.file_block_bytes();
-        range.start / block * block..range.end.div_ceil(block) * block
-    }
-
     /// Writes to a file. Once this returns, reads see the data.
     ///
     /// # Errors
@@ -63,7 +52,7 @@ impl Core {
         if data.is_empty() {
             return Ok(());
         }
-        self.write_range(class, node, offset, data, (end, now()), None).await.map(drop)
+        self.write_range(Some(class), node, offset, data, (end, now()), None).await.map(drop)
     }
 
     /// Writes what a kernel has cached: as [`write`](Self::write), and the times of the file stay, because the kernel sets them.
@@ -74,7 +63,9 @@ impl Core {
         let end = end_of(offset, data.len() as u64)?;
         match data.is_empty() {
             true => Ok(()),
-            false => self.write_range(DEFAULT, node, offset, data, (end, KEEP_TIMES), None).await.map(drop),
+            false => {
+                self.write_range(Some(DEFAULT), node, offset, data, (end, KEEP_TIMES), None).await.map(drop)
+            }
         }
     }
 
@@ -88,6 +79,8 @@ impl Core {
         node: &Rc<Node>,
         data: Payload,
     ) -> Result<u64> {
+        // Before it has an offset: an append of another class may go first, and leaves no hole.
+        let _turn = self.classes.take(class, data.len() as u64).await;
         loop {
             let size = self.metadata.borrow().inode(node.inode)?.size;
             let offset = if node.appends.get() > 0 { size.max(node.end.get()) } else { size };
@@ -96,18 +89,18 @@ impl Core {
                 return Ok(offset);
             }
             let appending = node.begin_append(offset..end);
-            let written = self.write_range(class, node, offset, data.clone(), (end, now()), Some(&appending));
+            let written = self.write_range(None, node, offset, data.clone(), (end, now()), Some(&appending));
             if written.await? {
                 return Ok(offset);
             }
         }
     }
 
-    /// Writes data; the file is at least `size` bytes long then. Returns false, and writes nothing, for an append that isn't at the end
+    /// Writes data, in the turn of a class, if it has none yet; the file is at least `size` bytes long then. Returns false, and writes nothing, for an append that isn't at the end
     /// of the file when it is its turn.
     async fn write_range(
         self: &Rc<Self>,
-        class: ClassNumber,
+        class: Option<ClassNumber>,
         node: &Rc<Node>,
         offset: u64,
         data: Payload,
@@ -115,9 +108,9 @@ impl Core {
         appending: Option<&Appending<'_>>,
     ) -> Result<bool> {
         let range = offset..offset + data.len() as u64;
-        let whole = self.whole(range.clone());
+        let whole = range.start / BLOCK * BLOCK..range.end.div_ceil(BLOCK) * BLOCK;
         let blocks = (whole.end - whole.start) / BLOCK;
-        let permit = self.admit_data(Some(class), blocks).await;
+        let permit = self.admit_data(class, blocks).await;
         self.gate.pass().await;
         let first = whole.start / BLOCK;
         let held = node.lock.ask(first..first + blocks).await;
@@ -181,13 +174,12 @@ impl Core {
         data: &Payload,
     ) -> Result<Payload> {
         let mut buffer = Buffer::new((whole.end - whole.start) as usize);
-        let block = self.file_block_bytes();
         if whole.start < range.start {
             self.append_old(inode, whole.start..range.start, &mut buffer).await?;
         }
         data.slices().iter().for_each(|slice| buffer.append(slice));
         if range.end < whole.end {
-            debug_assert!(whole.end - range.end < block);
+            debug_assert!(whole.end - range.end < BLOCK);
             self.append_old(inode, range.end..whole.end, &mut buffer).await?;
         }
         Ok(buffer.freeze().into())

@@ -302,7 +302,8 @@ impl Model {
     }
 
     /// Whether an operation is all or nothing: a write of more than 64 KiB, rounded to blocks, may be divided.
-    pub fn is_atomic(&self, operation: &Operation, block: u64) -> bool {
+    pub fn is_atomic(&self, operation: &Operation) -> bool {
+        const BLOCK: u64 = 4096;
         let (offset, length) = match operation {
             Operation::Write(_, offset, data) => (*offset, data.0.len() as u64),
             Operation::Append(path, data) => {
@@ -311,7 +312,7 @@ impl Model {
             }
             _ => return true,
         };
-        (offset + length).div_ceil(block) * block - offset / block * block <= 64 << 10
+        (offset + length).div_ceil(BLOCK) * BLOCK - offset / BLOCK * BLOCK <= 64 << 10
     }
 
     /// What a file system in this state shows.
