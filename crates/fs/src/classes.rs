@@ -22,7 +22,7 @@ use logkit::pace::watermarks;
 use runtime::histogram::Histogram;
 use runtime::now;
 use runtime::sync::Semaphore;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
@@ -116,6 +116,8 @@ struct State {
 #[derive(Debug)]
 pub struct Classes {
     state: RefCell<State>,
+    /// Number of classes.
+    count: Cell<usize>,
     /// Held while a class is made or changed on all cores; of the home.
     pub(crate) changing: Rc<Semaphore>,
 }
@@ -124,7 +126,8 @@ impl Classes {
     /// Returns the two classes that each file system has. `depth` bounds the cost of requests in flight.
     pub fn new(depth: u64, background_shares: u32, ignores_shares: bool) -> Rc<Self> {
         let state = State { queue: FairQueue::new(depth, ignores_shares), done: Vec::new() };
-        let classes = Rc::new(Classes { state: RefCell::new(state), changing: Semaphore::new(1) });
+        let (state, count) = (RefCell::new(state), Cell::new(0));
+        let classes = Rc::new(Classes { state, count, changing: Semaphore::new(1) });
         classes.set(DEFAULT, &"default".into(), DEFAULT_SHARES);
         classes.set(BACKGROUND, &"background".into(), background_shares);
         classes
@@ -165,6 +168,7 @@ impl Classes {
             state.done.push(ClassStatistics { name, shares, requests: 0, bytes: 0, waits: Histogram::new() });
         }
         (state.done[number].name, state.done[number].shares) = (name.clone(), shares);
+        self.count.set(state.done.len());
     }
 
     /// What the classes have done on this core.
@@ -174,10 +178,9 @@ impl Classes {
 
     /// Takes a turn for a request that needn't wait.
     #[inline]
-    pub fn try_take(self: &Rc<Self>, class: ClassNumber, bytes: u64) -> Option<Turn> {
-        let cost = REQUEST_COST + bytes;
+    fn try_take(self: &Rc<Self>, class: ClassNumber, bytes: u64) -> Option<Turn> {
         let mut state = self.state.borrow_mut();
-        state.queue.try_start(class, cost).then(|| self.started(&mut state, class, bytes))
+        state.queue.try_start(class, REQUEST_COST + bytes).then(|| self.started(&mut state, class, bytes))
     }
 
     /// Takes a turn without waiting, outside of the shares of the class.
@@ -198,7 +201,7 @@ impl Classes {
     /// Takes a turn, when the class has one. A class that only another file system has is the default one.
     #[inline]
     pub async fn take(self: &Rc<Self>, class: ClassNumber, bytes: u64) -> Turn {
-        let class = if class < self.state.borrow().done.len() { class } else { DEFAULT };
+        let class = if class < self.count.get() { class } else { DEFAULT };
         match self.try_take(class, bytes) {
             Some(turn) => turn,
             None => self.wait(class, bytes).await,

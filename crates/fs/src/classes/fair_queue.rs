@@ -33,12 +33,11 @@ struct Flow<T> {
     tag: u128,
     /// In order of arrival.
     waiting: VecDeque<Waiting<T>>,
-    in_flight: u64,
 }
 
 impl<T> Flow<T> {
     fn new(shares: u32, tag: u128) -> Self {
-        Flow { shares, tag, waiting: VecDeque::new(), in_flight: 0 }
+        Flow { shares, tag, waiting: VecDeque::new() }
     }
 
     /// Starts a request. Returns its start tag.
@@ -46,7 +45,6 @@ impl<T> Flow<T> {
         let start = self.tag;
         // Costs are below 2^54.
         self.tag += u128::from(cost * u64::from(MOST_SHARES) / u64::from(self.shares));
-        self.in_flight += cost;
         start
     }
 }
@@ -58,6 +56,8 @@ pub struct FairQueue<T> {
     virtual_time: u128,
     /// Cost of the requests in flight.
     in_flight: u64,
+    /// Of these, those of the background.
+    background: u64,
     depth: u64,
     /// Number of waiting requests.
     waiting: usize,
@@ -70,7 +70,8 @@ impl<T> FairQueue<T> {
     /// Returns queues without requests; the cost of requests in flight is bounded by `depth`.
     pub fn new(depth: u64, ignores_shares: bool) -> Self {
         let (flows, depth) = (Vec::new(), depth.max(1));
-        FairQueue { flows, virtual_time: 0, in_flight: 0, depth, waiting: 0, arrivals: 0, ignores_shares }
+        let (virtual_time, in_flight, background, waiting, arrivals) = (0, 0, 0, 0, 0);
+        FairQueue { flows, virtual_time, in_flight, background, depth, waiting, arrivals, ignores_shares }
     }
 
     /// Makes a class, or changes its shares (1 to [`MOST_SHARES`]) for requests that haven't started.
@@ -109,27 +110,37 @@ impl<T> FairQueue<T> {
     /// Whether the depth bounds what is in flight. The class of requests that name none isn't held back before another one can compete with it.
     #[inline]
     fn is_bounded(&self) -> bool {
-        self.flows.len() > 2 || self.waiting > 0 || self.flows[BACKGROUND].in_flight > 0
+        self.flows.len() > 2 || self.waiting > 0 || self.background > 0
     }
 
     /// Starts a request that needn't wait. Returns false for one that must [wait](Self::wait).
     #[inline]
     pub fn try_start(&mut self, class: ClassNumber, cost: u64) -> bool {
-        let is_free = self.waiting == 0 && self.in_flight < self.depth;
-        if !is_free && (class == BACKGROUND || self.is_bounded()) {
+        if class == DEFAULT && !self.is_bounded() {
+            // What nothing competes with isn't charged.
+            self.in_flight += cost;
+            return true;
+        }
+        self.try_start_bounded(class, cost)
+    }
+
+    fn try_start_bounded(&mut self, class: ClassNumber, cost: u64) -> bool {
+        if self.waiting > 0 || self.in_flight >= self.depth {
             return false;
         }
         let flow = &mut self.flows[class];
         flow.tag = flow.tag.max(self.virtual_time);
         self.virtual_time = flow.start(cost);
-        self.in_flight += cost;
+        self.start_now(class, cost);
         true
     }
 
     /// Starts a request that must not wait, outside of the shares of its class.
     pub fn start_now(&mut self, class: ClassNumber, cost: u64) {
-        self.flows[class].in_flight += cost;
         self.in_flight += cost;
+        if class == BACKGROUND {
+            self.background += cost;
+        }
     }
 
     /// Queues a request. Returns its number, by which it is found.
@@ -177,15 +188,17 @@ impl<T> FairQueue<T> {
         let request = flow.waiting.pop_front()?;
         self.virtual_time = self.virtual_time.max(flow.start(request.cost));
         self.waiting -= 1;
-        self.in_flight += request.cost;
+        self.start_now(class, request.cost);
         Some(request.waiter)
     }
 
     /// Notes that a started request has ended.
     #[inline]
     pub fn ended(&mut self, class: ClassNumber, cost: u64) {
-        self.flows[class].in_flight -= cost;
         self.in_flight -= cost;
+        if class == BACKGROUND {
+            self.background -= cost;
+        }
     }
 }
 

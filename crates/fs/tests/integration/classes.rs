@@ -15,8 +15,10 @@ const BLOCK: u64 = 4096;
 const READ: usize = 256 << 10;
 /// Size of the files that are read.
 const FILE: u64 = 8 << 20;
-const DISK: &str = "64MiB";
 const SECOND: Duration = Duration::from_secs(1);
+/// Time for which reads are counted, and the time before.
+const MEASURED: Duration = Duration::from_millis(400);
+const RAMP: Duration = Duration::from_millis(50);
 
 fn world<T: 'static, F: Future<Output = T> + 'static>(main: impl FnOnce() -> F) -> T {
     let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
@@ -25,11 +27,15 @@ fn world<T: 'static, F: Future<Output = T> + 'static>(main: impl FnOnce() -> F) 
 
 /// A new file system on a modelled disk.
 async fn format(profile: &str, settings: &Settings) -> FileSystem {
+    format_on(profile, (64 << 20, 1 << 20), settings).await
+}
+
+async fn format_on(profile: &str, (bytes, zone): (u64, u64), settings: &Settings) -> FileSystem {
     let registry = Registry::new(vec![&disks::ram::KIND, &layers::model::KIND]);
-    let line = format!("model(ram({DISK}, block_size=4096), {profile}, seed=1)");
+    let line = format!("model(ram({bytes}, block_size=4096), {profile}, seed=1)");
     let plan = Stack::from_line("test", &line, &registry).unwrap().check(false).unwrap();
     let device = plan.build().await.unwrap().top().unwrap();
-    let options = zones::on_device::Options { format: true, zone_size: Some(1 << 20), ..Default::default() };
+    let options = zones::on_device::Options { format: true, zone_size: Some(zone), ..Default::default() };
     let zones = Arc::new(zones::OnDevice::open(device, options).await.unwrap());
     FileSystem::format(zones, Properties::default(), settings).await.unwrap()
 }
@@ -71,12 +77,12 @@ fn after(time: Duration) -> Instant {
     now() + time
 }
 
-/// What two classes with these shares read in a second.
+/// What two classes with these shares read.
 async fn compete(files: &FileSystem, shares: (u32, u32), length: usize, depth: u64) -> (f64, f64) {
     let file = filled(files, "/a").await;
     let one = files.class("one", shares.0).await.unwrap();
     let other = files.class("other", shares.1).await.unwrap();
-    let time = (after(SECOND / 10), after(SECOND + SECOND / 10));
+    let time = (after(RAMP), after(RAMP + MEASURED));
     let counts = [&one, &other].map(|class| read(&file, class, (length, depth), time));
     runtime::sleep_until(time.1).await;
     (counts[0].get() as f64, counts[1].get() as f64)
@@ -115,7 +121,7 @@ fn a_class_alone_gets_what_the_disk_has() {
                     Some(shares) => files.class("compaction", shares).await.unwrap(),
                     None => class,
                 };
-                let time = (after(SECOND / 10), after(SECOND + SECOND / 10));
+                let time = (after(RAMP), after(RAMP + MEASURED));
                 let bytes = read(&file, &class, (READ, 32), time);
                 runtime::sleep_until(time.1).await;
                 bytes.get() as f64
@@ -143,9 +149,9 @@ fn shares_are_changed_while_classes_compete() {
         let file = files.open_file("/a", OpenOptions::default()).await.unwrap();
         let one = files.class("one", 100).await.unwrap();
         let other = files.class("other", 300).await.unwrap();
-        let time = (after(SECOND / 5), after(SECOND + SECOND / 5));
+        let time = (after(2 * RAMP), after(2 * RAMP + MEASURED));
         let counts = [&one, &other].map(|class| read(&file, class, (READ, 32), time));
-        runtime::sleep(SECOND / 10).await;
+        runtime::sleep(RAMP).await;
         files.class("one", 600).await.unwrap();
         runtime::sleep_until(time.1).await;
         (first.1 / first.0, counts[0].get() as f64 / counts[1].get() as f64)
@@ -164,7 +170,7 @@ fn commits(shares: Option<(u32, u32)>, settings: Settings) -> (Duration, u64) {
             classes.push(files.class(name, shares).await.unwrap());
         }
         let log = log.in_class(&classes[0]);
-        let time = (now(), after(2 * SECOND));
+        let time = (now(), after(SECOND));
         let bytes = read(&file, &classes[1], (READ, 64), time);
         runtime::sleep(SECOND / 10).await;
         let mut took = Vec::new();
@@ -254,6 +260,40 @@ fn the_background_gets_its_shares_beside_files_of_no_class() {
     // A scrub reads one megabyte at a time, so it leaves a part of its shares to others.
     let share = scrubbed / read_bytes;
     assert!((0.05..0.27).contains(&share), "{scrubbed} beside {read_bytes}: {share}");
+}
+
+/// Overwrites a file on a disk that is nearly full, so that writers wait for the cleaner, while they have all turns. Returns whether they end.
+fn overwrites_end(broken: Option<Broken>) -> bool {
+    world(move || async move {
+        let settings = Settings { background_shares: 1, io_depth: 64 << 10, broken, ..Settings::default() };
+        let files = format_on("optane-900p", (16 << 20, 128 << 10), &settings).await;
+        let class = files.class("one", 1000).await.unwrap();
+        let file = files.create("/a").await.unwrap().in_class(&class);
+        let blocks = files.statistics().await.unwrap().free * 9 / 10;
+        for block in 0..blocks {
+            file.write_at(block * BLOCK, Data::copy_of(&[1; BLOCK as usize])).await.unwrap();
+        }
+        let writers = (0..16_u64).map(|writer| {
+            let file = file.clone();
+            runtime::spawn(async move {
+                let mut random = Random::new(writer + 1);
+                for _ in 0..300 {
+                    let at = random.below(blocks) * BLOCK;
+                    file.write_at(at, Data::copy_of(&[2; BLOCK as usize])).await.unwrap();
+                }
+            })
+        });
+        let ended = runtime::timeout(60 * SECOND, runtime::join_all(writers)).await.is_ok();
+        let moved = files.counters().moved_blocks.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(moved > 500 || !ended, "{moved} blocks moved");
+        ended
+    })
+}
+
+#[test]
+fn writers_that_have_all_turns_do_not_hold_up_the_cleaner_that_they_wait_for() {
+    assert!(overwrites_end(None));
+    assert!(!overwrites_end(Some(Broken::CleanerWaits)), "a cleaner that waits for its turn isn't noticed");
 }
 
 #[test]
