@@ -2,7 +2,8 @@
 //!
 //! Each client has 16 files for small operations, of 8 to 128 KiB, and 16 for large ones, of 16 to 20 MiB. An operation is a write with
 //! `--writes` percent and a read otherwise, small with `--small` percent for writes and 10 % for reads, on a random file of its kind;
-//! writes append. Once files have more than half of the disk, they are cut off by the same amounts until they have less than a quarter.
+//! writes append. Once its files have more than half of its part of the disk, they are cut off by the same amounts until they have less than
+//! a quarter.
 //! Before the time the disk is aged: filled by the same rules without reads, up to the first cut. The time is that of `--size` written bytes.
 
 use crate::{Job, Measured, pattern};
@@ -10,7 +11,7 @@ use block::{Data, Error, Result};
 use fs::{Directory, File, OpenOptions};
 use runtime::{Random, now};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Files of a client for operations of each size.
 const FILES: usize = 16;
@@ -21,12 +22,9 @@ const SMALL_READS: u64 = 10;
 const SMALL: std::ops::Range<u64> = 8 << 10..128 << 10;
 const LARGE: std::ops::Range<u64> = 16 << 20..20 << 20;
 
-/// What all clients have used and written, in bytes.
+/// What all clients have written, in bytes.
 #[derive(Debug, Default)]
-pub struct Totals {
-    used: AtomicI64,
-    written: AtomicI64,
-}
+pub struct Totals(AtomicU64);
 
 /// What a client does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +39,8 @@ struct Plan {
     random: Random,
     /// Sizes of the files: first those for small operations.
     sizes: [u64; 2 * FILES],
+    /// Bytes of the disk that are its.
+    disk: u64,
     writes: u64,
     small_writes: u64,
     is_cutting: bool,
@@ -48,10 +48,10 @@ struct Plan {
 
 impl Plan {
     fn new(job: &Job, seed: u64) -> Plan {
-        let sizes = [0; 2 * FILES];
         Plan {
             random: Random::new(seed),
-            sizes,
+            sizes: [0; 2 * FILES],
+            disk: job.disk() / job.jobs,
             writes: job.writes,
             small_writes: job.small,
             is_cutting: false,
@@ -66,9 +66,15 @@ impl Plan {
         (first + self.random.below(FILES as u64) as usize, bytes / BLOCK * BLOCK)
     }
 
-    /// The next step, where files have this share of the disk, in percent.
-    fn next(&mut self, used: u64, reads: bool) -> Step {
-        self.is_cutting = used > 50 || self.is_cutting && used >= 25;
+    /// Whether half of its part of the disk is used.
+    fn is_filled(&self) -> bool {
+        self.sizes.iter().sum::<u64>() > self.disk / 2
+    }
+
+    /// The next step.
+    fn next(&mut self, reads: bool) -> Step {
+        let used: u64 = self.sizes.iter().sum();
+        self.is_cutting = self.is_filled() || self.is_cutting && used >= self.disk / 4;
         if self.is_cutting {
             let (file, bytes) = self.draw(SMALL_READS);
             return Step::Cut { file, size: self.sizes[file].saturating_sub(bytes) };
@@ -85,32 +91,26 @@ impl Plan {
 }
 
 impl Totals {
-    /// Notes what a step changes. Returns the bytes that it transfers, and whether it writes them.
+    /// Notes what a step has changed.
     fn note(&self, plan: &mut Plan, step: Step) {
-        let (file, size) = match step {
+        match step {
             Step::Write { file, bytes } => {
-                self.written.fetch_add(bytes as i64, Ordering::Relaxed);
-                (file, plan.sizes[file] + bytes)
+                self.0.fetch_add(bytes, Ordering::Relaxed);
+                plan.sizes[file] += bytes;
             }
-            Step::Cut { file, size } => (file, size),
-            Step::Read { .. } => return,
-        };
-        self.used.fetch_add(size as i64 - plan.sizes[file] as i64, Ordering::Relaxed);
-        plan.sizes[file] = size;
-    }
-
-    fn percent_of(&self, disk: u64) -> u64 {
-        self.used.load(Ordering::Relaxed).max(0) as u64 * 100 / disk.max(1)
+            Step::Cut { file, size } => plan.sizes[file] = size,
+            Step::Read { .. } => {}
+        }
     }
 
     /// Begins the time.
     pub fn begin(&self) {
-        self.written.store(0, Ordering::Relaxed);
+        self.0.store(0, Ordering::Relaxed);
     }
 
     /// Whether less than this has been written since.
     fn goes_on(&self, size: u64) -> bool {
-        (self.written.load(Ordering::Relaxed) as u64) < size
+        self.0.load(Ordering::Relaxed) < size
     }
 }
 
@@ -135,14 +135,14 @@ impl Client {
         }
         let mut client =
             Client { files, plan: Plan::new(job, seed), data: pattern(LARGE.end as usize, seed) };
-        while totals.percent_of(job.disk()) <= 50 {
-            client.step(job, totals, false).await?;
+        while !client.plan.is_filled() {
+            client.step(totals, false).await?;
         }
         Ok(client)
     }
 
-    async fn step(&mut self, job: &Job, totals: &Totals, reads: bool) -> Result<Step> {
-        let step = self.plan.next(totals.percent_of(job.disk()), reads);
+    async fn step(&mut self, totals: &Totals, reads: bool) -> Result<Step> {
+        let step = self.plan.next(reads);
         match step {
             Step::Write { file, bytes } => {
                 self.files[file].append(self.data.slice(0..bytes as usize)).await.map(drop)?;
@@ -161,7 +161,7 @@ impl Client {
         let mut measured = Measured::default();
         while totals.goes_on(job.size) {
             let begun = now();
-            let step = self.step(&job, totals, true).await?;
+            let step = self.step(totals, true).await?;
             measured.note_step(step_bytes(step), begun);
         }
         Ok(measured)
@@ -194,14 +194,14 @@ impl MountedClient {
         let mut buffer = block::Buffer::zeroed(LARGE.end as usize);
         Random::new(seed).fill(buffer.filled_mut());
         let mut client = MountedClient { files, plan: Plan::new(job, seed), buffer };
-        while totals.percent_of(job.disk()) <= 50 {
-            client.step(job, totals, false)?;
+        while !client.plan.is_filled() {
+            client.step(totals, false)?;
         }
         Ok(client)
     }
 
-    fn step(&mut self, job: &Job, totals: &Totals, reads: bool) -> std::io::Result<Step> {
-        let step = self.plan.next(totals.percent_of(job.disk()), reads);
+    fn step(&mut self, totals: &Totals, reads: bool) -> std::io::Result<Step> {
+        let step = self.plan.next(reads);
         match step {
             Step::Write { file, bytes } => {
                 let size = self.plan.sizes[file];
@@ -221,7 +221,7 @@ impl MountedClient {
         let mut measured = Measured::default();
         while totals.goes_on(job.size) {
             let begun = now();
-            let step = self.step(job, totals, true)?;
+            let step = self.step(totals, true)?;
             measured.note_step(step_bytes(step), begun);
         }
         Ok(measured)
