@@ -312,5 +312,16 @@ fn classes_have_limits() {
         files.class("background", 9).await.unwrap();
         let all = files.classes().await.unwrap();
         assert_eq!((all.len(), all[1].shares, &*all[31].name, all[31].shares), (32, 9, "class-31", 7));
+        let file = files.create("/a").await.unwrap();
+        file.write_at(0, Data::copy_of(&[1; 5000])).await.unwrap();
+        file.sync().await.unwrap();
+        let status = fs::mount::kind::status(&files).await.unwrap();
+        let default = &status["classes"][0];
+        assert_eq!((&default["class"], &default["shares"]), (&"default".into(), &100.into()));
+        assert_eq!(
+            (&default["requests"], &default["bytes"], &default["waited"]),
+            (&2.into(), &8192.into(), &0.into())
+        );
+        assert_eq!(status["classes"][31]["class"], "class-31");
     });
 }
