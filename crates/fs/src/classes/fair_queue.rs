@@ -88,7 +88,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Number of classes.
-    pub fn len(&self) -> usize {
+    pub fn classes(&self) -> usize {
         self.flows.len()
     }
 

@@ -37,7 +37,7 @@ impl Device {
 
     /// Ends some requests. Returns the cost of what each class started.
     fn run(&mut self, requests: u32) -> Vec<u64> {
-        let mut done = vec![0; self.queue.len()];
+        let mut done = vec![0; self.queue.classes()];
         for _ in 0..requests {
             let (class, cost) = self.flying.pop_front().expect("something is in flight");
             self.queue.ended(class, cost);
