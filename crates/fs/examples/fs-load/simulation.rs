@@ -7,7 +7,7 @@
 //! Before the time the disk is aged: filled by the same rules without reads, up to the first cut. The time is that of `--size` written bytes.
 
 use crate::{Job, Measured, pattern};
-use block::{Data, Error, Result};
+use block::{Data, Error, Payload, Result};
 use fs::{Directory, File, OpenOptions};
 use runtime::{Random, now};
 use std::os::unix::fs::FileExt;
@@ -19,6 +19,8 @@ const FILES: usize = 16;
 const BLOCK: u64 = 4096;
 /// Percent of small reads, and of small cuts.
 const SMALL_READS: u64 = 10;
+/// Bytes of a buffer.
+const PIECE: usize = 1 << 20;
 const SMALL: std::ops::Range<u64> = 8 << 10..128 << 10;
 const LARGE: std::ops::Range<u64> = 16 << 20..20 << 20;
 
@@ -118,6 +120,7 @@ impl Totals {
 pub struct Client {
     files: Vec<File>,
     plan: Plan,
+    /// What is written, again and again: large buffers would take the huge pages that reads need.
     data: Data,
 }
 
@@ -133,8 +136,7 @@ impl Client {
         for number in 0..2 * FILES {
             files.push(directory.open_file(&name(number), options).await?);
         }
-        let mut client =
-            Client { files, plan: Plan::new(job, seed), data: pattern(LARGE.end as usize, seed) };
+        let mut client = Client { files, plan: Plan::new(job, seed), data: pattern(PIECE, seed) };
         while !client.plan.is_filled() {
             client.step(totals, false).await?;
         }
@@ -145,7 +147,11 @@ impl Client {
         let step = self.plan.next(reads);
         match step {
             Step::Write { file, bytes } => {
-                self.files[file].append(self.data.slice(0..bytes as usize)).await.map(drop)?;
+                let mut data = Payload::with_capacity(bytes as usize / PIECE + 1);
+                for at in (0..bytes as usize).step_by(PIECE) {
+                    data.push(self.data.slice(0..PIECE.min(bytes as usize - at)));
+                }
+                self.files[file].append(data).await.map(drop)?;
             }
             Step::Read { file, offset, bytes } => {
                 self.files[file].read_at(offset, bytes as usize).await.map(drop)?;
