@@ -3,6 +3,7 @@
 //! The cleaner does the same on its way, because it sorts what it moves by file and block. Contents, times and holes stay as they are.
 
 use crate::change::{Change, Changes, KEEP_TIMES};
+use crate::classes::fair_queue::BACKGROUND;
 use crate::core::Core;
 use crate::extents::extents;
 use crate::format::BLOCK;
@@ -96,7 +97,7 @@ impl Core {
     /// Writes a run of blocks again that has no holes. Returns their number.
     async fn write_again(self: &Rc<Self>, node: &Rc<Node>, run: Range<u64>) -> Result<u64> {
         let blocks = run.end - run.start;
-        let permit = self.admit_data(blocks).await;
+        let permit = self.admit_data(Some(BACKGROUND), blocks).await;
         let held = node.lock.ask(run.clone()).await;
         self.check_open()?;
         // It may have changed before the lock was granted.
@@ -104,7 +105,8 @@ impl Core {
             return Ok(0);
         }
         self.check_space(blocks)?;
-        let mut data = self.read(node.inode, run.start * BLOCK, (blocks * BLOCK) as usize).await?;
+        let length = (blocks * BLOCK) as usize;
+        let mut data = self.read_version(None, node.inode, run.start * BLOCK, length).await?;
         let missing = blocks * BLOCK - data.len() as u64;
         if missing > 0 {
             data.push(block::Buffer::zeroed(missing as usize).freeze());

@@ -422,7 +422,8 @@ impl<O: Owner> Cleaner<O> {
                 blocks += count;
             });
         }
-        let pieces = in_hand.victim.read(kit, &pieces).await?;
+        let bytes = u64::from(blocks) * kit.layout.block_size.bytes();
+        let pieces = owner.read_to_move(bytes, in_hand.victim.read(kit, &pieces)).await?;
         let age = kit.clock().saturating_sub(in_hand.victim.opened());
         let arrival = Arrival::Moved { age, class: in_hand.victim.class() };
         let class = kit.policy.borrow().place(arrival);

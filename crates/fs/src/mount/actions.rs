@@ -3,6 +3,7 @@
 use super::convert::{self, CACHED};
 use crate::attributes::Setting;
 use crate::change::KEEP_TIMES;
+use crate::classes::fair_queue::DEFAULT;
 use crate::core::{Core, now};
 use crate::inode::{FileType, InodeNumber};
 use crate::namespace::{New, Renaming};
@@ -210,7 +211,7 @@ pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, dat
         }
     }
     if write.flags & libc::O_DSYNC != 0 {
-        core.sync(node.ticket.get()).await?;
+        core.sync_in(DEFAULT, node.ticket.get()).await?;
     }
     Ok(length)
 }
@@ -218,7 +219,7 @@ pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, dat
 /// Makes durable what was done to an inode.
 pub(super) async fn sync(core: &Core, inode: InodeNumber) -> Result<()> {
     match core.nodes.find(inode) {
-        Some(node) if node.is_open() => core.sync(node.ticket.get()).await,
+        Some(node) if node.is_open() => core.sync_in(DEFAULT, node.ticket.get()).await,
         _ => core.sync_all().await,
     }
 }
