@@ -495,7 +495,8 @@ impl Change {
             Change::Share { block, count, from_block, .. }
                 if block.checked_add(*count).is_none() || from_block.checked_add(*count).is_none() =>
             {
-                Err(numbers.strange(&format!("shares {count} blocks from blocks {from_block} and {block} on")))
+                Err(numbers
+                    .strange(&format!("shares {count} blocks from blocks {from_block} and {block} on")))
             }
             Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => {
                 Err(numbers.strange(&format!("has an item of {} bytes", value.len())))

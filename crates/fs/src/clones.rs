@@ -236,8 +236,7 @@ impl Piece {
     fn next(metadata: &Metadata, inode: InodeNumber, rest: Copied) -> Result<Self> {
         let (source, target) = (metadata.inode(rest.from)?, metadata.inode(inode)?);
         let length = rest.length.min(source.size.saturating_sub(rest.from_offset));
-        let ends_both =
-            rest.from_offset + length == source.size && rest.to_offset + length >= target.size;
+        let ends_both = rest.from_offset + length == source.size && rest.to_offset + length >= target.size;
         // Of a block in which one of them goes on, a part is copied.
         let length = if ends_both { length } else { length / BLOCK * BLOCK };
         let (from, _) = Copied { length, ..rest }.blocks();

@@ -255,7 +255,14 @@ impl Metadata {
     pub fn version(&self) -> Self {
         let (items, inodes) = (self.items.clone(), self.inodes.clone());
         let (count, preallocated) = (self.count, self.preallocated);
-        Metadata { items, inodes, count, preallocated, snapshots: Snapshots::default(), forgets_source: false }
+        Metadata {
+            items,
+            inodes,
+            count,
+            preallocated,
+            snapshots: Snapshots::default(),
+            forgets_source: false,
+        }
     }
 
     fn apply_counting(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
@@ -297,8 +304,7 @@ impl Metadata {
                 }
                 let from = (*from_inode, *from_block..*from_block + count);
                 let marks_source = !self.forgets_source;
-                let more =
-                    shared::share(&mut self.items, from, (*inode, *block), blocks, marks_source)?;
+                let more = shared::share(&mut self.items, from, (*inode, *block), blocks, marks_source)?;
                 self.change_inode(*inode, |inode| wrote(inode, more, *size, *modified))?;
             }
             Change::Remove { inode } => self.remove(*inode, blocks)?,

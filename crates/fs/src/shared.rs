@@ -319,7 +319,10 @@ fn give(
         match run.owners.binary_search(&own) {
             Err(at) if run.owners.len() < MOST_OWNERS => run.owners.insert(at, own),
             _ => {
-                return Err(Error::corrupt(format!("shared blocks with {} owners get one", run.owners.len())));
+                return Err(Error::corrupt(format!(
+                    "shared blocks with {} owners get one",
+                    run.owners.len()
+                )));
             }
         }
         Ok(())

@@ -85,7 +85,9 @@ impl World {
 
     fn apply(&mut self, change: &Change, at: At) {
         let place = Place { zone: at.0, position: at.1 };
-        self.metadata.apply(change, place, &mut self.live).unwrap_or_else(|error| panic!("{change:?}: {error}"));
+        self.metadata
+            .apply(change, place, &mut self.live)
+            .unwrap_or_else(|error| panic!("{change:?}: {error}"));
     }
 
     /// The next blocks of a zone.
@@ -277,8 +279,11 @@ impl World {
             }
         }
         assert!(runs.windows(2).all(|pair| !pair[0].is_before(&pair[1])));
-        assert!(runs.windows(2).all(|pair| pair[0].place.zone != pair[1].place.zone
-            || pair[0].end() <= pair[1].place.position));
+        assert!(
+            runs.windows(2)
+                .all(|pair| pair[0].place.zone != pair[1].place.zone
+                    || pair[0].end() <= pair[1].place.position)
+        );
         let several = self.present.values().copied().collect::<BTreeSet<_>>();
         let several = several.into_iter().filter(|at| self.owners(*at) > 1).count();
         assert!(shared >= several, "{shared} of {several} blocks with several owners are in runs");

@@ -148,3 +148,8 @@ fn files_without_names_that_stay_are_noticed() {
 fn blocks_of_snapshots_that_die_are_noticed() {
     is_caught(Broken::ForgetsSnapshots, 1..50, Setup::draw_snapshots);
 }
+
+#[test]
+fn sources_of_clones_that_take_their_blocks_with_them_are_noticed() {
+    is_caught(Broken::ForgetsSource, 1..50, Setup::draw);
+}

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod broken;
+mod clones;
 mod damage;
 mod full;
 mod joint;
