@@ -126,6 +126,22 @@ impl Background {
         kill_process(Pid::from_child(&self.child), signal).expect("a child that was not waited for is there");
     }
 
+    /// Stops it where it is, as a power cut does that comes a moment later to what it uses.
+    ///
+    /// # Panics
+    /// It ends before, or it takes too long.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        self.signal(Signal::STOP);
+        let state = format!("/proc/{}/stat", self.pid());
+        // Behind the name, which is in parentheses. It first waits for what it has asked the kernel for.
+        let is_stopped = |_: &Background| {
+            let text = std::fs::read_to_string(&state).unwrap_or_default();
+            text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        };
+        self.wait_until("stopped", is_stopped);
+    }
+
     /// Waits for its end.
     ///
     /// # Panics

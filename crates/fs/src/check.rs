@@ -174,11 +174,11 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
         }
         Err(error) => return Err(error),
     };
-    let Read { opening, properties, metadata, snapshots, released } = read;
+    let Read { opening, metadata, snapshots, released } = read;
     let layout = opening.layout;
-    let mut extents = items::check(&metadata, &layout, properties.block_size, &mut report);
+    let mut extents = items::check(&metadata, &layout, &mut report);
     for (info, snapshot) in snapshots.iter().zip(metadata.snapshots.all()) {
-        let found = check_snapshot(info, &snapshot.metadata, &layout, properties.block_size, &mut report);
+        let found = check_snapshot(info, &snapshot.metadata, &layout, &mut report);
         extents.extend(found);
     }
     let extents = united(extents);
@@ -214,11 +214,10 @@ fn check_snapshot(
     info: &SnapshotInfo,
     metadata: &Metadata,
     layout: &Layout,
-    block_size: u64,
     report: &mut Report,
 ) -> Vec<Mapped> {
     let mut own = Report::new(Options { most_problems: report.most, ..Options::default() });
-    let (_, extents, _) = items::check_version(metadata, layout, block_size, &mut own);
+    let (_, extents, _) = items::check_version(metadata, layout, &mut own);
     for problem in own.problems {
         report.note(problem.kind, format!("snapshot \"{}\": {}", info.name, problem.detail));
     }
@@ -302,14 +301,13 @@ impl Core {
                 metadata.set_inodes(shard, inodes);
             }
         }
-        let block_size = u64::from(self.file_block) * self.kit.layout.block_size.bytes();
-        let mut extents = items::check(&metadata, &self.kit.layout, block_size, &mut report);
+        let mut extents = items::check(&metadata, &self.kit.layout, &mut report);
         for (info, parts) in snapshots {
             let mut metadata = Metadata::empty(Forest::new(shards, &Released::new()));
             for (key, value) in parts.iter().flat_map(|part| &part.items) {
                 metadata.put(key, value);
             }
-            extents.extend(check_snapshot(&info, &metadata, &self.kit.layout, block_size, &mut report));
+            extents.extend(check_snapshot(&info, &metadata, &self.kit.layout, &mut report));
         }
         let extents = united(extents);
         report.blocks = extents.iter().map(|it| u64::from(it.extent.blocks)).sum();

@@ -155,8 +155,8 @@ pub struct Core {
     /// The checkpoint that is being written.
     pub(crate) frozen: RefCell<Option<Frozen>>,
     pub(crate) sums: RefCell<Sums>,
-    /// Size of the blocks that files consist of, in blocks of the log.
-    pub(crate) file_block: u32,
+    /// Size of requests in bytes that programs are told to prefer.
+    pub(crate) block_size: u64,
     metadata_bytes: u64,
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
@@ -235,7 +235,7 @@ impl Core {
         policy: Box<dyn Policy>,
         (mut metadata, released): (Metadata, Released),
         settings: &Settings,
-        file_block: u32,
+        block_size: u64,
     ) -> Rc<Self> {
         metadata.snapshots.keeps_nothing =
             cfg!(debug_assertions) && settings.broken == Some(Broken::ForgetsSnapshots);
@@ -271,7 +271,7 @@ impl Core {
             released,
             nodes: Nodes::default(),
             sums: RefCell::new(Sums::new(layout.zone_blocks, settings.sums_bytes)),
-            file_block,
+            block_size,
             metadata_bytes: settings.metadata_bytes,
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,

@@ -36,17 +36,6 @@ pub fn end_of(offset: u64, length: u64) -> Result<u64> {
 }
 
 impl Core {
-    /// Bytes of the blocks that files consist of.
-    pub(crate) fn file_block_bytes(&self) -> u64 {
-        u64::from(self.file_block) * BLOCK
-    }
-
-    /// The range of bytes extended to whole blocks of files.
-    fn whole(&self, range: Range<u64>) -> Range<u64> {
-        let block = self.file_block_bytes();
-        range.start / block * block..range.end.div_ceil(block) * block
-    }
-
     /// Writes to a file. Once this returns, reads see the data.
     ///
     /// # Errors
@@ -101,7 +90,7 @@ impl Core {
         appending: Option<&Appending<'_>>,
     ) -> Result<bool> {
         let range = offset..offset + data.len() as u64;
-        let whole = self.whole(range.clone());
+        let whole = range.start / BLOCK * BLOCK..range.end.div_ceil(BLOCK) * BLOCK;
         let blocks = (whole.end - whole.start) / BLOCK;
         let permit = self.admit_data(blocks).await;
         self.gate.pass().await;
@@ -159,13 +148,12 @@ impl Core {
         data: &Payload,
     ) -> Result<Payload> {
         let mut buffer = Buffer::new((whole.end - whole.start) as usize);
-        let block = self.file_block_bytes();
         if whole.start < range.start {
             self.append_old(inode, whole.start..range.start, &mut buffer).await?;
         }
         data.slices().iter().for_each(|slice| buffer.append(slice));
         if range.end < whole.end {
-            debug_assert!(whole.end - range.end < block);
+            debug_assert!(whole.end - range.end < BLOCK);
             self.append_old(inode, range.end..whole.end, &mut buffer).await?;
         }
         Ok(buffer.freeze().into())

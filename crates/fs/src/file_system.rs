@@ -569,7 +569,7 @@ impl FileSystem {
     pub async fn properties(&self) -> Result<Properties> {
         self.with(|core| async move {
             let shards = core.metadata.borrow().items.shards();
-            Ok(Properties { block_size: core.file_block_bytes(), shards })
+            Ok(Properties { block_size: core.block_size, shards })
         })
         .await
     }

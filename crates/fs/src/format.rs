@@ -28,7 +28,8 @@ pub const MOST_CORES: u32 = 16;
 /// What is fixed when a file system is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
-    /// Size in bytes of the blocks that files consist of: smaller writes rewrite a block.
+    /// Size in bytes that programs are told to prefer for requests (`st_blksize`). What is rewritten and checked are blocks of [`BLOCK`] bytes,
+    /// and runs of them are extents, whatever this is.
     pub block_size: u64,
     /// Number of shards among which inodes are divided.
     pub shards: u32,
@@ -41,7 +42,7 @@ impl Default for Properties {
 }
 
 impl Properties {
-    /// Refuses a block size that files can't have, and a number of shards.
+    /// Refuses a block size or a number of shards that a file system can't have.
     ///
     /// # Errors
     /// [`Error::Invalid`] with what is expected.

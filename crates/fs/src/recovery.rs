@@ -199,9 +199,9 @@ async fn start(
             let state = loaded.metadata.borrow_mut().take();
             let state = state.ok_or_else(|| Error::closed("the shards of a core were taken before"))?;
             let kit_settings = kit_settings(&settings, &layout, (index, count));
-            let file_block = (properties.block_size / BLOCK) as u32;
             let kit = |policy| kit(policy, kit_settings);
-            let core = Core::new((index, totals), kit, policy(&layout)?, state, &settings, file_block);
+            let core =
+                Core::new((index, totals), kit, policy(&layout)?, state, &settings, properties.block_size);
             core.replayed.set(loaded.replayed);
             Ok::<_, Error>(Home::here(core))
         };
@@ -272,8 +272,6 @@ async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>,
 pub(crate) struct Read {
     /// The log.
     pub opening: Opening<Found>,
-    /// Properties of the file system.
-    pub properties: Properties,
     /// State after the last record.
     pub metadata: Metadata,
     /// The snapshots, the oldest first.
@@ -291,7 +289,7 @@ pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Read>
     let source = Source::of(&mut opening, properties, state);
     let (metadata, released) = source.load(zones, |_| true).await?;
     let snapshots = source.state.snapshots.into_iter().map(|it| it.info).collect();
-    Ok(Read { opening, properties, metadata, snapshots, released })
+    Ok(Read { opening, metadata, snapshots, released })
 }
 
 /// What the shards are loaded from.

@@ -1,5 +1,6 @@
 //! Foreign programs on the mounted file system: databases over kills, git, and compilers.
 
+use rustix::process::Signal;
 use siltstone_tests::foreign::{Background, Mount, has_fuse, run, run_shell, skip};
 use siltstone_tests::{need, need_root};
 use std::path::PathBuf;
@@ -20,7 +21,8 @@ fn sqlite_over_kills(journal: &str) {
     let mut random = runtime::Random::new(7);
     let mut last = 0_u64;
     for life in 0..5 {
-        let mut script = String::from("pragma synchronous=full;\n");
+        // `full` doesn't sync the directory that has lost the journal, with which a transaction commits.
+        let mut script = String::from("pragma synchronous=extra;\n");
         for number in last + 1..last + 3000 {
             script += &format!(
                 "begin; insert into t(a) values({number}); update t set b={BLOB} where a={number};\n\
@@ -34,8 +36,11 @@ fn sqlite_over_kills(journal: &str) {
         let mut client = Background::start("sh", &["-c".to_owned(), shell]);
         let wanted = 5 + random.below(60) as usize;
         client.wait_until("transactions", |client| client.out().lines().count() >= wanted);
+        // It would live on, and SQLite takes a directory that it can't open, to sync it, for one that needs no sync.
+        client.stop();
         mount = mount.killed();
-        assert!(!client.wait().success(), "{journal}, life {life}: the client noticed nothing");
+        client.signal(Signal::KILL);
+        client.wait();
         let said = client.out();
         let whole = &said[..said.rfind('\n').expect("lines")];
         let acknowledged: u64 = whole.lines().last().expect("a line").parse().expect("a number");

@@ -35,13 +35,8 @@ pub(super) struct Seen {
 pub(super) type SeenInodes = BTreeMap<InodeNumber, Seen>;
 
 /// Checks all items. Returns the extents that have blocks in zones.
-pub(super) fn check(
-    metadata: &Metadata,
-    layout: &Layout,
-    block_size: u64,
-    report: &mut Report,
-) -> Vec<Mapped> {
-    let (inodes, mapped, preallocated) = check_version(metadata, layout, block_size, report);
+pub(super) fn check(metadata: &Metadata, layout: &Layout, report: &mut Report) -> Vec<Mapped> {
+    let (inodes, mapped, preallocated) = check_version(metadata, layout, report);
     report.inodes = inodes.len() as u64;
     report.orphans = inodes.values().filter(|seen| seen.is_orphan).count() as u64;
     let shards = metadata.items.shards();
@@ -61,7 +56,6 @@ pub(super) fn check(
 pub(super) fn check_version(
     metadata: &Metadata,
     layout: &Layout,
-    block_size: u64,
     report: &mut Report,
 ) -> (SeenInodes, Vec<Mapped>, u64) {
     let mut inodes = find_inodes(metadata, report);
@@ -101,7 +95,7 @@ pub(super) fn check_version(
     }
     shared.check(&mapped, report);
     for (number, seen) in &inodes {
-        check_inode(metadata, *number, seen, &inodes, block_size, report);
+        check_inode(metadata, *number, seen, &inodes, report);
     }
     (inodes, mapped, preallocated)
 }
@@ -228,7 +222,6 @@ fn check_inode(
     number: InodeNumber,
     seen: &Seen,
     inodes: &SeenInodes,
-    block_size: u64,
     report: &mut Report,
 ) {
     let inode = &seen.inode;
@@ -239,7 +232,7 @@ fn check_inode(
             format!("inode {number} has {} blocks, and {} are counted", seen.blocks, inode.blocks),
         );
     }
-    let end = inode.size.div_ceil(block_size).saturating_mul(block_size / BLOCK);
+    let end = inode.size.div_ceil(BLOCK);
     if seen.data_end > end {
         report.note(
             Kind::Blocks,

@@ -40,7 +40,7 @@ fn sound() -> Metadata {
 
 fn report_of(metadata: &Metadata) -> Report {
     let mut report = Report::new(Options::default());
-    let extents = items::check(metadata, &layout(), 4096, &mut report);
+    let extents = items::check(metadata, &layout(), &mut report);
     check_places(&united(extents), &[], &mut report);
     report
 }
@@ -213,7 +213,7 @@ fn the_list_of_problems_is_bounded() {
         metadata.items.put(&Key::new(1000 + number, kind::EXTENT, 0), &[1, 3, 1]);
     }
     let mut report = Report::new(Options { most_problems: 10, ..Options::default() });
-    items::check(&metadata, &layout(), 4096, &mut report);
+    items::check(&metadata, &layout(), &mut report);
     assert_eq!((report.problems.len(), report.further), (10, 40));
     assert!(!report.is_sound() && report.has(Kind::Stray));
 }

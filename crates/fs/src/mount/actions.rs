@@ -34,7 +34,7 @@ pub(super) fn os(errno: i32, detail: impl Into<block::error::Detail>) -> Error {
 /// Attributes of an inode.
 pub(super) fn attributes(core: &Core, inode: InodeNumber) -> Result<CachedAttributes> {
     let found = core.inode(inode)?;
-    Ok((convert::attributes(inode, &found, core.file_block_bytes()), convert::cached_for(&found)))
+    Ok((convert::attributes(inode, &found, core.block_size), convert::cached_for(&found)))
 }
 
 /// An entry without the reference that it stands for.

@@ -25,7 +25,7 @@ pub fn time(timestamp: Timestamp) -> Time {
     time.clamp(i128::from(Time::MIN + 1), i128::from(Time::MAX)) as Time
 }
 
-/// Attributes of an inode for the kernel; `block_size` is that of the blocks that files consist of.
+/// Attributes of an inode for the kernel; `block_size` is the size of requests that programs are told to prefer.
 pub fn attributes(number: InodeNumber, inode: &Inode, block_size: u64) -> fuse::Attributes {
     fuse::Attributes {
         node: number,

@@ -32,7 +32,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "block_size",
             ValueKind::Size,
-            "the size of the blocks that files consist of, for a new file system: 4KiB to 64KiB; default: 4KiB",
+            "the size of requests that programs are told to prefer, for a new file system: 4KiB to 64KiB; default: 4KiB",
         ),
         Key::optional(
             "zone_size",

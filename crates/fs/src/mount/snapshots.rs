@@ -94,7 +94,7 @@ impl WithSnapshots {
 
     /// Attributes of the directory of snapshots: it belongs to the owner of the root.
     async fn directory_attributes(&self) -> Result<fuse::Attributes> {
-        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.file_block_bytes())) };
+        let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size)) };
         let (root, block_size) = self.cores().of(ROOT).with(read).await?;
         let inode = crate::inode::Inode {
             mode: FileType::Directory as u32 | 0o755,
@@ -129,7 +129,7 @@ impl WithSnapshots {
     async fn entry(&self, number: SnapshotNumber, inode: InodeNumber) -> Result<Entry> {
         let read = move |core: &Core, metadata: &Metadata| {
             let found = metadata.inode(inode)?;
-            Ok(convert::attributes(node_of(number, inode), &found, core.file_block_bytes()))
+            Ok(convert::attributes(node_of(number, inode), &found, core.block_size))
         };
         let mut attributes = self.read_at((number, inode), read).await?;
         if inode == ROOT {

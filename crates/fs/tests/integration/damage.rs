@@ -41,7 +41,7 @@ fn image(seed: u64, closed: bool) -> Image {
                 files.take_checkpoint().await.unwrap();
                 views = vec![model.view()];
             }
-            if model.is_atomic(&operation, SETUP.block_size) && apply(&files, "", &operation).await.is_ok() {
+            if model.is_atomic(&operation) && apply(&files, "", &operation).await.is_ok() {
                 model.apply(&operation).unwrap();
                 views.push(model.view());
             }

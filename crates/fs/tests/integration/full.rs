@@ -71,7 +71,7 @@ fn every_operation_on_a_full_file_system_is_done_or_refused_as_a_whole_and_files
                     model = next;
                 }
             }
-            let refused_parts = is_refused && !model.is_atomic(&operation, 4096);
+            let refused_parts = is_refused && !model.is_atomic(&operation);
             let shown = view_of(&files, "").await.unwrap();
             assert!(refused_parts || shown == model.view(), "{operation:?}: {done:?}");
             // What needs no space works, and is durable.

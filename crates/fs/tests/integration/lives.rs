@@ -179,7 +179,7 @@ impl Alive {
     /// Carries out an operation of a client. Returns false if the medium has failed.
     async fn carry_out(&self, client: usize, operation: &Operation) -> Outcome<bool> {
         let mut next = self.clients.borrow()[client].newest().clone();
-        if !next.is_atomic(operation, self.setup.block_size) {
+        if !next.is_atomic(operation) {
             return Ok(true);
         }
         let expected = next.apply(operation);

@@ -323,7 +323,7 @@ impl Model {
     }
 
     /// Whether a clone is one step: blocks that are shared, a part of a block that is copied, or a write of what isn't shared.
-    fn is_cloned_at_once(&self, operation: &Operation, block: u64) -> bool {
+    fn is_cloned_at_once(&self, operation: &Operation) -> bool {
         const BLOCK: u64 = 4096;
         let Operation::Clone(from, offset, length, to, to_offset) = operation else { return true };
         let size = |path| self.clone().file(path).map_or(0, |contents| contents.len() as u64);
@@ -335,22 +335,23 @@ impl Model {
                 end.is_multiple_of(BLOCK) || ends_both || length < BLOCK
             }
             (true, within) => within + length <= BLOCK,
-            (false, _) => end.div_ceil(block) * block - to_offset / block * block <= 64 << 10,
+            (false, _) => end.div_ceil(BLOCK) * BLOCK - to_offset / BLOCK * BLOCK <= 64 << 10,
         }
     }
 
     /// Whether an operation is all or nothing: a write of more than 64 KiB, rounded to blocks, may be divided, and a clone may have several steps.
-    pub fn is_atomic(&self, operation: &Operation, block: u64) -> bool {
+    pub fn is_atomic(&self, operation: &Operation) -> bool {
+        const BLOCK: u64 = 4096;
         let (offset, length) = match operation {
             Operation::Write(_, offset, data) => (*offset, data.0.len() as u64),
             Operation::Append(path, data) => {
                 let size = self.clone().file(path).map_or(0, |contents| contents.len());
                 (size as u64, data.0.len() as u64)
             }
-            Operation::Clone(..) => return self.is_cloned_at_once(operation, block),
+            Operation::Clone(..) => return self.is_cloned_at_once(operation),
             _ => return true,
         };
-        (offset + length).div_ceil(block) * block - offset / block * block <= 64 << 10
+        (offset + length).div_ceil(BLOCK) * BLOCK - offset / BLOCK * BLOCK <= 64 << 10
     }
 
     /// What a file system in this state shows.

@@ -319,7 +319,7 @@ impl Run {
         let whole = self.models[least..=most].iter().any(|model| model.view() == *found);
         let in_part = (least..most).any(|index| {
             let model = &self.models[index];
-            !model.is_atomic(&self.steps[index].operation, BlockSize::default().bytes())
+            !model.is_atomic(&self.steps[index].operation)
                 && is_between(found, &model.view(), &self.models[index + 1].view())
         });
         if whole || in_part {

@@ -72,20 +72,20 @@ pub struct FsSnapshots {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone fs format vol.img --size 8GiB                      create vol.img, which takes space as it is written
-  siltstone fs format vol.img --size 8GiB --block-size 64KiB   for files that are written in large pieces
+  siltstone fs format vol.img --size 8GiB --block-size 64KiB   programs are told to prefer requests of 64 KiB
   siltstone fs format /dev/sdx                                 take a whole block device
   siltstone fs format /dev/sdx --force                         although it holds something, which is lost
   siltstone fs format stack.toml                               on a stack that exists: a log, a cache, a mirror
 
-An image that holds anything is refused without --force. Blocks are the smallest unit that is rewritten: a smaller write reads \
-the rest of its block first. Zones are the unit that is cleaned; the default is 1/256 of the image, from 128KiB to 64MiB.")]
+An image that holds anything is refused without --force. Whatever the block size is, what is rewritten and checked are 4 KiB, and \
+long runs take no more metadata than short ones, so that larger blocks are only a hint to programs (st_blksize). Zones are the unit that is cleaned; the default is 1/256 of the image, from 128KiB to 64MiB.")]
 pub struct FsFormat {
     #[arg(help = IMAGE_HELP)]
     pub image: String,
     /// Set the size of a new image file, such as 8GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
-    /// Set the size of the blocks that files consist of: a power of two from 4KiB to 64KiB
+    /// Set the size of requests that programs are told to prefer: a power of two from 4KiB to 64KiB
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = size)]
     pub block_size: u64,
     /// Set the size of a zone [default: 1/256 of the image, 128KiB to 64MiB]

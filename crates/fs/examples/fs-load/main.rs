@@ -3,10 +3,11 @@
 //! ```text
 //! fs-load --image=PATH [--format=BYTES] [--block_size=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES]
 //!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--cores=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
+//!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES]
 //! ```
 //!
 //! The image is a file, opened with O_DIRECT; with `--format` the file system is made anew, of that size, with
-//! file blocks of `--block_size`. `--lanes` appends are in
+//! blocks of `--block_size`. `--lanes` appends are in
 //! flight at a time on each of `--cores`, and every client runs on the core that has its directory. `--rw`:
 //! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a directory of its own, with
 //!   `--iodepth` requests in flight on each. The file is written first, where it isn't there; `write` begins again at its end.
@@ -15,9 +16,12 @@
 //! - `create`, `unlink`: files in a directory for each writer, `--iodepth` writers. `unlink` makes them first, outside of the time.
 //! - `small-files`: as `create`, and each file gets one write of `--bs` bytes, which has completed before the next file is created.
 //!   Every writer makes at most 10 000 files, so that they fit with large blocks.
+//! - `simulation`: a long run of a database's files by `--jobs` clients, on a disk that is aged first: see its module.
 //!
-//! With `--directory=PATH` in the place of the image, threads do what the last three do to a mounted file system: the writes with
-//! O_DIRECT.
+//! With `--directory=PATH` in the place of the image, threads do what the last four do to a mounted file system: the writes with
+//! O_DIRECT. `--disk` is its size, for `simulation`.
+
+mod simulation;
 
 use block::{Buffer, Data, Error, Result};
 use fs::{Directory, File, FileSystem, OpenOptions, Properties, Settings};
@@ -28,6 +32,7 @@ use std::cell::{Cell, RefCell};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::Barrier;
 use std::time::Duration;
 
 const PERCENTILES: [f64; 7] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0];
@@ -53,6 +58,10 @@ struct Job {
     ramp_time: Duration,
     lanes: u32,
     cores: usize,
+    /// Percent of the operations of a simulation that write, and of these that are small.
+    writes: u64,
+    small: u64,
+    disk: u64,
 }
 
 impl Job {
@@ -72,6 +81,9 @@ impl Job {
             ramp_time: Duration::ZERO,
             lanes: Settings::default().appends_in_flight,
             cores: 1,
+            writes: 80,
+            small: 10,
+            disk: 0,
         };
         for argument in arguments {
             let unknown = || Error::invalid(format!("{argument}: unknown; see the head of the program"));
@@ -99,6 +111,9 @@ impl Job {
                 "lanes" => job.lanes = number()? as u32,
                 "cores" => job.cores = number()? as usize,
                 "ramp_time" => job.ramp_time = seconds()?,
+                "writes" => job.writes = number()?,
+                "small" => job.small = number()?,
+                "disk" => job.disk = number()?,
                 _ => return Err(unknown()),
             }
         }
@@ -121,13 +136,38 @@ impl Job {
     fn writes(&self) -> bool {
         !matches!(self.rw.as_str(), "read" | "randread")
     }
+
+    /// Size of the disk in bytes.
+    fn disk(&self) -> u64 {
+        self.format.unwrap_or(self.disk)
+    }
 }
 
 /// What was measured.
 #[derive(Default)]
 struct Measured {
     latencies: Histogram<7>,
+    /// Bytes, where requests differ in size.
+    bytes: Option<u64>,
     last: Option<Instant>,
+}
+
+impl Measured {
+    /// Notes a step of a simulation, and the bytes that it has written.
+    fn note_step(&mut self, written: Option<u64>, begun: Instant) {
+        let time = now();
+        if let Some(bytes) = written {
+            self.latencies.record((time - begun).as_nanos() as u64);
+            self.bytes = Some(self.bytes.unwrap_or(0) + bytes);
+        }
+        self.last = Some(time);
+    }
+
+    fn merge(&mut self, other: &Measured) {
+        self.latencies.merge(&other.latencies);
+        self.bytes = [self.bytes, other.bytes].into_iter().flatten().reduce(|a, b| a + b);
+        self.last = self.last.max(other.last);
+    }
 }
 
 /// The time of a run, and what is counted on a core.
@@ -407,9 +447,12 @@ fn on_mounted(job: &Job, clock: (Instant, Instant), folder: &std::path::Path) ->
 
 /// `create`, `small-files` or `unlink` on a mounted file system, by threads.
 fn run_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Duration)> {
+    if job.rw == "simulation" {
+        return simulate_mounted(job, directory);
+    }
     if !matches!(job.rw.as_str(), "create" | "small-files" | "unlink") {
         return Err(Error::invalid(format!(
-            "--rw={}: expected create, small-files or unlink with --directory",
+            "--rw={}: expected create, small-files, unlink or simulation with --directory",
             job.rw
         )));
     }
@@ -435,33 +478,82 @@ fn run_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Dura
     });
     let mut whole = Measured::default();
     for measured in all {
-        let measured = measured.map_err(wrong)?;
-        whole.latencies.merge(&measured.latencies);
-        whole.last = whole.last.max(measured.last);
+        whole.merge(&measured.map_err(wrong)?);
     }
-    Ok((Measured { latencies: whole.latencies, last: whole.last }, whole.last.unwrap_or(from) - from))
+    let time = whole.last.unwrap_or(from) - from;
+    Ok((whole, time))
 }
 
-async fn run(job: &Job) -> Result<(Measured, Duration)> {
-    let files = open(job).await?;
-    let clients: Vec<Client> = clients(job, &files).await?;
-    files.sync().await?;
-    let from = now() + job.ramp_time;
-    let time = (from, from + job.runtime);
-    let mut cores = Vec::new();
-    for shard in (0..runtime::shard_count()).map(ShardIndex) {
-        let its = (0..).zip(&clients).filter(|(_, client)| client.shard() == shard);
-        let (its, job) = (its.map(|(number, client)| (number, client.clone())).collect(), job.clone());
-        cores.push(runtime::spawn_on(shard, move || run_here(job, its, time)));
+/// A simulation on a mounted file system, by threads.
+fn simulate_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Duration)> {
+    simulation::check(job)?;
+    let totals = simulation::Totals::default();
+    let aged = Barrier::new(job.jobs as usize + 1);
+    let client = |number: u64| -> std::io::Result<Measured> {
+        let folder = directory.join(format!("job-{number}"));
+        let client = std::fs::create_dir(&folder)
+            .and_then(|()| simulation::MountedClient::aged(job, &folder, &totals, number + 1));
+        // The last one to be aged begins the time for all.
+        aged.wait();
+        aged.wait();
+        client?.run(job, &totals)
+    };
+    let (all, from) = std::thread::scope(|scope| {
+        let client = &client;
+        let threads: Vec<_> = (0..job.jobs).map(|number| scope.spawn(move || client(number))).collect();
+        aged.wait();
+        totals.begin();
+        let from = now();
+        aged.wait();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        (
+            ended
+                .map(|it| it.unwrap_or_else(|_| Err(std::io::Error::other("a client panicked"))))
+                .collect::<Vec<_>>(),
+            from,
+        )
+    });
+    let mut whole = Measured::default();
+    for measured in all {
+        whole.merge(&measured.map_err(|error| Error::from_io(&error, "a client of the simulation"))?);
     }
-    let mut measured = Measured::default();
-    for core in cores {
-        let of_core = core.await??;
-        measured.latencies.merge(&of_core.latencies);
-        measured.last = measured.last.max(of_core.last);
+    let time = whole.last.unwrap_or(from) - from;
+    Ok((whole, time))
+}
+
+/// A simulation on the library: each client on the core that has its directory.
+async fn simulate(job: &Job, files: &FileSystem) -> Result<(Measured, Duration)> {
+    simulation::check(job)?;
+    let totals = Arc::new(simulation::Totals::default());
+    let mut aging = Vec::new();
+    for number in 0..job.jobs {
+        let directory = directory(files, &format!("job-{number}")).await?;
+        let (shard, job, totals) = (directory.shard(), job.clone(), totals.clone());
+        let age =
+            move || async move { simulation::Client::aged(&job, &directory, &totals, number + 1).await };
+        aging.push((shard, runtime::spawn_on(shard, age)));
     }
-    let ended = measured.last.unwrap_or(from);
-    drop(clients);
+    let mut clients = Vec::new();
+    for (shard, client) in aging {
+        clients.push((shard, client.await??));
+    }
+    totals.begin();
+    let from = now();
+    let mut running = Vec::new();
+    for (shard, client) in clients {
+        let (job, totals) = (job.clone(), totals.clone());
+        running.push(runtime::spawn_on(shard, move || async move { client.run(job, &totals).await }));
+    }
+    let mut whole = Measured::default();
+    for client in running {
+        whole.merge(&client.await??);
+    }
+    let time = whole.last.unwrap_or(from) - from;
+    Ok((whole, time))
+}
+
+/// Ends the file system, and says what it did.
+async fn close(files: FileSystem) -> Result<()> {
     let of = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
     let counted = files.counters().clone();
     files.close().await?;
@@ -474,18 +566,50 @@ async fn run(job: &Job) -> Result<(Measured, Duration)> {
         of(&counted.reset_zones),
         of(&counted.zone_waits)
     );
+    Ok(())
+}
+
+async fn run(job: &Job) -> Result<(Measured, Duration)> {
+    let files = open(job).await?;
+    if job.rw == "simulation" {
+        let measured = simulate(job, &files).await?;
+        close(files).await?;
+        return Ok(measured);
+    }
+    let clients: Vec<Client> = clients(job, &files).await?;
+    files.sync().await?;
+    let from = now() + job.ramp_time;
+    let time = (from, from + job.runtime);
+    let mut cores = Vec::new();
+    for shard in (0..runtime::shard_count()).map(ShardIndex) {
+        let its = (0..).zip(&clients).filter(|(_, client)| client.shard() == shard);
+        let (its, job) = (its.map(|(number, client)| (number, client.clone())).collect(), job.clone());
+        cores.push(runtime::spawn_on(shard, move || run_here(job, its, time)));
+    }
+    let mut measured = Measured::default();
+    for core in cores {
+        measured.merge(&core.await??);
+    }
+    let ended = measured.last.unwrap_or(from);
+    drop(clients);
+    close(files).await?;
     Ok((measured, ended - from))
 }
 
 /// Prints fio's JSON, as far as plans read it.
-fn print(job: &Job, measured: &Measured, time: Duration) {
+fn print(job: &Job, measured: &Measured, time: Duration, started: Instant) {
     let latencies = &measured.latencies;
     let percentiles: Vec<String> = PERCENTILES
         .iter()
         .map(|percent| format!("\"{percent:.6}\": {}", latencies.quantile(percent / 100.0)))
         .collect();
     let (count, seconds) = (latencies.count(), time.as_secs_f64().max(1e-9));
-    let wall = (job.runtime + job.ramp_time).as_secs_f64();
+    let bytes = measured.bytes.unwrap_or(count * job.bytes as u64);
+    // A simulation has no time of its own: its processor time is that of the whole program.
+    let wall = match measured.bytes {
+        Some(_) => (now() - started).as_secs_f64(),
+        None => (job.runtime + job.ramp_time).as_secs_f64(),
+    };
     println!(
         "{{\"jobs\": [{{\"jobname\": \"fs-load\", \"error\": 0, \"usr_cpu\": {:.3}, \"sys_cpu\": 0.0, \"job_runtime\": {:.0}, \"{}\": {{\
          \"total_ios\": {count}, \"io_bytes\": {}, \"runtime\": {:.0}, \"iops\": {:.3}, \"bw_bytes\": {:.0}, \"lat_ns\": {{\
@@ -493,10 +617,10 @@ fn print(job: &Job, measured: &Measured, time: Duration) {
         100.0 * runtime::process_cpu_time().as_secs_f64() / wall,
         wall * 1000.0,
         if job.writes() { "write" } else { "read" },
-        count * job.bytes as u64,
+        bytes,
         seconds * 1000.0,
         count as f64 / seconds,
-        count as f64 * job.bytes as f64 / seconds,
+        bytes as f64 / seconds,
         latencies.smallest(),
         latencies.mean(),
         latencies.largest(),
@@ -507,11 +631,12 @@ fn print(job: &Job, measured: &Measured, time: Duration) {
 fn main() -> std::process::ExitCode {
     let outcome = Job::parse(std::env::args().skip(1)).and_then(|job| {
         runtime::run(runtime::Config::default().with_shards(job.cores), move || async move {
+            let started = now();
             let (measured, time) = match job.directory.clone() {
                 Some(directory) => run_mounted(&job, &directory)?,
                 None => run(&job).await?,
             };
-            print(&job, &measured, time);
+            print(&job, &measured, time, started);
             Ok(())
         })?
     });
