@@ -1,7 +1,7 @@
 //! Where the blocks of files are, as items of the tree: an item for each extent, by the block of the file with which it begins.
 //!
 //! Blocks are those of the log, of 4 KiB. A block without an extent is a hole. Of a *preallocated* extent nothing was written: it
-//! reads as a hole, and its blocks count as the file's. A *shared* extent has blocks that others may have, too: [`shared`](crate::shared)
+//! reads as a hole, and its blocks count as the file's. A *shared* extent has blocks that others may have, too: [`shared`]
 //! says which.
 
 use crate::encoding::{Numbers, put};

@@ -6,7 +6,7 @@
 //! - What a snapshot alone keeps alive is what neither its older nor its newer neighbour has in the same place.
 //! - A block that the cleaner moves is moved in all versions at once, and counts once.
 //!
-//! Blocks are named by the file and the block that they were written for. A version has one that is [shared](crate::shared) as long as any owner does: an
+//! Blocks are named by the file and the block that they were written for. A version has one that is [shared] as long as any owner does: an
 //! owner is added only where the present tree has the block, so it stays true that the versions with a block follow one another.
 
 use crate::extents::{self, Blocks, Extent, Place, visit_at, visit_missing};
