@@ -7,6 +7,7 @@
 //! [`EXTENTS_AT_ONCE`] extents, is there as a whole after a power cut or not at all. Another write may come between two steps.
 
 use crate::change::{Change, Changes, KEEP_TIMES};
+use crate::classes::fair_queue::ClassNumber;
 use crate::core::Core;
 use crate::data::end_of;
 use crate::extents::extents;
@@ -40,6 +41,8 @@ pub struct Cloned {
 /// A range of a file that is copied to another one, or within the file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copied {
+    /// Class in whose turns data is read and written.
+    pub class: ClassNumber,
     /// The source.
     pub from: InodeNumber,
     /// First byte there.
@@ -135,13 +138,15 @@ impl Core {
             true => rest.length.min(self.unshareable(rest)?),
             false => rest.length.min(COPIED_AT_ONCE),
         };
-        let (from, offset) = (rest.from, rest.from_offset);
-        let read = move |core: Rc<Core>| async move { core.read(from, offset, piece as usize).await };
+        let Copied { class, from, from_offset: offset, .. } = rest;
+        let read = move |core: Rc<Core>| async move {
+            core.read_in(class, None, from, offset, piece as usize).await
+        };
         let data = self.cores().of(from).with(read).await?;
         let bytes = data.len() as u64;
         match modified {
             KEEP_TIMES => self.write_back(node, rest.to_offset, data).await?,
-            _ => self.write(node, rest.to_offset, data).await?,
+            _ => self.write(class, node, rest.to_offset, data).await?,
         }
         Ok(Cloned { bytes, shared: 0 })
     }

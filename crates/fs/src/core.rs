@@ -8,9 +8,11 @@
 
 use crate::change::{Change, Changes, Recorded};
 use crate::checkpoint::Frozen;
+use crate::classes::fair_queue::ClassNumber;
+use crate::classes::{BACKGROUND_SHARES, Classes, IO_DEPTH, Turn};
 use crate::cores::{Cores, Totals};
 use crate::extents::{Blocks, Place};
-use crate::format::MOST_CORES;
+use crate::format::{BLOCK, MOST_CORES};
 use crate::gate::Gate;
 use crate::inode::{InodeNumber, Time};
 use crate::item::{Item, Lost, Origin};
@@ -71,6 +73,13 @@ pub struct Settings {
     /// Number of cores among which the shards are divided, as far as the file system has shards and zones for them; `None` for
     /// those of the runtime.
     pub cores: Option<u32>,
+    /// The policy of cleaning by its name, and its parameters; without these, the best known ones for the number of zones.
+    pub cleaning: (String, Option<logkit::cleaning::Parameters>),
+    /// Shares of the class of the cleaner, scrub and defragmentation.
+    pub background_shares: u32,
+    /// Most bytes of requests in flight on a core, where [classes](crate::classes) compete; a request counts
+    /// [16 KiB](crate::classes::REQUEST_COST) beside its bytes.
+    pub io_depth: u64,
     /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
     #[doc(hidden)]
     pub broken: Option<Broken>,
@@ -104,6 +113,10 @@ pub enum Broken {
     SlowSnapshots,
     /// A snapshot is taken of each core at another moment, long after the other ones.
     SnapshotsApart,
+    /// Requests of all classes are started in order of arrival.
+    IgnoresShares,
+    /// The cleaner waits for its turn although writers wait for the cleaner.
+    CleanerWaits,
 }
 
 impl Default for Settings {
@@ -116,9 +129,19 @@ impl Default for Settings {
             sums_bytes: 64 << 20,
             metadata_bytes: u64::MAX,
             cores: None,
+            cleaning: (logkit::cleaning::DEFAULT.to_owned(), None),
+            background_shares: BACKGROUND_SHARES,
+            io_depth: IO_DEPTH,
             broken: None,
         }
     }
+}
+
+/// What a write in flight holds: its memory, and the turn of its class.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    permit: Permit,
+    turn: Option<Turn>,
 }
 
 /// The time of an operation.
@@ -158,6 +181,8 @@ pub struct Core {
     /// Size of requests in bytes that programs are told to prefer.
     pub(crate) block_size: u64,
     metadata_bytes: u64,
+    /// Whose reads, writes and syncs are next.
+    pub(crate) classes: Rc<Classes>,
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
@@ -169,7 +194,7 @@ pub struct Core {
     /// Number of changes that took effect when they were submitted, and whose records haven't committed.
     shown: Cell<u64>,
     /// Number of the last operation up to which all are durable.
-    durable: Cell<u64>,
+    pub(crate) durable: Cell<u64>,
     /// Number of records that were replayed at the opening.
     pub(crate) replayed: Cell<u64>,
     /// Class of zones that users' records go to: one, so that they are written in the order of their numbers.
@@ -273,6 +298,11 @@ impl Core {
             sums: RefCell::new(Sums::new(layout.zone_blocks, settings.sums_bytes)),
             block_size,
             metadata_bytes: settings.metadata_bytes,
+            classes: Classes::new(
+                settings.io_depth,
+                settings.background_shares,
+                cfg!(debug_assertions) && settings.broken == Some(Broken::IgnoresShares),
+            ),
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,
             loading: Semaphore::new(2),
@@ -392,15 +422,12 @@ impl Core {
     }
 
     /// Refuses operations without data that need space. They take effect when they are submitted and can't be refused later, so they are
-    /// also refused as long as the device below has no space: their records would take the last zones that are left to removals.
+    /// also refused as long as the device below has no space beside that of the last zones, which are left to removals.
     ///
     /// # Errors
     /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
     pub fn check_space_for_item(&self) -> Result<()> {
-        self.kit.look_for_space();
-        if let Some(error) = self.kit.space.error() {
-            return Err(error);
-        }
+        self.kit.check_known_space(self.kept_zones())?;
         let memory = self.totals.sum(|used| &used.memory);
         match memory < self.metadata_bytes {
             true => self.check_space(1),
@@ -480,13 +507,19 @@ impl Core {
         Item { changes, data: Payload::default(), origin: Origin::Shared, ticket }
     }
 
-    /// Permits for writes in memory.
-    pub(crate) async fn admit_data(&self, blocks: u64) -> Permit {
+    /// Turn of a class and permits for a write in memory. Without a class it takes no turn.
+    pub(crate) async fn admit_data(&self, class: Option<ClassNumber>, blocks: u64) -> Admitted {
+        let turn = match class {
+            // Before the permits, which classes share.
+            Some(class) => Some(self.classes.take(class, blocks * BLOCK).await),
+            None => None,
+        };
         let wanted = blocks.min(self.dirty_blocks) as usize;
-        match self.dirty.try_acquire(wanted) {
+        let permit = match self.dirty.try_acquire(wanted) {
             Some(permit) => permit,
             None => self.dirty.acquire(wanted).await,
-        }
+        };
+        Admitted { permit, turn }
     }
 
     /// Queues a write of whole blocks for which there is space, and waits until its changes have taken effect. Returns its
@@ -498,7 +531,7 @@ impl Core {
         &self,
         changes: Changes,
         data: Payload,
-        permit: Permit,
+        Admitted { permit, turn }: Admitted,
         held: RangeGuard,
     ) -> Result<u64> {
         // No lane takes it once they have ended.
@@ -507,7 +540,8 @@ impl Core {
         self.growing.set(self.growing.get() + u64::from(growth));
         self.publish();
         let request = self.requests.begin(1, Some(permit));
-        let ticket = self.queue(changes, data, Origin::Write { request, growth, held: Some(held) });
+        let origin = Origin::Write { request, growth, held: Some(held), _turn: turn };
+        let ticket = self.queue(changes, data, origin);
         self.requests.wait(request).await?;
         Ok(ticket)
     }
@@ -657,7 +691,7 @@ impl Owner for Core {
     fn answer(&self, item: &mut Item, error: &Error) {
         // The write may still take effect, so what it reserved stays until it does.
         match &mut item.origin {
-            Origin::Write { request, growth, held } => {
+            Origin::Write { request, growth, held, .. } => {
                 self.growing.set(self.growing.get() - u64::from(*growth));
                 self.requests.item_ended(*request, &Err(error.clone()));
                 item.origin = Origin::Answered { held: held.take() };
@@ -763,6 +797,11 @@ impl Owner for Core {
             }
         }
         Ok(())
+    }
+
+    async fn read_to_move<R>(&self, bytes: u64, read: impl Future<Output = R>) -> R {
+        let _turn = self.turn_of_cleaner(bytes).await;
+        read.await
     }
 
     fn space_advice(&self) -> &'static str {

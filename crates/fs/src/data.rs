@@ -5,6 +5,7 @@
 //! after a write.
 
 use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
+use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::{Core, now};
 use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
@@ -40,12 +41,18 @@ impl Core {
     ///
     /// # Errors
     /// EFBIG, [`Error::NoSpace`]; what reading the rest of a block returns; the failure of the log.
-    pub async fn write(self: &Rc<Self>, node: &Rc<Node>, offset: u64, data: Payload) -> Result<()> {
+    pub async fn write(
+        self: &Rc<Self>,
+        class: ClassNumber,
+        node: &Rc<Node>,
+        offset: u64,
+        data: Payload,
+    ) -> Result<()> {
         let end = end_of(offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());
         }
-        self.write_range(node, offset, data, (end, now()), None).await.map(drop)
+        self.write_range(Some(class), node, offset, data, (end, now()), None).await.map(drop)
     }
 
     /// Writes what a kernel has cached: as [`write`](Self::write), and the times of the file stay, because the kernel sets them.
@@ -56,7 +63,9 @@ impl Core {
         let end = end_of(offset, data.len() as u64)?;
         match data.is_empty() {
             true => Ok(()),
-            false => self.write_range(node, offset, data, (end, KEEP_TIMES), None).await.map(drop),
+            false => {
+                self.write_range(Some(DEFAULT), node, offset, data, (end, KEEP_TIMES), None).await.map(drop)
+            }
         }
     }
 
@@ -64,7 +73,14 @@ impl Core {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub async fn append_to(self: &Rc<Self>, node: &Rc<Node>, data: Payload) -> Result<u64> {
+    pub async fn append_to(
+        self: &Rc<Self>,
+        class: ClassNumber,
+        node: &Rc<Node>,
+        data: Payload,
+    ) -> Result<u64> {
+        // Before it has an offset: an append of another class may go first, and leaves no hole.
+        let _turn = self.classes.take(class, data.len() as u64).await;
         loop {
             let size = self.metadata.borrow().inode(node.inode)?.size;
             let offset = if node.appends.get() > 0 { size.max(node.end.get()) } else { size };
@@ -73,16 +89,18 @@ impl Core {
                 return Ok(offset);
             }
             let appending = node.begin_append(offset..end);
-            if self.write_range(node, offset, data.clone(), (end, now()), Some(&appending)).await? {
+            let written = self.write_range(None, node, offset, data.clone(), (end, now()), Some(&appending));
+            if written.await? {
                 return Ok(offset);
             }
         }
     }
 
-    /// Writes data; the file is at least `size` bytes long then. Returns false, and writes nothing, for an append that isn't at the end
+    /// Writes data, in the turn of a class, if it has none yet; the file is at least `size` bytes long then. Returns false, and writes nothing, for an append that isn't at the end
     /// of the file when it is its turn.
     async fn write_range(
         self: &Rc<Self>,
+        class: Option<ClassNumber>,
         node: &Rc<Node>,
         offset: u64,
         data: Payload,
@@ -92,7 +110,7 @@ impl Core {
         let range = offset..offset + data.len() as u64;
         let whole = range.start / BLOCK * BLOCK..range.end.div_ceil(BLOCK) * BLOCK;
         let blocks = (whole.end - whole.start) / BLOCK;
-        let permit = self.admit_data(blocks).await;
+        let permit = self.admit_data(class, blocks).await;
         self.gate.pass().await;
         let first = whole.start / BLOCK;
         let held = node.lock.ask(first..first + blocks).await;
@@ -162,7 +180,7 @@ impl Core {
     /// Appends what a file has in a range, and zeros where it ends before.
     async fn append_old(&self, inode: InodeNumber, range: Range<u64>, buffer: &mut Buffer) -> Result<()> {
         let wanted = (range.end - range.start) as usize;
-        let old = self.read(inode, range.start, wanted).await?;
+        let old = self.read_version(None, inode, range.start, wanted).await?;
         old.slices().iter().for_each(|slice| buffer.append(slice));
         buffer.append_zeroes(wanted - old.len());
         Ok(())
@@ -173,10 +191,27 @@ impl Core {
     /// # Errors
     /// [`Error::Corrupt`] for data that isn't what was written; what reading returns.
     pub async fn read(&self, inode: InodeNumber, offset: u64, length: usize) -> Result<Payload> {
-        self.read_version(None, inode, offset, length).await
+        self.read_in(DEFAULT, None, inode, offset, length).await
     }
 
-    /// As [`read`](Self::read), of a snapshot; `None` for the present version.
+    /// As [`read`](Self::read), in the turn of a class, of a snapshot; `None` for the present version.
+    ///
+    /// # Errors
+    /// As [`read_version`](Self::read_version).
+    pub async fn read_in(
+        &self,
+        class: ClassNumber,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        offset: u64,
+        length: usize,
+    ) -> Result<Payload> {
+        // Before zones are kept from being reset: turns are held by writes that wait for zones.
+        let _turn = self.classes.take(class, length as u64).await;
+        self.read_version(version, inode, offset, length).await
+    }
+
+    /// As [`read_in`](Self::read_in), without a turn.
     ///
     /// # Errors
     /// As [`read`](Self::read); ESTALE for a deleted snapshot.
@@ -261,7 +296,7 @@ impl Core {
     /// Cuts a file off, or takes the blocks of a range from it: [`Cut`]. The time may be [`KEEP_TIMES`].
     pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut, time: Time) -> Result<()> {
         let (inode, blocks) = (node.inode, cut.blocks());
-        let permit = self.admit_data(2).await;
+        let permit = self.admit_data(None, 2).await;
         let held = node.lock.ask(cut.touched()).await;
         self.check_open()?;
         let size = self.metadata.borrow().inode(inode)?.size;

@@ -4,6 +4,7 @@
 //! blocks that are shared with other files, where they lie: written again, they would take space of their own.
 
 use crate::change::{Change, Changes, KEEP_TIMES};
+use crate::classes::fair_queue::BACKGROUND;
 use crate::core::Core;
 use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
@@ -102,7 +103,7 @@ impl Core {
     /// Writes a run of blocks again that has no holes. Returns their number.
     async fn write_again(self: &Rc<Self>, node: &Rc<Node>, run: Range<u64>) -> Result<u64> {
         let blocks = run.end - run.start;
-        let permit = self.admit_data(blocks).await;
+        let permit = self.admit_data(Some(BACKGROUND), blocks).await;
         let held = node.lock.ask(run.clone()).await;
         self.check_open()?;
         // It may have changed before the lock was granted.
@@ -110,7 +111,8 @@ impl Core {
             return Ok(0);
         }
         self.check_space(blocks)?;
-        let mut data = self.read(node.inode, run.start * BLOCK, (blocks * BLOCK) as usize).await?;
+        let length = (blocks * BLOCK) as usize;
+        let mut data = self.read_version(None, node.inode, run.start * BLOCK, length).await?;
         let missing = blocks * BLOCK - data.len() as u64;
         if missing > 0 {
             data.push(block::Buffer::zeroed(missing as usize).freeze());

@@ -5,6 +5,8 @@
 
 use crate::change::Attributes;
 use crate::check::{Contents, Report};
+use crate::classes::fair_queue::{ClassNumber, DEFAULT};
+use crate::classes::{Class, ClassStatistics};
 use crate::clones::{Cloned, Copied};
 use crate::core::{Core, Settings, now};
 use crate::cores::Cores;
@@ -48,6 +50,7 @@ impl std::fmt::Debug for FileSystem {
 pub struct File {
     home: Home<Core>,
     inode: InodeNumber,
+    class: ClassNumber,
     /// Closes the file with its last clone.
     _open: Arc<Open>,
 }
@@ -420,7 +423,7 @@ impl FileSystem {
     /// A file that has been opened on its core.
     fn opened(&self, inode: InodeNumber) -> File {
         let home = self.cores.of(inode).clone();
-        File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode }
+        File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode, class: DEFAULT }
     }
 
     /// Opens a file, which is made if it isn't there.
@@ -562,6 +565,48 @@ impl FileSystem {
         Ok(found)
     }
 
+    /// Makes an I/O class, or changes the shares of the one with this name: 1 to 1000. Where classes compete, each gets a part of the I/O in the
+    /// proportion of its shares, on each core; what one leaves the others get. There are `default` (100 shares), in which files are opened, and
+    /// `background`, of the cleaner, scrub and defragmentation. A class stays until the file system is closed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an empty or long name, other shares, or more than 32 classes; [`Error::Closed`].
+    pub async fn class(&self, name: &str, shares: u32) -> Result<Class> {
+        let (name, cores): (Arc<str>, _) = (name.into(), self.cores.clone());
+        self.with(move |home| async move {
+            let _one = home.classes.changing.acquire(1).await;
+            let number = home.classes.number_for(&name, shares)?;
+            for core in cores.all() {
+                let name = name.clone();
+                let set = move |core: Rc<Core>| async move {
+                    core.classes.set(number, &name, shares);
+                    Ok(())
+                };
+                core.with(set).await?;
+            }
+            Ok(Class::new(number, name))
+        })
+        .await
+    }
+
+    /// What the I/O classes have done.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn classes(&self) -> Result<Vec<ClassStatistics>> {
+        let mut all: Vec<ClassStatistics> = Vec::new();
+        for core in self.cores.all() {
+            let of_core = core.with(|core: Rc<Core>| async move { Ok(core.classes.statistics()) }).await?;
+            for (number, class) in of_core.into_iter().enumerate() {
+                match all.get_mut(number) {
+                    Some(sum) => sum.add(&class),
+                    None => all.push(class),
+                }
+            }
+        }
+        Ok(all)
+    }
+
     /// What was fixed when the file system was made.
     ///
     /// # Errors
@@ -589,6 +634,12 @@ impl File {
         self.inode
     }
 
+    /// The same open file, whose reads, writes, appends and syncs are those of a class of its file system. Clones of it are, too; other
+    /// handles of the file aren't.
+    pub fn in_class(self, class: &Class) -> Self {
+        File { class: class.number, ..self }
+    }
+
     /// The shard of the runtime that has the file: calls from there need no messages.
     pub fn shard(&self) -> ShardIndex {
         self.home.shard()
@@ -613,7 +664,11 @@ impl File {
     /// # Errors
     /// [`Error::Corrupt`] for data that isn't what was written; what reading returns.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Payload> {
-        self.with(move |core, node| async move { core.read(node.inode, offset, length).await }).await
+        let class = self.class;
+        self.with(
+            move |core, node| async move { core.read_in(class, None, node.inode, offset, length).await },
+        )
+        .await
     }
 
     /// Writes data. Reads see it when this returns; it survives a power cut after the next [`sync`](Self::sync).
@@ -621,8 +676,8 @@ impl File {
     /// # Errors
     /// [`Error::NoSpace`], EFBIG; the failure of the log.
     pub async fn write_at(&self, offset: u64, data: impl Into<Payload>) -> Result<()> {
-        let data = data.into();
-        self.with(move |core, node| async move { core.write(&node, offset, data).await }).await
+        let (class, data) = (self.class, data.into());
+        self.with(move |core, node| async move { core.write(class, &node, offset, data).await }).await
     }
 
     /// Writes data at the end. Returns its offset.
@@ -630,8 +685,8 @@ impl File {
     /// # Errors
     /// As [`write_at`](Self::write_at).
     pub async fn append(&self, data: impl Into<Payload>) -> Result<u64> {
-        let data = data.into();
-        self.with(move |core, node| async move { core.append_to(&node, data).await }).await
+        let (class, data) = (self.class, data.into());
+        self.with(move |core, node| async move { core.append_to(class, &node, data).await }).await
     }
 
     /// Sets the size: cuts off what is behind it, or adds zeros.
@@ -664,7 +719,7 @@ impl File {
         to_offset: u64,
     ) -> Result<Cloned> {
         let (from, source) = (from.inode, from.home.clone());
-        let copied = Copied { from, from_offset, to_offset, length };
+        let copied = Copied { class: self.class, from, from_offset, to_offset, length };
         self.with(move |core, node| async move {
             if !core.cores().of(from).is_same(&source) {
                 return Err(Error::from_errno(libc::EXDEV, "a file of another file system is to be cloned"));
@@ -687,7 +742,8 @@ impl File {
     /// # Errors
     /// The failure of the log, which stays.
     pub async fn sync(&self) -> Result<()> {
-        self.with(|core, node| async move { core.sync(node.ticket.get()).await }).await
+        let class = self.class;
+        self.with(move |core, node| async move { core.sync_in(class, node.ticket.get()).await }).await
     }
 
     /// Writes parts of it again that lie in several places.

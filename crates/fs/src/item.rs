@@ -1,6 +1,7 @@
 //! What a shard appends to its log: the changes of an operation, with their data.
 
 use crate::change::{Change, Changes};
+use crate::classes::Turn;
 use crate::extents::Blocks;
 use block::Payload;
 use logkit::{Entry, StreamId};
@@ -50,6 +51,8 @@ pub enum Origin {
         growth: u32,
         /// Range of the file that it changes: released once it has taken effect, even where its caller has been dropped.
         held: Option<RangeGuard>,
+        /// Turn of its class, until it has taken effect.
+        _turn: Option<Turn>,
     },
     /// An operation on inodes of several cores. It takes effect on each when its record commits there.
     Joint {
@@ -160,7 +163,9 @@ impl Item {
         }
         let origin = match &mut self.origin {
             // The capacity is given back with the last part.
-            Origin::Write { request, .. } => Origin::Write { request: *request, growth: 0, held: None },
+            Origin::Write { request, .. } => {
+                Origin::Write { request: *request, growth: 0, held: None, _turn: None }
+            }
             _ => Origin::Move,
         };
         // The operation has committed when its last part has.

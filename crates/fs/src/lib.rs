@@ -11,6 +11,7 @@
 //! A shard:
 //! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: what is queued; [`node`]: files in use.
 //! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
+//! - [`classes`]: whose reads, writes and syncs are next.
 //! - [`format`](mod@format), [`recovery`]: making and opening.
 //!
 //! [`check`](mod@check) looks for what can't be, on the medium or in an open file system; [`scrub`] compares all data with its checksums, and
@@ -25,6 +26,7 @@ pub mod attributes;
 pub mod change;
 pub mod check;
 pub mod checkpoint;
+pub mod classes;
 pub mod clones;
 pub mod core;
 pub mod cores;
@@ -59,9 +61,11 @@ pub mod view;
 
 pub use crate::core::Settings;
 pub use check::check;
+pub use classes::{Class, ClassStatistics};
 pub use clones::Cloned;
 pub use file_system::{Directory, File, FileSystem, OpenOptions};
 pub use format::Properties;
+pub use logkit::cleaning::Parameters as CleaningParameters;
 pub use mount::kind::KIND;
 pub use mount::{MountConfig, Mounted};
 pub use snapshot_list::SnapshotInfo;

@@ -16,7 +16,7 @@ use crate::snapshot_list::SnapshotInfo;
 use crate::snapshots::{Snapshot, own_blocks, visit_own_blocks};
 use crate::tree::{Known, Load, PAGE, Place, Released, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
-use logkit::cleaning::{DEFAULT, Parameters, Policy, make};
+use logkit::cleaning::{Parameters, Policy, make};
 use logkit::pool::Accounts;
 use logkit::record::{Header, Identity};
 use logkit::recovery::{self, Opening};
@@ -30,8 +30,9 @@ use std::sync::Arc;
 /// Pages that are read at a time.
 const READS: usize = 64;
 
-fn policy(layout: &Layout) -> Result<Box<dyn Policy>> {
-    make(DEFAULT, Parameters::for_zones(layout.zones))
+fn policy(settings: &Settings, layout: &Layout) -> Result<Box<dyn Policy>> {
+    let (name, parameters) = &settings.cleaning;
+    make(name, parameters.unwrap_or_else(|| Parameters::for_zones(layout.zones)))
 }
 
 /// Refuses zones that don't take a record of the largest write that is atomic.
@@ -200,8 +201,14 @@ async fn start(
             let state = state.ok_or_else(|| Error::closed("the shards of a core were taken before"))?;
             let kit_settings = kit_settings(&settings, &layout, (index, count));
             let kit = |policy| kit(policy, kit_settings);
-            let core =
-                Core::new((index, totals), kit, policy(&layout)?, state, &settings, properties.block_size);
+            let core = Core::new(
+                (index, totals),
+                kit,
+                policy(&settings, &layout)?,
+                state,
+                &settings,
+                properties.block_size,
+            );
             core.replayed.set(loaded.replayed);
             Ok::<_, Error>(Home::here(core))
         };

@@ -4,6 +4,7 @@
 //! What several files share is read once, as one of them has it. Damage is reported and left as it is. [`check`](mod@crate::check) looks at the rules for items, too, of a file system that nobody uses.
 
 use crate::checkpoint::unseal;
+use crate::classes::fair_queue::BACKGROUND;
 use crate::core::Core;
 use crate::extents::Extent;
 use crate::format::BLOCK;
@@ -155,7 +156,8 @@ impl Core {
         let mut block = extent.block;
         while block < extent.end() {
             let count = (extent.end() - block).min(BLOCKS_AT_ONCE.into());
-            match self.read_version(version, inode, block * BLOCK, (count * BLOCK) as usize).await {
+            let length = (count * BLOCK) as usize;
+            match self.read_in(BACKGROUND, version, inode, block * BLOCK, length).await {
                 Ok(_) => {}
                 // It was removed meanwhile.
                 Err(_) if self.in_version(version, |metadata| metadata.inode(inode)).is_err() => return,
@@ -187,6 +189,8 @@ impl Core {
     }
 
     async fn scrub_page(&self, place: Place) -> Result<()> {
+        // Zones are kept from being reset, so it must not wait.
+        let _turn = self.classes.take_now(BACKGROUND, PAGE as u64);
         let layout = &self.kit.layout;
         let address = layout.address(place.zone, place.position);
         let (outcome, mut buffer) = self.kit.zones.read(address, Buffer::new(layout.block_bytes())).await;

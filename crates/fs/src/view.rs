@@ -1,6 +1,8 @@
 //! Snapshots for programs: taking and deleting them, and reading what is in one.
 
 use crate::attributes;
+use crate::classes::Class;
+use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::Core;
 use crate::directory::{self, Entry};
 use crate::file_system::{FileSystem, split};
@@ -25,6 +27,7 @@ pub struct SnapshotView {
 pub struct SnapshotFile {
     view: SnapshotView,
     inode: InodeNumber,
+    class: ClassNumber,
 }
 
 impl FileSystem {
@@ -143,7 +146,7 @@ impl SnapshotView {
             (_, FileType::Directory) => {
                 Err(Error::from_errno(libc::EISDIR, format!("\"{path}\" is a directory")))
             }
-            (inode, _) => Ok(SnapshotFile { view: self.clone(), inode }),
+            (inode, _) => Ok(SnapshotFile { view: self.clone(), inode, class: DEFAULT }),
         }
     }
 }
@@ -152,6 +155,11 @@ impl SnapshotFile {
     /// Number of its inode.
     pub fn inode(&self) -> InodeNumber {
         self.inode
+    }
+
+    /// The same file, read in a class.
+    pub fn in_class(self, class: &Class) -> Self {
+        SnapshotFile { class: class.number, ..self }
     }
 
     /// Attributes of the file.
@@ -183,9 +191,10 @@ impl SnapshotFile {
     /// # Errors
     /// ESTALE once the snapshot has been deleted; [`Error::Corrupt`] for data that isn't what was written; what reading returns.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Payload> {
-        let (inode, version): (_, Option<SnapshotNumber>) = (self.inode, Some(self.view.info.number));
+        let (class, inode) = (self.class, self.inode);
+        let version: Option<SnapshotNumber> = Some(self.view.info.number);
         let read =
-            move |core: Rc<Core>| async move { core.read_version(version, inode, offset, length).await };
+            move |core: Rc<Core>| async move { core.read_in(class, version, inode, offset, length).await };
         self.view.files.cores().of(inode).with(read).await
     }
 }

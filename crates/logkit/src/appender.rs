@@ -374,7 +374,7 @@ mod tests {
     fn taken(entry: Piece) -> usize {
         let appender = appender();
         appender.push(0, entry);
-        let zone = Taken { zone: 3, generation: 1, only_backed: false };
+        let zone = Taken { zone: 3, generation: 1, limit: None };
         let zone = ZoneWriter::new(zone, 0, &layout(), Builder::default());
         appender.take(0, &zone, |_, _| unreachable!("it is atomic")).entries.len()
     }

@@ -310,14 +310,8 @@ impl<O: Owner> Cleaner<O> {
     async fn choose(&mut self) -> Chosen {
         let owner = self.owner.clone();
         let kit = owner.kit();
-        // On a full host zones are filled only up to their backed space. Moving a victim that would fill such a zone again frees
-        // nothing, and would be repeated for ever.
-        let unused = match kit.pool.is_only_backed() {
-            true => kit.layout.zone_blocks - kit.layout.backed_blocks(),
-            false => 0,
-        };
-        let data_blocks = kit.settings.data_blocks.saturating_sub(unused);
-        let (candidates, has_uncommitted) = kit.pool.candidates(data_blocks, &kit.streams.all_committed());
+        let blocks = (kit.settings.data_blocks, kit.layout.zone_blocks);
+        let (candidates, has_uncommitted) = kit.pool.candidates(blocks, &kit.streams.all_committed());
         let (pressure, now) = (pace::pressure(&*owner), kit.clock());
         let chosen = kit.policy.borrow_mut().choose(&mut candidates.iter().copied(), pressure, now);
         let Some(candidate) = chosen.and_then(|zone| candidates.iter().find(|other| other.zone == zone))
@@ -428,7 +422,8 @@ impl<O: Owner> Cleaner<O> {
                 blocks += count;
             });
         }
-        let pieces = in_hand.victim.read(kit, &pieces).await?;
+        let bytes = u64::from(blocks) * kit.layout.block_size.bytes();
+        let pieces = owner.read_to_move(bytes, in_hand.victim.read(kit, &pieces)).await?;
         let age = kit.clock().saturating_sub(in_hand.victim.opened());
         let arrival = Arrival::Moved { age, class: in_hand.victim.class() };
         let class = kit.policy.borrow().place(arrival);

@@ -256,6 +256,7 @@ impl Kit {
         let tasks = TaskGroup::default();
         let Peer { layout, identity, epoch, shared, .. } = peer;
         let (pool, streams) = (shared.pool.clone(), shared.streams.clone());
+        pool.set_backed_blocks(layout.backed_blocks());
         let member = Member::new(shared.clone());
         Rc::new(Kit {
             layout,
@@ -424,9 +425,7 @@ impl Kit {
         match zone.seal(&*self.zones, &self.layout, &self.identity).await {
             Ok((blocks, summary)) => {
                 count(&self.counters.overhead_blocks, u64::from(blocks - end));
-                // The blocks after the summary were not written, so they may have no space.
-                let is_backed = blocks >= self.layout.backed_blocks() || self.pool.get(number).backed;
-                self.pool.note_end(number, blocks, is_backed);
+                self.pool.note_end(number, blocks, false);
                 self.spare_summaries.borrow_mut().push(summary);
                 self.pool.set_full(number);
                 self.look_again();
@@ -441,7 +440,7 @@ impl Kit {
 
     /// Finishes a zone to which an append failed, as it is, so that its records can be read and cleaned.
     pub async fn abandon(&self, zone: u32, end: u32) {
-        self.pool.note_end(zone, end, false);
+        self.pool.note_end(zone, end, true);
         match self.zones.finish(ZoneIndex(zone)).await {
             Ok(()) => {
                 self.pool.set_full(zone);

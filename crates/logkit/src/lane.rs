@@ -132,12 +132,14 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWrit
         if owner.appender().is_empty(class) {
             return Ok(None);
         }
-        kit.look_for_space();
         if let Some(zone) = kit.try_open_zone(class, owner.kept_zones()) {
             kit.events.cleaner.notify_all();
             return Ok(Some(zone));
         }
         if let Some(error) = kit.stuck() {
+            if kit.look_for_space() {
+                continue;
+            }
             return Err(error);
         }
         let freed = kit.events.freed.notified();

@@ -143,6 +143,12 @@ pub trait Owner: Sized + 'static {
         mover: &mut Mover,
     ) -> impl Future<Output = Result<()>>;
 
+    /// Reads data that the cleaner is about to move: `bytes` bytes. An owner may let other I/O go first. Writers may wait for zones meanwhile, so what it
+    /// waits for must not wait for a zone.
+    fn read_to_move<R>(&self, _bytes: u64, read: impl Future<Output = R>) -> impl Future<Output = R> {
+        read
+    }
+
     /// Fails the log: entries that are queued or can't commit are refused, and no further one is taken.
     fn fail(&self, error: &Error) {
         let told = self.kit().set_failed(error);

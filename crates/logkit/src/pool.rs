@@ -1,7 +1,8 @@
 //! The zones of a log: which are free, being written, full or dead, and how much of each is live.
 //!
 //! Any shard may use the pool: a mutex is held for a few instructions and never over an await. The space of the device below
-//! is told apart by zone ([`space`](crate::space)): a *backed* zone keeps its space when it is reset.
+//! is known by zone ([`space`](crate::space)), and a zone keeps its space when it is reset. A *backed* zone has space for most of its
+//! blocks.
 //!
 //! Left to others: opening and sealing zones (`zone_writer`), resetting dead ones (`reset`), choosing which to clean
 //! ([`cleaning`](crate::cleaning)).
@@ -107,8 +108,8 @@ pub struct Zone {
     pub changed: u64,
     /// Its last record of each stream that is replayed.
     pub last: LastRecords,
-    /// The device below has space for its first [`backed_blocks`](crate::layout::Layout::backed_blocks), as far as is known.
-    pub backed: bool,
+    /// Number of its first blocks for which the device below has space, as far as is known.
+    pub space: u32,
 }
 
 impl Zone {
@@ -125,7 +126,7 @@ impl Zone {
             opened: 0,
             changed: 0,
             last: LastRecords::default(),
-            backed: false,
+            space: 0,
         }
     }
 }
@@ -137,8 +138,8 @@ pub struct Taken {
     pub zone: u32,
     /// Number of times that it has been reset.
     pub generation: u64,
-    /// Only its backed blocks may be written.
-    pub only_backed: bool,
+    /// The device below has no space beside that for the first blocks, so many: only these may be written.
+    pub limit: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -148,7 +149,11 @@ struct State {
     free: VecDeque<u32>,
     /// Number of free zones that are backed.
     free_backed: u32,
-    /// The device below has no space: only backed zones are taken.
+    /// Blocks of [useful](Self::useful) space in free zones.
+    free_space: u64,
+    /// Number of first blocks for which a zone has space that is backed.
+    backed_blocks: u32,
+    /// The device below has no space: only that which zones are known to have is used.
     only_backed: bool,
     /// Dead zones that wait to be reset.
     dead: Vec<u32>,
@@ -214,20 +219,53 @@ impl State {
     }
 
     fn is_backed(&self, zone: u32) -> bool {
-        self.zones[zone as usize].backed
+        self.zones[zone as usize].space >= self.backed_blocks
     }
 
-    fn count_backed(&mut self, backed: bool, change: i32) {
-        if backed {
-            self.free_backed = self.free_backed.saturating_add_signed(change);
+    /// Blocks of a zone that are used while there is no space elsewhere. More than a backed zone has aren't counted, nor those of
+    /// zones that have so few that headers and summaries would take much of them.
+    fn useful(&self, zone: u32) -> u32 {
+        match self.zones[zone as usize].space {
+            space if space < self.backed_blocks.div_ceil(2) => 0,
+            space => space.min(self.backed_blocks),
         }
+    }
+
+    /// Counts the space of a zone that becomes free, or is taken.
+    fn count_space(&mut self, zone: u32, is_free: bool) {
+        let (backed, useful) = (u32::from(self.is_backed(zone)), u64::from(self.useful(zone)));
+        match is_free {
+            true => {
+                (self.free_backed, self.free_space) = (self.free_backed + backed, self.free_space + useful)
+            }
+            false => {
+                (self.free_backed, self.free_space) = (self.free_backed - backed, self.free_space - useful)
+            }
+        }
+    }
+
+    /// Number of free zones whose space is known: several that have a part of it count as one.
+    fn free_known(&self) -> u32 {
+        (self.free_space / u64::from(self.backed_blocks)) as u32
     }
 
     fn free(&self) -> u32 {
         match self.only_backed {
-            true => self.free_backed,
+            true => self.free_known(),
             false => self.free.len() as u32,
         }
+    }
+
+    /// Index among the free zones of the one to take while there is no space elsewhere. Users get the one with most space, since not
+    /// every record of theirs may be divided; all others what is left.
+    fn choose_known(&self, is_users: bool) -> Option<usize> {
+        let known =
+            self.free.iter().map(|zone| self.useful(*zone)).enumerate().filter(|(_, space)| *space > 0);
+        match is_users {
+            true => known.rev().max_by_key(|(_, space)| *space),
+            false => known.min_by_key(|(_, space)| *space),
+        }
+        .map(|(at, _)| at)
     }
 
     /// Index among the free zones of the one to take, where more than `keep` are free; prepared ones first or last.
@@ -241,7 +279,7 @@ impl State {
             preferred.or_else(|| self.free.iter().position(|zone| is_wanted(*zone)))
         };
         match self.only_backed {
-            true => find(&|zone| self.is_backed(zone)),
+            true => self.choose_known(prepared_first),
             // The backed ones stay for the cleaner and for checkpoints, unless there are more of them.
             false if self.free_backed <= keep => {
                 find(&|zone| !self.is_backed(zone)).or_else(|| find(&|_| true))
@@ -256,9 +294,9 @@ impl State {
 
     /// Makes a zone empty, keeps what is known of its space, and counts it.
     fn make_free(&mut self, zone: u32, generation: u64) {
-        let backed = self.is_backed(zone);
-        *self.change(zone) = Zone { backed, ..Zone::free(generation) };
-        self.count_backed(backed, 1);
+        let space = self.zones[zone as usize].space;
+        *self.change(zone) = Zone { space, ..Zone::free(generation) };
+        self.count_space(zone, true);
     }
 
     fn mark_dead(&mut self, zone: u32) {
@@ -337,6 +375,8 @@ impl ZonePool {
             zones: vec![Zone { usage: Usage::Damaged, ..Zone::free(0) }; zones as usize],
             free: VecDeque::new(),
             free_backed: 0,
+            free_space: 0,
+            backed_blocks: 1,
             only_backed: false,
             dead: Vec::new(),
             resetting: 0,
@@ -433,7 +473,18 @@ impl ZonePool {
         state.free.push_back(zone);
     }
 
-    /// Number of free zones; while the device below has no space, of those that are backed.
+    /// Sets the number of first blocks for which a zone has space that is backed; at least 1.
+    pub fn set_backed_blocks(&self, blocks: u32) {
+        let state = &mut *self.lock();
+        state.backed_blocks = blocks.max(1);
+        (state.free_backed, state.free_space) = (0, 0);
+        for at in 0..state.free.len() {
+            state.count_space(state.free[at], true);
+        }
+    }
+
+    /// Number of free zones; while the device below has no space, of those whose space is known, where several that have a part of it
+    /// count as one.
     pub fn free(&self) -> u32 {
         self.lock().free()
     }
@@ -448,12 +499,17 @@ impl ZonePool {
         self.lock().free_backed
     }
 
-    /// Whether only backed zones are taken.
+    /// Number of free zones whose space is known, where several that have a part of it count as one.
+    pub fn free_known(&self) -> u32 {
+        self.lock().free_known()
+    }
+
+    /// Whether only space is used that zones are known to have.
     pub fn is_only_backed(&self) -> bool {
         self.lock().only_backed
     }
 
-    /// Sets whether only backed zones are taken.
+    /// Sets whether only space is used that zones are known to have.
     pub fn set_only_backed(&self, only: bool) {
         self.lock().only_backed = only;
     }
@@ -479,21 +535,23 @@ impl ZonePool {
     /// [reserved](block::Zones::reserve); [`end_reserving`](Self::end_reserving) follows.
     pub fn begin_reserving(&self) -> Option<u32> {
         let state = &mut *self.lock();
-        let zones = &state.zones;
-        let is_wanted = |zone: &u32| !zones[*zone as usize].backed;
+        let is_wanted = |zone: &u32| !state.is_backed(*zone);
         // One is always found where any isn't backed: else the cleaner would ask again and again.
         let unprepared = |zone: &u32| is_wanted(zone) && !state.prepared.contains(zone);
         let at =
             state.free.iter().rposition(unprepared).or_else(|| state.free.iter().rposition(is_wanted))?;
-        state.free.remove(at)
+        let zone = state.free.remove(at)?;
+        state.count_space(zone, false);
+        Some(zone)
     }
 
-    /// Puts a zone back: it is used last if it is backed now, else first.
-    pub fn end_reserving(&self, zone: u32, backed: bool) {
+    /// Puts a zone back, for whose first blocks, so many, space was reserved: it is used last if it is backed now, else first.
+    pub fn end_reserving(&self, zone: u32, blocks: u32) {
         let mut state = self.lock();
-        state.change(zone).backed = backed;
-        state.count_backed(backed, 1);
-        match backed {
+        let entry = state.change(zone);
+        entry.space = entry.space.max(blocks);
+        state.count_space(zone, true);
+        match state.is_backed(zone) {
             true => state.free.push_back(zone),
             false => state.free.push_front(zone),
         }
@@ -507,9 +565,10 @@ impl ZonePool {
         }
         let at = state.choose(keep, prepared_first)?;
         let zone = state.free.remove(at)?;
-        let backed = state.is_backed(zone);
-        state.count_backed(backed, -1);
+        state.count_space(zone, false);
+        let only_backed = state.only_backed;
         let entry = state.change(zone);
+        let limit = only_backed.then_some(entry.space);
         entry.usage = Usage::Open;
         (entry.class, entry.opened, entry.changed) = (class, clock, clock);
         self.opened[zone as usize].set(entry);
@@ -519,7 +578,7 @@ impl ZonePool {
             open.retain(|other| *other != zone && zones[*other as usize].usage == Usage::Open);
             open.push(zone);
         }
-        Some(Taken { zone, generation, only_backed: state.only_backed })
+        Some(Taken { zone, generation, limit })
     }
 
     /// Takes a free zone out of the others to be opened ahead, if more than `keep` are free and fewer than `most` are prepared;
@@ -536,7 +595,7 @@ impl ZonePool {
             return None;
         }
         state.free.remove(at);
-        state.count_backed(state.is_backed(zone), -1);
+        state.count_space(zone, false);
         state.preparing += 1;
         Some(zone)
     }
@@ -545,7 +604,7 @@ impl ZonePool {
     pub fn end_preparing(&self, zone: u32, is_open: bool) {
         let state = &mut *self.lock();
         state.preparing -= 1;
-        state.count_backed(state.is_backed(zone), 1);
+        state.count_space(zone, true);
         state.free.push_front(zone);
         if is_open {
             state.prepared.push(zone);
@@ -566,7 +625,7 @@ impl ZonePool {
         let at = state.free.iter().position(|zone| state.prepared.contains(zone))?;
         let zone = state.free.remove(at)?;
         state.forget_prepared(zone);
-        state.count_backed(state.is_backed(zone), -1);
+        state.count_space(zone, false);
         state.preparing += 1;
         Some(zone)
     }
@@ -642,11 +701,13 @@ impl ZonePool {
         self.accounts().remove_live(zone, blocks, clock);
     }
 
-    /// Notes where a zone ends that takes no more records, and whether it is backed.
-    pub fn note_end(&self, zone: u32, end: u32, backed: bool) {
+    /// Notes where a zone ends that takes no more records: it has space up to there. `is_all`: and for no more, because an append
+    /// after that has failed.
+    pub fn note_end(&self, zone: u32, end: u32, is_all: bool) {
         let mut state = self.lock();
         let entry = state.change(zone);
-        (entry.end, entry.backed) = (end, backed);
+        let before = if is_all { 0 } else { entry.space };
+        (entry.end, entry.space) = (end, before.max(end));
     }
 
     /// Notes that a zone takes no more records. Returns whether nothing in it is live.
@@ -710,16 +771,29 @@ impl ZonePool {
         state.dead.iter().any(|zone| is_wanted(&state.zones[*zone as usize]))
     }
 
-    /// The full zones with data of which cleaning would gain anything. A zone that the cleaner fills takes `data_blocks`.
+    /// The full zones with data of which cleaning would gain anything. A zone of `zone_blocks` blocks that the cleaner fills takes
+    /// `data_blocks`; fewer while zones are filled only as far as they are known to have space, and what has less is moved
+    /// in vain, and would be again and again.
     /// Zones with a record that hasn't committed are left out: what is live in them can still grow. Returns whether there is
     /// any of these, too.
-    pub fn candidates(&self, data_blocks: u32, committed: &Sequences) -> (Vec<Candidate>, bool) {
+    pub fn candidates(
+        &self,
+        (data_blocks, zone_blocks): (u32, u32),
+        committed: &Sequences,
+    ) -> (Vec<Candidate>, bool) {
         let state = self.lock();
-        let full = state.zones.iter().enumerate().filter(|(_, zone)| {
+        let taken = |zone: usize| match state.only_backed {
+            true => data_blocks.saturating_sub(zone_blocks.saturating_sub(state.useful(zone as u32))),
+            false => data_blocks,
+        };
+        let full = state.zones.iter().enumerate().filter(|(number, zone)| {
             let to_move = zone.live.saturating_sub(zone.dying);
             // Of a zone whose blocks are all dying nothing can be moved.
             let is_dying = to_move == 0 && zone.live > 0;
-            zone.usage == Usage::Full && zone.class != CHECKPOINT_CLASS && to_move < data_blocks && !is_dying
+            zone.usage == Usage::Full
+                && zone.class != CHECKPOINT_CLASS
+                && to_move < taken(*number)
+                && !is_dying
         });
         let mut has_uncommitted = false;
         let mut candidates = Vec::new();
@@ -732,7 +806,7 @@ impl ZonePool {
                 zone: ZoneIndex(number as u32),
                 live: zone.live.saturating_sub(zone.dying).into(),
                 // What records cost beside their data is garbage, too, as soon as they can be packed better.
-                written: data_blocks.into(),
+                written: taken(number).into(),
                 class: zone.class,
                 opened: zone.opened,
                 changed: zone.changed,

@@ -572,6 +572,8 @@ pub async fn settle(
             let end = layout.blocks_in(report.write_pointer) as u32;
             pool.restore(zone, |entry| entry.end = end);
         }
+        let written = layout.blocks_in(report.write_pointer) as u32;
+        pool.restore(zone, |entry| entry.space = written);
         pool.set_full(zone);
     }
     pool.recount();

@@ -312,6 +312,26 @@ struct Open {
     reserved: u32,
 }
 
+impl Open {
+    /// Reserves space for the next roots.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if there is none for the next one.
+    async fn reserve(&mut self, zones: &dyn Zones, layout: &Layout) -> Result<()> {
+        let left = self.reserved.saturating_sub(self.position);
+        if left < ROOTS_AHEAD / 2 && self.reserved < layout.zone_blocks {
+            let bytes = u64::from(ROOTS_AHEAD) << layout.block_size.shift();
+            match zones.reserve(ZoneIndex(self.zone), bytes).await {
+                Ok(()) => self.reserved = self.position + ROOTS_AHEAD,
+                Err(error @ Error::NoSpace(_)) if self.position >= self.reserved => return Err(error),
+                // There is space for this one.
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
 impl RootWriter {
     /// Creates a writer after the newest root. The other zone is reset before the next root is written.
     pub fn behind(found: &FoundRoot) -> Self {
@@ -323,7 +343,8 @@ impl RootWriter {
         RootWriter { newest: 1, open: None, number: 0 }
     }
 
-    /// Ensures that there is space for the next root.
+    /// Ensures that there is space for the next root. Where there is none behind the newest one, it goes to the other zone, which has some
+    /// for its first roots since the log was made.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if there is none; no root was written then, and the newest one is authoritative.
@@ -332,21 +353,13 @@ impl RootWriter {
             Some(open) if open.position < layout.zone_blocks => open,
             _ => self.reset_other(zones).await?,
         };
-        let left = open.reserved.saturating_sub(open.position);
-        if left < ROOTS_AHEAD / 2 && open.reserved < layout.zone_blocks {
-            let bytes = u64::from(ROOTS_AHEAD) << layout.block_size.shift();
-            match zones.reserve(ZoneIndex(open.zone), bytes).await {
-                Ok(()) => open.reserved = open.position + ROOTS_AHEAD,
-                Err(error @ Error::NoSpace(_)) if open.position >= open.reserved => {
-                    self.open = Some(open);
-                    return Err(error.in_context("reserving space for the next root of the log"));
-                }
-                // There is space for this one.
-                Err(_) => {}
-            }
+        let mut reserved = open.reserve(zones, layout).await;
+        if reserved.is_err() && open.position > 0 {
+            open = self.reset_other(zones).await?;
+            reserved = open.reserve(zones, layout).await;
         }
         self.open = Some(open);
-        Ok(())
+        reserved.map_err(|error| error.in_context("reserving space for the next root of the log"))
     }
 
     /// Durably writes a root.

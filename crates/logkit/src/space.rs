@@ -1,21 +1,25 @@
 //! An underlying device that runs out of space: a sparse file on a full file system, a thin volume.
 //!
 //! The log has free zones, but an append to one of them fails with ENOSPC because the device allocates space at the first write of
-//! a block. Zones that were filled once, or reserved ([`block::Zones::reserve`]), are *backed*: seven eighths of their blocks keep
-//! their space when the zone is reset, and only these are used while there is no space. The log continues with backed zones:
-//! - Space is reserved in advance for the zones that are kept for the cleaner and checkpoints ([`Kit::back_reserve`]).
-//! - After ENOSPC only backed zones count as free and are taken. Cleaning, checkpoints and resets work, and a log with
+//! a block. The blocks of a zone that were written once, or reserved ([`block::Zones::reserve`]), keep their space when the zone is
+//! reset, and only these are used while there is no space. A zone with space for seven eighths of its blocks is *backed*. The log
+//! continues with what zones are known to have:
+//! - Space is reserved in advance for the zones that are kept for the cleaner and checkpoints, and for the filler
+//!   ([`Kit::back_reserve`]).
+//! - After ENOSPC free zones count by the space that they are known to have, and are written no further. So no space is lost where
+//!   zones end early: what a reset gives back is what was written. Cleaning, checkpoints and resets work, and a log with
 //!   nothing to clean refuses writes with ENOSPC as any full log does ([`pace`](crate::pace)).
 //! - The record that failed keeps its number, which must be filled: replay ends at a missing number. Its writes are refused. Its
 //!   changes without data, such as discards, are written under that number to a zone of their own, the *filler*; so are later
-//!   discards. If no change is left, an empty record is written.
+//!   discards. If no change is left, an empty record is written. The filler leaves checkpoints their zones, because these free the
+//!   fillers before: a filler that is full is dead once a checkpoint covers it. It waits for the cleaner until then.
 //! - If no zone takes that record either, it is retried ten times a second. Until it is written all changes are refused,
 //!   and records that follow it wait. Requests that wait for one of these records get ENOSPC; the record takes effect later or
 //!   never, as a failed write may.
 //! - Writes that were acknowledged from the buffer can't be refused: they go to the cleaner's zones. No further write is
 //!   acknowledged from the buffer.
-//! - After a second all free zones are used again, so the next write finds new space. Once a record has been written then, writes
-//!   are acknowledged from the buffer again.
+//! - A second after ENOSPC, and once the cleaner has nothing to free, all free zones are used again, so the next write finds new
+//!   space. Once a record has been written then, writes are acknowledged from the buffer again.
 //!
 //! All shards share this state, as they share the zones: a record that waits for space on one shard may be a member of a stream of
 //! another, whose later records can't commit either. That shard refuses and answers the same as the one that writes the record,
@@ -36,7 +40,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Time after ENOSPC in which only backed zones count as free.
+/// Least time after ENOSPC in which only space is used that zones are known to have.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Time between attempts to fill the number of a record.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
@@ -44,6 +48,10 @@ const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 const MOST_RESERVED_IN_VAIN: usize = 16;
 /// Largest number of attempts to append a record before it waits [`BETWEEN_ATTEMPTS`].
 const MOST_ATTEMPTS: usize = 4;
+/// Longest time that a record waits for the cleaner to free a zone, before changes are refused.
+const MOST_PATIENCE: Duration = Duration::from_secs(1);
+/// Zones beside those that users leave to others of which space is reserved: the filler.
+const FILLERS: u32 = 1;
 
 /// State of the underlying device's space, the same for all shards. Questions take no lock.
 #[derive(Debug, Default)]
@@ -157,15 +165,30 @@ impl Kit {
         self.events.cleaner.notify_all();
     }
 
-    /// Lets all free zones count again a second after the last ENOSPC: there may be space by now.
-    pub fn look_for_space(&self) {
-        if !self.space.is_short() || self.space.has_unfilled() {
-            return;
+    /// Lets all free zones count again a second after the last ENOSPC, if the cleaner can free none: there may be space by now. Returns
+    /// whether they count again.
+    pub fn look_for_space(&self) -> bool {
+        if !self.space.is_short() || self.space.has_unfilled() || !self.is_stuck() {
+            return false;
         }
         let space = self.space.shared();
         let short = space.short();
-        if short.as_ref().is_some_and(|(_, since)| since.elapsed() >= LOOK_AGAIN) {
-            space.set_short(short, None, &self.pool);
+        let is_over = short.as_ref().is_some_and(|(_, since)| since.elapsed() >= LOOK_AGAIN);
+        is_over && space.set_short(short, None, &self.pool)
+    }
+
+    /// Refuses changes that take effect before they are written, while the device below has no space and users find no zone that is known
+    /// to have some. The cleaner looks whether it can free one.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`].
+    pub fn check_known_space(&self, kept_zones: u32) -> Result<()> {
+        match self.space.error() {
+            Some(error) if self.pool.free() <= kept_zones && !self.look_for_space() => {
+                self.events.cleaner.notify_all();
+                Err(error)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -176,40 +199,53 @@ impl Kit {
         }
     }
 
-    /// Returns whether a zone should be reserved now: fewer free zones are backed than users leave to the cleaner and
-    /// to checkpoints.
+    /// Returns whether space should be reserved now: fewer free zones are known to have space than users leave to the cleaner and
+    /// to checkpoints, or than lanes need while there is no other space.
     pub fn wants_reserve(&self, kept_zones: u32) -> bool {
-        let wanted = kept_zones.min(self.pool.all_free());
+        let lanes = if self.space.is_short() { self.settings.appends_in_flight } else { 0 };
+        let wanted = (kept_zones + FILLERS + lanes).min(self.pool.all_free());
         let was_in_vain = self.space.reserved_in_vain.get().is_some_and(|at| at.elapsed() < LOOK_AGAIN);
-        !was_in_vain && self.pool.free_backed() < wanted
+        !was_in_vain && self.pool.free_known() < wanted
     }
 
-    /// Reserves space for one of the kept zones. Returns false if there was no zone, or no space for several of them. The zones that
-    /// were reset last are tried first, because most of their space is still allocated.
+    /// Reserves space for a free zone: as much as makes it backed or, where there is less, half of that. Returns false if there was no
+    /// zone, or no space for several of them. The zones that were reset last are tried first, because most of their space is still
+    /// allocated.
     pub async fn back_reserve(&self) -> bool {
-        let bytes = u64::from(self.layout.backed_blocks()) << self.layout.block_size.shift();
+        let backed = self.layout.backed_blocks();
         for _ in 0..MOST_RESERVED_IN_VAIN {
             let Some(zone) = self.pool.begin_reserving() else { return false };
-            let outcome = self.zones.reserve(ZoneIndex(zone), bytes).await;
-            self.pool.end_reserving(zone, outcome.is_ok());
-            match outcome {
-                Ok(()) => return true,
-                Err(error) => tracing::warn!("no space could be reserved for zone {zone}: {error}"),
+            let known = self.pool.get(zone).space;
+            let mut reserved = 0;
+            for blocks in [backed, backed.div_ceil(2)].into_iter().filter(|blocks| *blocks > known) {
+                let bytes = u64::from(blocks) << self.layout.block_size.shift();
+                match self.zones.reserve(ZoneIndex(zone), bytes).await {
+                    Ok(()) => {
+                        reserved = blocks;
+                        break;
+                    }
+                    Err(error) => tracing::debug!("no space could be reserved for zone {zone}: {error}"),
+                }
+            }
+            self.pool.end_reserving(zone, reserved);
+            if reserved > 0 {
+                return true;
             }
         }
+        tracing::warn!("no space could be reserved for any of {MOST_RESERVED_IN_VAIN} zones");
         self.space.reserved_in_vain.set(Some(runtime::now()));
         false
     }
 
-    /// Takes the filler, or opens one. If only backed zones are used and none is left, a zone is reserved first: a zone whose first
-    /// append failed can't be reset before the record is written elsewhere.
-    async fn filler_zone(&self) -> Option<ZoneWriter> {
+    /// Takes the filler, or opens one if more than `keep` zones are free. If there are none that are known to have space, some is
+    /// reserved first: a zone whose first append failed can't be reset before the record is written elsewhere.
+    async fn filler_zone(&self, keep: u32) -> Option<ZoneWriter> {
         let open = self.space.filler.borrow_mut().take();
-        if let Some(zone) = open.or_else(|| self.try_open_zone(0, 0)) {
+        if let Some(zone) = open.or_else(|| self.try_open_zone(0, keep)) {
             return Some(zone);
         }
         match self.back_reserve().await {
-            true => self.try_open_zone(0, 0),
+            true => self.try_open_zone(0, keep),
             false => None,
         }
     }
@@ -294,9 +330,13 @@ async fn fill<O: Owner>(
     };
     let mut is_unfilled = false;
     let mut failures = 0;
+    let mut is_patient = true;
+    let since = runtime::now();
     loop {
+        // Checkpoints lose a zone only if the cleaner can't go on before this record has committed.
+        let keep = if is_patient { owner.checkpoint_zones() } else { 0 };
         for _ in 0..MOST_ATTEMPTS {
-            let Some(mut zone) = kit.filler_zone().await else { break };
+            let Some(mut zone) = kit.filler_zone(keep).await else { break };
             if !zone.takes(&kit.layout, 0, frozen.meta_length()) {
                 kit.seal(zone).await;
                 continue;
@@ -315,6 +355,8 @@ async fn fill<O: Owner>(
                     tracing::warn!("record {sequence} could not be filled: {error}");
                     kit.abandon(zone.zone(), zone.position()).await;
                     kit.note_no_space(&error);
+                    // A zone that the cleaner frees has no space either.
+                    is_patient = false;
                     failures += usize::from(!matches!(error, Error::NoSpace(_)));
                     if failures >= MOST_ATTEMPTS {
                         owner.fail(&error.in_context(format!("record {sequence} can't be written")));
@@ -332,6 +374,15 @@ async fn fill<O: Owner>(
         if kit.is_closing() {
             batch.entries.iter().for_each(|entry| owner.refuse(entry, error));
             return owner.fail(&error.in_context(format!("record {sequence} can't be written")));
+        }
+        if is_patient {
+            let freed = kit.events.freed.notified();
+            kit.events.cleaner.notify_all();
+            is_patient = since.elapsed() < MOST_PATIENCE && !kit.is_stuck();
+            if is_patient {
+                let _woken = runtime::timeout(BETWEEN_ATTEMPTS, freed).await;
+            }
+            continue;
         }
         if !std::mem::replace(&mut is_unfilled, true) {
             space.shared().unfilled.fetch_add(1, Ordering::AcqRel);

@@ -24,7 +24,7 @@ impl ZoneWriter {
     /// Creates the writer of an empty zone. The memory of `summary` is reused.
     pub fn new(taken: Taken, class: u8, layout: &Layout, mut summary: Builder) -> Self {
         summary.clear();
-        let capacity = if taken.only_backed { layout.backed_blocks() } else { layout.zone_blocks };
+        let capacity = taken.limit.map_or(layout.zone_blocks, |limit| limit.min(layout.zone_blocks));
         let Taken { zone, generation, .. } = taken;
         ZoneWriter { zone, generation, class, position: 0, capacity, summary, has_next: false }
     }

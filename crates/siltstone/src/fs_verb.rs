@@ -235,17 +235,15 @@ async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
 }
 
 /// Opens the file system on a stack.
-async fn open(built: &BuiltStack, plan: &Plan, image: &str, memory: Option<u64>) -> Result<FileSystem> {
-    let metadata_bytes = memory.unwrap_or_else(default_memory);
-    let settings = Settings { metadata_bytes, ..Settings::default() };
+async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings) -> Result<FileSystem> {
     let opened = match base(built, plan)? {
         Base::Device(device) => match zones_on(device, false, None).await {
-            Ok(zones) => FileSystem::open(zones, &settings).await,
+            Ok(zones) => FileSystem::open(zones, settings).await,
             // It advises on a verb that isn't this one.
             Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
             Err(error) => Err(error),
         },
-        Base::Zones(zones) => FileSystem::open(zones, &settings).await.map(FileSystem::on_lent_zones),
+        Base::Zones(zones) => FileSystem::open(zones, settings).await.map(FileSystem::on_lent_zones),
     };
     opened.map_err(|error| match error {
         Error::Protocol(detail) => {
@@ -266,11 +264,15 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
         source: arguments.image.clone(),
         allow_other: arguments.allow_other || allows_other_by_default(),
     };
-    let memory = arguments.memory;
+    let settings = Settings {
+        metadata_bytes: arguments.memory.unwrap_or_else(default_memory),
+        background_shares: arguments.background_shares,
+        ..Settings::default()
+    };
     runtime::run(config, move || async move {
         let built = plan.build().await?;
         let served = async {
-            let files = open(&built, &plan, &mount.source, memory).await?;
+            let files = open(&built, &plan, &mount.source, &settings).await?;
             let served = serve(&files, mount).await;
             let closed = files.close().await;
             served.and_then(|()| Ok(closed?))
@@ -388,7 +390,8 @@ fn with_image<R: Send + 'static>(
     let result = runtime::run(config, move || async move {
         let built = plan.build().await?;
         let found = async {
-            let files = open(&built, &plan, &name, None).await?;
+            let settings = Settings { metadata_bytes: default_memory(), ..Settings::default() };
+            let files = open(&built, &plan, &name, &settings).await?;
             let found = work(&files).await;
             let closed = files.close().await;
             found.and_then(|found| closed.map(|()| found))

@@ -43,6 +43,8 @@ fn a_session_of_a_shell_leaves_what_it_made_and_a_clean_image() {
     let mount = mount.unmounted();
     let status = mount.status();
     assert_eq!(status["replayed_records"], 0, "the image was closed: {status}");
+    assert_eq!(status["classes"][1]["class"], "background", "{status}");
+    assert_eq!(status["classes"][1]["shares"], 20, "{status}");
     let mount = mount.mounted();
     assert_eq!(mount.shell(sums), before);
     mount.unmounted();

@@ -3,11 +3,14 @@
 //! ```text
 //! fs-load --image=PATH [--format=BYTES] [--block_size=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES]
 //!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--cores=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
-//!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES]
+//!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES] [--cleaning=POLICY] [--k=SHARE] [--m=BYTES]
+//!         [--shares=N:N] [--compaction_bs=BYTES] [--compaction_depth=N] [--depth_bytes=BYTES] [--ram=1]
 //! ```
 //!
-//! The image is a file, opened with O_DIRECT; with `--format` the file system is made anew, of that size, with
-//! blocks of `--block_size`. `--lanes` appends are in
+//! The image is a file, opened with O_DIRECT, or memory with `--ram=1`; with `--format` the file system is made anew, of that size, with
+//! blocks of `--block_size`. `--depth_bytes` bounds the I/O in flight where classes compete. `--cleaning` is one of the kit's policies; `--k`
+//! and `--m` are the parameters of `threshold`, S3's: zones with a smaller live share are cleaned, once they have about so many bytes of
+//! live data. `--lanes` appends are in
 //! flight at a time on each of `--cores`, and every client runs on the core that has its directory. `--rw`:
 //! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a directory of its own, with
 //!   `--iodepth` requests in flight on each. The file is written first, where it isn't there; `write` begins again at its end.
@@ -16,6 +19,9 @@
 //! - `create`, `unlink`: files in a directory for each writer, `--iodepth` writers. `unlink` makes them first, outside of the time.
 //! - `small-files`: as `create`, and each file gets one write of `--bs` bytes, which has completed before the next file is created.
 //!   Every writer makes at most 10 000 files, so that they fit with large blocks.
+//! - `commit-log`: `append-sync` beside a compaction: random reads of `--compaction_bs` bytes, `--compaction_depth` at a time, of a file of
+//!   `--size` bytes on the same core. With `--shares=LOG:COMPACTION` each has an I/O class. The latencies are those of the commits; what the
+//!   compaction read is in the last line of standard error.
 //! - `simulation`: a long run of a database's files by `--jobs` clients, on a disk that is aged first: see its module.
 //!
 //! With `--directory=PATH` in the place of the image, threads do what the last four do to a mounted file system: the writes with
@@ -24,7 +30,8 @@
 mod simulation;
 
 use block::{Buffer, Data, Error, Result};
-use fs::{Directory, File, FileSystem, OpenOptions, Properties, Settings};
+use fs::mount::kind::zones_on;
+use fs::{CleaningParameters, Directory, File, FileSystem, OpenOptions, Properties, Settings};
 use runtime::histogram::Histogram;
 use runtime::{Instant, Random, ShardIndex, now};
 use stack::{Registry, Stack};
@@ -58,10 +65,19 @@ struct Job {
     ramp_time: Duration,
     lanes: u32,
     cores: usize,
+    /// Shares of the log and of the compaction.
+    shares: Option<(u32, u32)>,
+    compaction_bytes: usize,
+    compaction_depth: u64,
+    depth_bytes: u64,
+    ram: bool,
     /// Percent of the operations of a simulation that write, and of these that are small.
     writes: u64,
     small: u64,
     disk: u64,
+    cleaning: Option<String>,
+    live_share: Option<f64>,
+    read_at_once: Option<u64>,
 }
 
 impl Job {
@@ -81,9 +97,17 @@ impl Job {
             ramp_time: Duration::ZERO,
             lanes: Settings::default().appends_in_flight,
             cores: 1,
+            shares: None,
+            compaction_bytes: 256 << 10,
+            compaction_depth: 32,
+            depth_bytes: Settings::default().io_depth,
+            ram: false,
             writes: 80,
             small: 10,
             disk: 0,
+            cleaning: None,
+            live_share: None,
+            read_at_once: None,
         };
         for argument in arguments {
             let unknown = || Error::invalid(format!("{argument}: unknown; see the head of the program"));
@@ -110,17 +134,31 @@ impl Job {
                 "runtime" => job.runtime = seconds()?,
                 "lanes" => job.lanes = number()? as u32,
                 "cores" => job.cores = number()? as usize,
+                "shares" => {
+                    let both = value
+                        .split_once(':')
+                        .and_then(|(log, other)| Some((log.parse().ok()?, other.parse().ok()?)));
+                    let expected = || Error::invalid(format!("{argument}: expected two numbers, as in 10:1"));
+                    job.shares = Some(both.ok_or_else(expected)?);
+                }
+                "compaction_bs" => job.compaction_bytes = number()? as usize,
+                "compaction_depth" => job.compaction_depth = number()?,
+                "depth_bytes" => job.depth_bytes = number()?,
+                "ram" => job.ram = number()? > 0,
                 "ramp_time" => job.ramp_time = seconds()?,
                 "writes" => job.writes = number()?,
                 "small" => job.small = number()?,
                 "disk" => job.disk = number()?,
+                "cleaning" => job.cleaning = Some(value.to_owned()),
+                "k" => job.live_share = Some(value.parse().map_err(|_| unknown())?),
+                "m" => job.read_at_once = Some(number()?),
                 _ => return Err(unknown()),
             }
         }
         if job.block_size.is_some() && job.format.is_none() {
             return Err(Error::invalid("--block_size: expected --format=BYTES, too"));
         }
-        match job.image.is_empty() && job.directory.is_none()
+        match job.image.is_empty() && job.directory.is_none() && !job.ram
             || job.depth == 0
             || job.bytes == 0
             || job.jobs == 0
@@ -197,25 +235,31 @@ impl Clock {
 }
 
 async fn open(job: &Job) -> Result<FileSystem> {
-    if let Some(size) = job.format {
+    if let Some(size) = job.format.filter(|_| !job.ram) {
         // What is there stays allocated.
         let file = std::fs::File::options().create(true).truncate(false).write(true).open(&job.image);
         let file = file.and_then(|file| file.set_len(size));
         file.map_err(|error| Error::from_io(&error, &format!("making {}", job.image)))?;
     }
-    let registry = Registry::new(vec![&disks::file::KIND]);
-    let line = format!("file({}, block_size=4096)", job.image);
+    let registry = Registry::new(vec![&disks::file::KIND, &disks::ram::KIND]);
+    let line = match job.ram {
+        true => format!("ram(size={}, block_size=4096)", job.format.unwrap_or(8 << 30)),
+        false => format!("file({}, block_size=4096)", job.image),
+    };
     let stack =
         Stack::from_line("fs-load", &line, &registry).map_err(|error| Error::invalid(error.to_string()))?;
     let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
     let device = plan.build().await?.top()?;
-    let options = zones::on_device::Options {
-        format: job.format.is_some(),
-        zone_size: job.zone_size,
-        ..Default::default()
-    };
-    let zones = Arc::new(zones::OnDevice::open(device, options).await?);
-    let settings = Settings { appends_in_flight: job.lanes, ..Settings::default() };
+    let zones = zones_on(device, job.format.is_some(), job.zone_size).await?;
+    let mut settings =
+        Settings { appends_in_flight: job.lanes, io_depth: job.depth_bytes, ..Settings::default() };
+    if let Some(policy) = &job.cleaning {
+        let mut parameters = CleaningParameters::for_zones(zones.geometry().zones);
+        parameters.live_share = job.live_share.unwrap_or(parameters.live_share);
+        // It counts blocks of the log.
+        parameters.read_at_once = job.read_at_once.map_or(parameters.read_at_once, |bytes| bytes / 4096);
+        settings.cleaning = (policy.clone(), Some(parameters));
+    }
     match job.format {
         Some(_) => {
             let default = Properties::default();
@@ -338,19 +382,34 @@ async fn unlink(directory: Directory, clock: Rc<Clock>) -> Result<()> {
     Ok(())
 }
 
+/// The reads of a compaction. Returns their bytes.
+async fn compact(job: Job, file: File, clock: Rc<Clock>, seed: u64) -> Result<u64> {
+    let (mut random, mut bytes) = (Random::new(seed), 0);
+    let places = (job.size / job.compaction_bytes as u64).max(1);
+    while clock.goes_on() {
+        let place = random.below(places) * job.compaction_bytes as u64;
+        let read = file.read_at(place, job.compaction_bytes).await?;
+        if now() >= clock.from {
+            bytes += read.len() as u64;
+        }
+    }
+    Ok(bytes)
+}
+
 /// What a client works on.
 #[derive(Clone)]
 enum Client {
     /// Requests on one file, so many at a time.
     Requests(File, usize),
     Appends(File),
+    Compaction(File),
     Names(Directory),
 }
 
 impl Client {
     fn shard(&self) -> ShardIndex {
         match self {
-            Client::Requests(file, _) | Client::Appends(file) => file.shard(),
+            Client::Requests(file, _) | Client::Appends(file) | Client::Compaction(file) => file.shard(),
             Client::Names(directory) => directory.shard(),
         }
     }
@@ -378,6 +437,26 @@ async fn clients(job: &Job, files: &FileSystem) -> Result<Vec<Client>> {
                 });
             }
         }
+        "commit-log" => {
+            let options = OpenOptions { create: true, ..OpenOptions::default() };
+            let mut compaction = filled(job, files, 0).await?;
+            let log = match job.shares {
+                Some((log, other)) => {
+                    compaction = compaction.in_class(&files.class("compaction", other).await?);
+                    Some(files.class("log", log).await?)
+                }
+                None => None,
+            };
+            let writers = directory(files, "job-0").await?;
+            for writer in 0..job.depth {
+                let file = writers.open_file(&format!("log-{writer}"), options).await?;
+                clients.push(Client::Appends(match &log {
+                    Some(class) => file.in_class(class),
+                    None => file,
+                }));
+            }
+            clients.push(Client::Compaction(compaction));
+        }
         other => return Err(Error::invalid(format!("--rw={other}: see the head of the program"))),
     }
     Ok(clients)
@@ -385,7 +464,7 @@ async fn clients(job: &Job, files: &FileSystem) -> Result<Vec<Client>> {
 
 /// Runs clients on their core.
 async fn run_here(job: Job, clients: Vec<(u64, Client)>, time: (Instant, Instant)) -> Result<Measured> {
-    let (clock, mut tasks) = (Clock::new(time), Vec::new());
+    let (clock, mut tasks, mut compaction) = (Clock::new(time), Vec::new(), Vec::new());
     for (number, client) in clients {
         match client {
             Client::Requests(file, depth) => {
@@ -399,6 +478,12 @@ async fn run_here(job: Job, clients: Vec<(u64, Client)>, time: (Instant, Instant
             Client::Appends(file) => {
                 tasks.push(runtime::spawn(append_and_sync(job.clone(), file, clock.clone(), number + 1)));
             }
+            Client::Compaction(file) => {
+                for reader in 0..job.compaction_depth {
+                    let task = compact(job.clone(), file.clone(), clock.clone(), 1000 + reader);
+                    compaction.push(runtime::spawn(task));
+                }
+            }
             Client::Names(directory) => tasks.push(match job.rw.as_str() {
                 "create" => runtime::spawn(create(directory, clock.clone())),
                 "small-files" => {
@@ -410,6 +495,14 @@ async fn run_here(job: Job, clients: Vec<(u64, Client)>, time: (Instant, Instant
     }
     for task in tasks {
         task.await?;
+    }
+    let (mut compacted, has_compaction) = (0, !compaction.is_empty());
+    for task in compaction {
+        compacted += task.await?;
+    }
+    if has_compaction {
+        let mebibytes = compacted as f64 / (1 << 20) as f64;
+        eprintln!("compaction: {:.0} MiB/s", mebibytes / job.runtime.as_secs_f64());
     }
     Ok(clock.measured.take())
 }

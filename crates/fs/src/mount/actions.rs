@@ -3,6 +3,7 @@
 use super::convert::{self, CACHED};
 use crate::attributes::Setting;
 use crate::change::KEEP_TIMES;
+use crate::classes::fair_queue::DEFAULT;
 use crate::clones::Copied;
 use crate::core::{Core, now};
 use crate::inode::{FileType, InodeNumber};
@@ -211,7 +212,7 @@ pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, dat
         }
     }
     if write.flags & libc::O_DSYNC != 0 {
-        core.sync(node.ticket.get()).await?;
+        core.sync_in(DEFAULT, node.ticket.get()).await?;
     }
     Ok(length)
 }
@@ -219,7 +220,7 @@ pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, dat
 /// Makes durable what was done to an inode.
 pub(super) async fn sync(core: &Core, inode: InodeNumber) -> Result<()> {
     match core.nodes.find(inode) {
-        Some(node) if node.is_open() => core.sync(node.ticket.get()).await,
+        Some(node) if node.is_open() => core.sync_in(DEFAULT, node.ticket.get()).await,
         _ => core.sync_all().await,
     }
 }
@@ -390,7 +391,8 @@ pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRa
         return Err(Error::invalid(format!("copy_file_range with flags {:#x}; expected none", copy.flags)));
     }
     let CopyRange { from_offset, to_offset, .. } = *copy;
-    let copied = Copied { from, from_offset, to_offset, length: copy.length.min(MOST_SHARED) };
+    let length = copy.length.min(MOST_SHARED);
+    let copied = Copied { class: DEFAULT, from, from_offset, to_offset, length };
     let done = core.copy_range(&core.node(copy.to_node), copied, MOST_COPIED, KEEP_TIMES).await?;
     Ok(done.bytes)
 }

@@ -1,6 +1,8 @@
 //! The kind `fs` of a stack: a file system on a device or on zones, and its mount.
 
 use super::mounted::{MountConfig, Mounted, STOP_LIMIT};
+use crate::classes::BACKGROUND_SHARES;
+use crate::classes::fair_queue::MOST_SHARES;
 use crate::core::Settings;
 use crate::file_system::FileSystem;
 use crate::format::{BLOCK, LARGEST_BLOCK, Properties};
@@ -43,6 +45,11 @@ pub const KIND: Kind = Kind {
             "memory",
             ValueKind::Size,
             "most memory for metadata: a file system that needs more isn't mounted; default: half of the machine's",
+        ),
+        Key::optional(
+            "background_shares",
+            ValueKind::Integer { min: 1, max: MOST_SHARES as u64 },
+            "shares of the cleaner, scrub and defragmentation in the I/O, beside 100 of everything else: 1 to 1000; default: 20",
         ),
         Key::optional(
             "allow_other",
@@ -114,7 +121,10 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
 
 async fn build(arguments: &Arguments) -> Result<Built> {
     let metadata_bytes = arguments.optional_size("memory")?.unwrap_or_else(default_memory);
-    let (format, settings) = (arguments.format(), Settings { metadata_bytes, ..Settings::default() });
+    let background_shares = arguments.optional_integer("background_shares")?;
+    let background_shares = background_shares.map_or(BACKGROUND_SHARES, |shares| shares as u32);
+    let settings = Settings { metadata_bytes, background_shares, ..Settings::default() };
+    let format = arguments.format();
     let is_lent = arguments.contract("on")? == Some(Contract::Zones);
     let zones = match is_lent {
         true => arguments.zones("on")?,
@@ -172,6 +182,18 @@ pub async fn status(files: &FileSystem) -> Result<Status> {
     status.insert("free_bytes".into(), json!(found.free * BLOCK));
     status.insert("files".into(), json!(found.inodes));
     status.insert("replayed_records".into(), json!(found.replayed));
+    let classes = files.classes().await?.into_iter().map(|class| {
+        json!({
+            "class": *class.name,
+            "shares": class.shares,
+            "requests": class.requests,
+            "bytes": class.bytes,
+            "waited": class.waited(),
+            "wait_mean_ns": class.mean_wait().as_nanos() as u64,
+            "wait_p99_ns": class.wait_quantile(0.99).as_nanos() as u64,
+        })
+    });
+    status.insert("classes".into(), classes.collect());
     Ok(status)
 }
 

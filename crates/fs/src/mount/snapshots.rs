@@ -7,6 +7,7 @@ use super::actions::{check_namespace, os};
 use super::convert::{self, CACHED};
 use super::serve::{OPENED, Served};
 use crate::attributes;
+use crate::classes::fair_queue::DEFAULT;
 use crate::core::Core;
 use crate::cores::Cores;
 use crate::directory::{self, show};
@@ -408,7 +409,7 @@ impl FileSystem for WithSnapshots {
                 let core = self.cores().of(inode);
                 let work = move |core: Rc<Core>| async move {
                     core.check_open()?;
-                    core.read_version(Some(number), inode, read.offset, read.size as usize).await
+                    core.read_in(DEFAULT, Some(number), inode, read.offset, read.size as usize).await
                 };
                 Call::new(async move { core.with(work).await })
             }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod broken;
+mod classes;
 mod clones;
 mod damage;
 mod full;
@@ -13,4 +14,5 @@ mod original;
 mod promises;
 mod sequences;
 mod snapshots;
+mod thin;
 mod world;

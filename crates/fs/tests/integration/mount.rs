@@ -1,5 +1,6 @@
 //! What a mount asks of the shard, without a kernel.
 
+use fs::classes::fair_queue::DEFAULT;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
 use runtime::{Config, run};
 
@@ -71,7 +72,7 @@ fn a_write_back_leaves_the_times() {
         core.write_back(&node, 5000, block::Data::copy_of(b"data").into()).await.unwrap();
         let after = core.inode(file.inode()).unwrap();
         assert_eq!((after.size, after.modified, after.changed), (5004, before.modified, before.changed));
-        core.write(&node, 0, block::Data::copy_of(b"data").into()).await.unwrap();
+        core.write(DEFAULT, &node, 0, block::Data::copy_of(b"data").into()).await.unwrap();
         assert!(core.inode(file.inode()).unwrap().modified > before.modified);
         core.close(&node);
         drop((core, file));

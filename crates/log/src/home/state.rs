@@ -256,7 +256,7 @@ mod tests {
             opened: 16,
             changed: 17,
             last: [(USER, 18), (CLEANER, 19)].into_iter().collect(),
-            backed: false,
+            space: 0,
         };
         let known = bytes_of(&encode_zone(5, &zone, 11));
         assert_eq!(sum(0, &known), 402_589_426);

@@ -5,7 +5,7 @@ fn records_of_the_filler_leave_open_which_records_before_them_have_committed() {
     let pool = ZonePool::new(4);
     pool.set_free(3, 7);
     let taken = pool.take(0, 0, false, 11).expect("a free zone");
-    assert_eq!(taken, Taken { zone: 3, generation: 7, only_backed: false });
+    assert_eq!(taken, Taken { zone: 3, generation: 7, limit: None });
     pool.note_committed(3, 5, false);
     assert_eq!((pool.get(3).end, pool.get(3).committed), (5, 0));
     pool.note_committed(3, 9, true);
@@ -83,16 +83,51 @@ fn while_space_is_short_no_zone_is_opened_ahead_and_only_backed_ones_are_taken()
     pool.end_preparing(zone, true);
     // A prepared zone isn't reserved while there are others.
     let reserved = pool.begin_reserving().expect("a free zone");
-    pool.end_reserving(reserved, true);
+    pool.end_reserving(reserved, 1);
     assert_eq!((zone, reserved, pool.free_backed()), (2, 5, 1));
     let others = [pool.begin_reserving(), pool.begin_reserving(), pool.begin_reserving()];
     assert_eq!((others, pool.begin_reserving()), ([Some(4), Some(3), Some(2)], None));
-    [4, 3, 2].into_iter().for_each(|zone| pool.end_reserving(zone, false));
+    [4, 3, 2].into_iter().for_each(|zone| pool.end_reserving(zone, 0));
     assert_eq!((pool.free_backed(), pool.prepared()), (1, 1));
     pool.set_only_backed(true);
     assert_eq!((pool.free(), pool.begin_preparing(0, 2)), (1, None));
     assert_eq!(pool.take(0, 0, true, 0).map(|taken| taken.zone), Some(5));
     assert_eq!(pool.take(0, 0, true, 0), None);
+}
+
+#[test]
+fn what_zones_had_before_they_ended_early_counts_while_space_is_short() {
+    let pool = ZonePool::new(8);
+    pool.set_backed_blocks(28);
+    (2..8).for_each(|zone| pool.set_free(zone, 7));
+    // Sealed early, after a failed append, and full.
+    for (zone, end) in [(2, 17), (3, 13), (4, 20), (5, 31)] {
+        assert_eq!(pool.take(0, 0, false, 0).map(|taken| (taken.zone, taken.limit)), Some((zone, None)));
+        pool.note_end(zone, end, zone == 3);
+        pool.set_full(zone);
+        pool.set_reset(zone, 8);
+    }
+    assert_eq!((pool.free(), pool.free_backed(), pool.free_known()), (6, 1, 2), "17 + 20 + 28 of 28");
+    pool.set_only_backed(true);
+    let take = |keep, is_users| pool.take(0, keep, is_users, 0).map(|taken| (taken.zone, taken.limit));
+    assert_eq!((pool.free(), take(2, true)), (2, None));
+    assert_eq!(
+        (take(0, false), take(0, true), take(0, true)),
+        (Some((2, Some(17))), Some((5, Some(31))), None)
+    );
+    // What is free has less than a zone in all; with what comes back there is one.
+    pool.note_end(5, 9, false);
+    pool.set_full(5);
+    pool.set_reset(5, 9);
+    assert_eq!((pool.free(), pool.get(5).space), (1, 31));
+    // What is reserved counts, a part of a zone as well.
+    assert_eq!(pool.begin_reserving(), Some(4));
+    pool.end_reserving(4, 28);
+    assert_eq!((pool.free_known(), pool.free_backed(), pool.begin_reserving()), (2, 2, Some(3)));
+    pool.end_reserving(3, 14);
+    assert_eq!((pool.free_known(), pool.begin_reserving()), (2, Some(7)));
+    pool.end_reserving(7, 14);
+    assert_eq!((pool.free_known(), pool.free_backed()), (3, 2));
 }
 
 #[test]
@@ -124,7 +159,7 @@ fn blocks_that_are_dying_are_not_moved_and_keep_their_zone() {
     pool.add_live(2, 5);
     pool.set_full(2);
     let live = || {
-        let (candidates, _) = pool.candidates(100, &Sequences::default());
+        let (candidates, _) = pool.candidates((100, 100), &Sequences::default());
         candidates.iter().map(|it| it.live).collect::<Vec<_>>()
     };
     pool.accounts().begin_dying(2, 2);

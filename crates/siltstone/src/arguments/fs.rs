@@ -120,6 +120,9 @@ pub struct FsMount {
     /// Set the most memory for metadata, such as 2GiB; a file system that needs more isn't mounted [default: half of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
+    /// Set the shares of the cleaner, scrub and defragmentation in the I/O, beside 100 of everything else
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub background_shares: u32,
 }
 
 /// Show sizes of a file system

@@ -1,0 +1,267 @@
+//! Thin devices: their host has less space than they have. Space that removals freed must be found again without another mount.
+
+use crate::world::checked;
+use block::{Data, DevicePart, Error};
+use fs::attributes::Setting;
+use fs::core::Core;
+use fs::namespace::Renaming;
+use fs::{FileSystem, OpenOptions, Properties, Settings};
+use runtime::Simulation;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+/// Longest time until space that was freed is found: it is looked for once a second.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// A device whose host has less. It gives nothing back.
+async fn thin(size: &str, limit: &str) -> Arc<dyn DevicePart> {
+    let registry = stack::Registry::new(vec![&disks::ram::KIND]);
+    let stack = stack::Stack::from_line("test", &format!("ram({size}, limit={limit})"), &registry).unwrap();
+    stack.check(true).unwrap().build().await.unwrap().top().unwrap()
+}
+
+async fn zones_of(disk: Arc<dyn DevicePart>, format: Option<u64>) -> Arc<zones::OnDevice> {
+    let options =
+        zones::on_device::Options { format: format.is_some(), zone_size: format, ..Default::default() };
+    Arc::new(zones::OnDevice::open(disk, options).await.unwrap())
+}
+
+/// The files of a test, and how large they are in blocks.
+struct Filled {
+    files: FileSystem,
+    names: BTreeMap<u64, usize>,
+    next: u64,
+}
+
+fn contents(number: u64, blocks: usize) -> Data {
+    Data::copy_of(&vec![(number % 251) as u8 + 1; blocks * BLOCK])
+}
+
+impl Filled {
+    /// Makes a file of so many blocks; false where there is no space for it.
+    async fn make(&mut self, blocks: usize) -> bool {
+        let path = format!("/{}", self.next);
+        let made = async {
+            let options = OpenOptions { create_new: true, ..OpenOptions::default() };
+            let file = self.files.open_file(&path, options).await?;
+            let written = file.write_at(0, contents(self.next, blocks)).await;
+            if written.is_err() {
+                self.files.unlink(&path).await?;
+            }
+            written
+        };
+        match made.await {
+            Ok(()) => {
+                self.names.insert(self.next, blocks);
+                self.next += 1;
+                true
+            }
+            Err(Error::NoSpace(_)) => false,
+            Err(error) => panic!("{path}: {error}"),
+        }
+    }
+
+    /// Makes files until there is no space for another, however long it is looked for. Returns the number of their blocks.
+    async fn fill(&mut self, blocks: usize) -> usize {
+        let mut all = 0;
+        let mut since = runtime::now();
+        while since.elapsed() < PATIENCE {
+            match self.make(blocks).await {
+                true => {
+                    all += blocks;
+                    since = runtime::now();
+                }
+                false => runtime::sleep(Duration::from_millis(100)).await,
+            }
+        }
+        all
+    }
+
+    /// Removes these files. Returns the number of their blocks.
+    async fn remove(&mut self, is_removed: impl Fn(usize) -> bool) -> usize {
+        let mut blocks = 0;
+        let chosen: Vec<u64> =
+            self.names.keys().enumerate().filter(|(at, _)| is_removed(*at)).map(|(_, name)| *name).collect();
+        for name in chosen {
+            let removed = self.files.unlink(&format!("/{name}")).await;
+            removed.unwrap_or_else(|error| panic!("/{name}: {error}"));
+            blocks += self.names.remove(&name).unwrap();
+        }
+        blocks
+    }
+
+    async fn check(&self) {
+        for (number, blocks) in &self.names {
+            let file = self.files.open_file(&format!("/{number}"), OpenOptions::default()).await.unwrap();
+            let found = file.read_at(0, blocks * BLOCK).await.unwrap().to_data();
+            assert!(found[..] == contents(*number, *blocks)[..], "file {number}");
+        }
+    }
+
+    /// Blocks of all files.
+    fn blocks(&self) -> usize {
+        self.names.values().sum()
+    }
+
+    async fn free(&self) -> u64 {
+        self.files.statistics().await.unwrap().free
+    }
+}
+
+/// Bytes of a zone, size of the device, what its host has, and blocks of each file.
+type Case = (u64, &'static str, &'static str, usize);
+
+/// How a file system ends between two rounds, if it does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Ends {
+    Never,
+    Killed,
+    Closed,
+}
+
+/// What one life leaves to the next: the disk, the files, the number of the next one, and how many blocks there had been at first.
+type Left = (Arc<dyn DevicePart>, BTreeMap<u64, usize>, u64, usize);
+
+/// Fills, removes files, and writes as much again, many times. Between the rounds a part ends with its world.
+fn rounds((zone, size, limit, blocks): Case, ends: Ends, is_removed: fn(usize, usize) -> bool, items: bool) {
+    let mut kept: Option<Left> = None;
+    // Where zones end, and what the log keeps for itself, differs from round to round; nothing is lost for good.
+    let least = move |first: usize| first - first / 8 - 2 * zone as usize / BLOCK;
+    for life in 0..if ends == Ends::Never { 1 } else { 8 } {
+        let left = kept.take();
+        let main = move || async move {
+            let settings = Settings::default();
+            let (disk, mut it, first) = match left {
+                None => {
+                    let disk = thin(size, limit).await;
+                    let zones = zones_of(disk.clone(), Some(zone)).await;
+                    let files = FileSystem::format(zones, Properties::default(), &settings).await.unwrap();
+                    let options = OpenOptions { create_new: true, ..OpenOptions::default() };
+                    files.open_file("/item", options).await.unwrap();
+                    let mut it = Filled { files, names: BTreeMap::new(), next: 0 };
+                    let first = it.fill(blocks).await;
+                    (disk, it, first)
+                }
+                Some((disk, names, next, first)) => {
+                    let zones = zones_of(disk.clone(), None).await;
+                    let report = checked(&zones).await.unwrap();
+                    assert!(report.is_sound(), "{report:?}");
+                    let files = FileSystem::open(zones, &settings).await.unwrap();
+                    let mut it = Filled { files, names, next };
+                    it.fill(blocks).await;
+                    it.check().await;
+                    let found = it.blocks();
+                    assert!(found >= least(first), "life {life}: {found} of {first} blocks");
+                    (disk, it, first)
+                }
+            };
+            for round in 0..if ends == Ends::Never { 8 } else { 1 } {
+                if items {
+                    use_last_zones(&it.files).await;
+                }
+                it.files.sync().await.unwrap();
+                let count = it.names.len();
+                let before = it.free().await;
+                let removed = it.remove(|at| is_removed(at, count)).await;
+                it.files.sync().await.unwrap();
+                assert!(removed > 0, "round {round}");
+                let freed = it.free().await - before;
+                assert!(freed as usize >= removed - removed / 16, "{freed} of {removed} blocks are free");
+                if ends == Ends::Never {
+                    it.fill(blocks).await;
+                    it.check().await;
+                    let found = it.blocks();
+                    assert!(found >= least(first), "round {round}: {found} of {first} blocks");
+                }
+            }
+            if ends != Ends::Killed {
+                it.files.close().await.unwrap();
+                let report = checked(&zones_of(disk.clone(), None).await).await.unwrap();
+                assert!(report.is_sound(), "{report:?}");
+            }
+            (disk, it.names, it.next, first)
+        };
+        let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
+        kept = Some(runtime::simulate(world, main).unwrap().value);
+    }
+}
+
+/// Operations without data, as long as any is taken.
+async fn use_last_zones(files: &FileSystem) {
+    let inode = files.open_file("/item", OpenOptions::default()).await.unwrap().inode();
+    for _ in 0..12_u32 {
+        for number in 0..60_u32 {
+            let value = vec![number as u8; 3000];
+            let set = move |core: Rc<Core>| async move {
+                core.set_attribute(inode, b"user.x", &value, Setting::default()).await
+            };
+            let outcomes = [
+                files.home().with(set).await,
+                files.rename("/item", "/a longer name of it", Renaming::NoReplace).await,
+                files.rename("/a longer name of it", "/item", Renaming::NoReplace).await,
+            ];
+            let is_right = |outcome: &block::Result<()>| match outcome {
+                Ok(()) | Err(Error::NoSpace(_)) => true,
+                Err(error) => error.errno() == libc::ENOENT,
+            };
+            assert!(outcomes.iter().all(is_right), "{outcomes:?}");
+            if outcomes.iter().all(|outcome| outcome.is_err()) {
+                break;
+            }
+            files.sync().await.unwrap();
+        }
+        runtime::sleep(Duration::from_millis(400)).await;
+    }
+}
+
+fn first_half(at: usize, count: usize) -> bool {
+    at < count / 2
+}
+
+fn every_other(at: usize, _: usize) -> bool {
+    at.is_multiple_of(2)
+}
+
+fn all(_: usize, _: usize) -> bool {
+    true
+}
+
+/// Of zones, devices and their hosts, and the blocks of the files: several or few files to a zone, few and more zones.
+const SMALL_ZONES: Case = (128 << 10, "16MiB", "6MiB", 15);
+const SMALL_FILES: Case = (128 << 10, "16MiB", "4MiB", 1);
+const ZONES: Case = (512 << 10, "64MiB", "16MiB", 15);
+const LARGE_ZONES: Case = (1 << 20, "64MiB", "40MiB", 40);
+
+#[test]
+fn space_that_removals_free_is_used_again_and_again() {
+    rounds(SMALL_ZONES, Ends::Never, first_half, false);
+    rounds(SMALL_ZONES, Ends::Never, all, false);
+    rounds(SMALL_FILES, Ends::Never, every_other, false);
+    rounds(ZONES, Ends::Never, every_other, false);
+    rounds(ZONES, Ends::Never, first_half, false);
+    rounds(LARGE_ZONES, Ends::Never, every_other, false);
+}
+
+#[test]
+fn operations_without_data_leave_removals_what_they_need() {
+    rounds(SMALL_ZONES, Ends::Never, every_other, true);
+    rounds(SMALL_FILES, Ends::Never, every_other, true);
+    rounds(ZONES, Ends::Never, first_half, true);
+}
+
+#[test]
+fn space_that_removals_freed_is_found_after_a_crash() {
+    rounds(SMALL_ZONES, Ends::Killed, every_other, false);
+    rounds(SMALL_FILES, Ends::Killed, first_half, true);
+    rounds(ZONES, Ends::Killed, every_other, true);
+}
+
+#[test]
+fn space_that_removals_freed_is_found_by_the_next_mount() {
+    rounds(SMALL_ZONES, Ends::Closed, every_other, false);
+    rounds(SMALL_FILES, Ends::Closed, first_half, false);
+    rounds(ZONES, Ends::Closed, every_other, true);
+}
