@@ -147,6 +147,24 @@ pub enum Change {
         /// The block after the last one.
         to: u64,
     },
+    /// Gives a file the blocks that a range of another file of its shard has, or of its own, in the place of those that it has; it is at least
+    /// `size` bytes long then. Holes become holes.
+    Share {
+        /// The file.
+        inode: InodeNumber,
+        /// First block of the file.
+        block: u64,
+        /// Number of blocks.
+        count: u64,
+        /// The file that has them.
+        from_inode: InodeNumber,
+        /// First block there.
+        from_block: u64,
+        /// Size of the file in bytes, unless it is larger.
+        size: u64,
+        /// Time of the operation, or [`KEEP_TIMES`].
+        modified: Time,
+    },
     /// Removes an inode with all that belongs to it.
     Remove {
         /// The inode.
@@ -193,6 +211,7 @@ const PUT_INODE: u8 = 10;
 const PUT_ENTRY: u8 = 11;
 /// [`TOUCH`] with the time that the value of the [`PUT`] before it ends with: that of a new inode, most of the time.
 const TOUCH_AT_ONCE: u8 = 12;
+const SHARE: u8 = 13;
 
 /// A bit for each attribute that is set.
 fn bits_of(numbers: &[Option<u64>; 9]) -> u64 {
@@ -243,6 +262,7 @@ impl Change {
             | Change::Map { inode, .. }
             | Change::Unmap { inode, .. }
             | Change::Preallocate { inode, .. }
+            | Change::Share { inode, .. }
             | Change::Remove { inode }
             | Change::Move { inode, .. } => *inode,
         }
@@ -273,6 +293,9 @@ impl Change {
             }
             Change::Unmap { inode, from, to } | Change::Preallocate { inode, from, to } => {
                 all(&[*inode, *from, *to])
+            }
+            Change::Share { inode, block, count, from_inode, from_block, size, modified } => {
+                all(&[*inode, *block, *count, *from_inode, *from_block, *size, *modified as u64])
             }
             Change::Remove { inode } => length(*inode),
             Change::Move { inode, block, blocks, from } => {
@@ -360,6 +383,10 @@ impl Change {
                 all(&[*inode, *from, *to]);
                 PREALLOCATE
             }
+            Change::Share { inode, block, count, from_inode, from_block, size, modified } => {
+                all(&[*inode, *block, *count, *from_inode, *from_block, *size, *modified as u64]);
+                SHARE
+            }
             Change::Remove { inode } => {
                 put(meta, *inode);
                 REMOVE
@@ -441,6 +468,15 @@ impl Change {
             PREALLOCATE => {
                 Change::Preallocate { inode: numbers.take()?, from: numbers.take()?, to: numbers.take()? }
             }
+            SHARE => Change::Share {
+                inode: numbers.take()?,
+                block: numbers.take()?,
+                count: numbers.take()?,
+                from_inode: numbers.take()?,
+                from_block: numbers.take()?,
+                size: numbers.take()?,
+                modified: numbers.take()? as Time,
+            },
             REMOVE => Change::Remove { inode: numbers.take()? },
             MOVE => Change::Move {
                 inode: numbers.take()?,
@@ -455,6 +491,12 @@ impl Change {
                 if *blocks == 0 || block.checked_add(u64::from(*blocks)).is_none() =>
             {
                 Err(numbers.strange(&format!("has {blocks} blocks from block {block} of a file on")))
+            }
+            Change::Share { block, count, from_block, .. }
+                if block.checked_add(*count).is_none() || from_block.checked_add(*count).is_none() =>
+            {
+                Err(numbers
+                    .strange(&format!("shares {count} blocks from blocks {from_block} and {block} on")))
             }
             Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => {
                 Err(numbers.strange(&format!("has an item of {} bytes", value.len())))
@@ -490,6 +532,15 @@ mod tests {
             Change::Map { inode: 7, block: 3, blocks: 2, size: 20_000, modified: -1 },
             Change::Unmap { inode: 7, from: 3, to: u64::MAX },
             Change::Preallocate { inode: 7, from: 0, to: 5 },
+            Change::Share {
+                inode: 7,
+                block: 3,
+                count: 2,
+                from_inode: 71,
+                from_block: 9,
+                size: 20_000,
+                modified: -1,
+            },
             Change::Remove { inode: 7 },
             Change::Move { inode: 7, block: 3, blocks: 2, from: Place { zone: 9, position: 12 } },
         ]

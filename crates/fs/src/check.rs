@@ -6,6 +6,7 @@
 //! Left to others: the rules for items of the tree (`items`), and repair.
 
 mod items;
+mod places;
 #[cfg(test)]
 mod tests;
 
@@ -66,6 +67,8 @@ pub enum Kind {
     Extent,
     /// Two files, or a file and the metadata, have the same block of a zone.
     Overlap,
+    /// Shared blocks have other owners than those that are listed, or none.
+    Shared,
     /// The number of blocks of an inode isn't that of its extents, or the size doesn't go with them.
     Blocks,
     /// The count of inodes, of preallocated blocks or of live blocks of a zone is wrong.
@@ -87,6 +90,7 @@ impl Kind {
             Kind::Parent => "parent",
             Kind::Extent => "extent",
             Kind::Overlap => "overlap",
+            Kind::Shared => "shared",
             Kind::Blocks => "blocks",
             Kind::Count => "count",
             Kind::Data => "data",
@@ -314,8 +318,8 @@ impl Core {
     }
 }
 
-/// Blocks of a file in a zone.
-#[derive(Debug, Clone, Copy)]
+/// Blocks of a zone, with the file that has them; of shared blocks, the one that they were written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapped {
     inode: u64,
     extent: Extent,

@@ -105,6 +105,10 @@ pub enum Broken {
     SplitsOperations,
     /// Blocks that the present tree loses die although a snapshot has them.
     ForgetsSnapshots,
+    /// A file that is cloned isn't told that others have its blocks, which die with it.
+    ForgetsSource,
+    /// The cleaner moves shared blocks only for the files that they were written for.
+    IgnoresShared,
     /// No rule: the cores keep their trees for a snapshot one long after the other.
     SlowSnapshots,
     /// A snapshot is taken of each core at another moment, long after the other ones.
@@ -260,6 +264,9 @@ impl Core {
     ) -> Rc<Self> {
         metadata.snapshots.keeps_nothing =
             cfg!(debug_assertions) && settings.broken == Some(Broken::ForgetsSnapshots);
+        metadata.snapshots.ignores_shared =
+            cfg!(debug_assertions) && settings.broken == Some(Broken::IgnoresShared);
+        metadata.forgets_source = cfg!(debug_assertions) && settings.broken == Some(Broken::ForgetsSource);
         let (classes, class) = (policy.classes(), policy.place(Arrival::New));
         let kit = kit(policy);
         let layout = kit.layout;

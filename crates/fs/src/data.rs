@@ -7,7 +7,7 @@
 use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::{Core, now};
-use crate::extents::{Extent, extents, visit_missing};
+use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
 use crate::inode::{InodeNumber, Time};
 use crate::metadata::Metadata;
@@ -147,16 +147,8 @@ impl Core {
         }
         let metadata = self.metadata.borrow();
         let mut replaced = 0;
-        let newest = metadata.snapshots.newest(metadata.items.shard_of(inode));
         for extent in extents(&metadata.items, inode, blocks.clone()) {
-            let part = extent?.part(&blocks);
-            match newest.filter(|_| !part.is_preallocated()) {
-                None => replaced += u64::from(part.blocks),
-                // What a snapshot has, too, stays.
-                Some(newest) => {
-                    visit_missing(newest, inode, &part, |part| replaced += u64::from(part.blocks))?;
-                }
-            }
+            replaced += metadata.freed_by(inode, &extent?.part(&blocks))?;
         }
         drop(metadata);
         match count - replaced {

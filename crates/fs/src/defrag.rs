@@ -1,11 +1,12 @@
 //! Defragmenting a file on request: runs of blocks that lie in several places are written again as one.
 //!
-//! The cleaner does the same on its way, because it sorts what it moves by file and block. Contents, times and holes stay as they are.
+//! The cleaner does the same on its way, because it sorts what it moves by file and block. Contents, times and holes stay as they are. So do
+//! blocks that are shared with other files, where they lie: written again, they would take space of their own.
 
 use crate::change::{Change, Changes, KEEP_TIMES};
 use crate::classes::fair_queue::BACKGROUND;
 use crate::core::Core;
-use crate::extents::extents;
+use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
 use crate::inode::InodeNumber;
 use crate::item::ATOMIC_BLOCKS;
@@ -52,14 +53,20 @@ fn fragmented(extents: impl IntoIterator<Item = Range<u64>>, longest: u64) -> Ve
 }
 
 impl Core {
-    /// Blocks of a file with data, extent by extent.
+    /// Blocks of a file with data that may be written again, extent by extent.
     fn data_of(&self, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let extents = self.extents_of(inode, range)?.into_iter().filter(|extent| !extent.is_shared);
+        Ok(extents.map(|extent| extent.block..extent.end()).collect())
+    }
+
+    /// Extents of a file with data, the parts in a range.
+    fn extents_of(&self, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Extent>> {
         let metadata = self.metadata.borrow();
         let mut found = Vec::new();
         for extent in extents(&metadata.items, inode, range.clone()) {
             let extent = extent?.part(&range);
             if !extent.is_preallocated() {
-                found.push(extent.block..extent.end());
+                found.push(extent);
             }
         }
         Ok(found)
@@ -76,7 +83,7 @@ impl Core {
     /// ESTALE.
     pub fn fragments(&self, inode: InodeNumber) -> Result<u64> {
         self.inode(inode)?;
-        Ok(self.data_of(inode, 0..u64::MAX)?.len() as u64)
+        Ok(self.extents_of(inode, 0..u64::MAX)?.len() as u64)
     }
 
     /// Writes the fragmented parts of a file again.
@@ -85,9 +92,8 @@ impl Core {
     /// [`Error::NoSpace`](block::Error::NoSpace); as [`read`](Self::read).
     pub async fn defragment(self: &Rc<Self>, node: &Rc<Node>) -> Result<Fragments> {
         self.check_regular(node.inode)?;
-        let before = self.data_of(node.inode, 0..u64::MAX)?;
-        let mut fragments = Fragments { before: before.len() as u64, ..Fragments::default() };
-        for run in fragmented(before, self.longest_run()) {
+        let mut fragments = Fragments { before: self.fragments(node.inode)?, ..Fragments::default() };
+        for run in fragmented(self.data_of(node.inode, 0..u64::MAX)?, self.longest_run()) {
             fragments.blocks += self.write_again(node, run).await?;
         }
         fragments.after = self.fragments(node.inode)?;

@@ -1,11 +1,13 @@
 //! Where the blocks of files are, as items of the tree: an item for each extent, by the block of the file with which it begins.
 //!
 //! Blocks are those of the log, of 4 KiB. A block without an extent is a hole. Of a *preallocated* extent nothing was written: it
-//! reads as a hole, and its blocks count as the file's.
+//! reads as a hole, and its blocks count as the file's. A *shared* extent has blocks that others may have, too: [`shared`]
+//! says which.
 
 use crate::encoding::{Numbers, put};
 use crate::forest::Forest;
 use crate::inode::{InodeNumber, kind};
+use crate::shared;
 use crate::tree::Key;
 pub use crate::tree::Place;
 use block::Result;
@@ -15,7 +17,9 @@ use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Extents that are changed at a time.
-const AT_ONCE: usize = 32;
+pub(crate) const AT_ONCE: usize = 32;
+/// Last number of an extent that is shared; others have none.
+const SHARED: u64 = 1;
 
 /// Neighbouring blocks of a file that are neighbours in a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub struct Extent {
     pub zone: u32,
     /// First block in the zone.
     pub position: u32,
+    /// Whether others may have its blocks, too.
+    pub is_shared: bool,
 }
 
 /// Told of blocks of zones that files get and lose; preallocated ones are in zone 0.
@@ -36,7 +42,7 @@ pub trait Blocks {
     fn live(&mut self, zone: u32, blocks: u32);
     /// So many blocks of a zone no longer belong to it.
     fn dead(&mut self, zone: u32, blocks: u32);
-    /// These blocks no longer belong to this file.
+    /// These blocks no longer belong to any file. They are named by the file and the block that they were written for.
     fn lost(&mut self, _inode: InodeNumber, gone: &Extent) {
         self.dead(gone.zone, gone.blocks);
     }
@@ -51,6 +57,11 @@ impl Extent {
     /// Whether nothing was written to its blocks.
     pub fn is_preallocated(&self) -> bool {
         self.zone == 0
+    }
+
+    /// Place of its first block.
+    pub fn place(&self) -> Place {
+        Place { zone: self.zone, position: self.position }
     }
 
     /// Whether its blocks may hold data: they are in a zone, and not in one of roots.
@@ -74,6 +85,7 @@ impl Extent {
         let is_next = self.is_preallocated() || self.position + self.blocks == next.position;
         self.end() == next.block
             && self.zone == next.zone
+            && self.is_shared == next.is_shared
             && is_next
             && self.blocks.checked_add(next.blocks).is_some()
     }
@@ -88,6 +100,9 @@ impl Extent {
         put(&mut value, u64::from(self.blocks));
         put(&mut value, u64::from(self.zone));
         put(&mut value, u64::from(self.position));
+        if self.is_shared {
+            put(&mut value, SHARED);
+        }
         SmallVec::from_vec(value)
     }
 
@@ -98,10 +113,14 @@ impl Extent {
     pub fn decode(key: Key, value: &[u8]) -> Result<Self> {
         let mut numbers = Numbers::new(value, "an extent");
         let (blocks, zone, position) = (numbers.take_u32()?, numbers.take_u32()?, numbers.take_u32()?);
+        let is_shared = !numbers.rest().is_empty();
+        if is_shared && (numbers.take()? != SHARED || zone == 0) {
+            return Err(numbers.strange("has a mark that isn't known"));
+        }
         numbers.end()?;
         let is_in_range = key.offset.checked_add(u64::from(blocks)).is_some();
         match blocks > 0 && is_in_range && position.checked_add(blocks).is_some() {
-            true => Ok(Extent { block: key.offset, blocks, zone, position }),
+            true => Ok(Extent { block: key.offset, blocks, zone, position, is_shared }),
             false => Err(numbers.strange(&format!("has {blocks} blocks at {position} of zone {zone}"))),
         }
     }
@@ -134,14 +153,29 @@ pub fn unmap(
     range: Range<u64>,
     blocks: &mut impl Blocks,
 ) -> Result<u64> {
-    let mut taken = 0;
+    cut(items, inode, range, |items, gone| match gone.is_shared {
+        true => shared::lose(items, inode, gone, blocks),
+        false => {
+            blocks.lost(inode, gone);
+            Ok(())
+        }
+    })
+}
+
+/// Takes a range out of the extents of a file, and calls `taken` with each part. Returns the number of blocks.
+fn cut(
+    items: &mut Forest,
+    inode: InodeNumber,
+    range: Range<u64>,
+    mut taken: impl FnMut(&mut Forest, &Extent) -> Result<()>,
+) -> Result<u64> {
+    let mut count = 0;
     loop {
         let found = extents(items, inode, range.clone()).take(AT_ONCE);
         let found = found.collect::<Result<SmallVec<[Extent; AT_ONCE]>>>()?;
         for extent in &found {
             let gone = extent.part(&range);
-            taken += u64::from(gone.blocks);
-            blocks.lost(inode, &gone);
+            count += u64::from(gone.blocks);
             if extent.block < gone.block {
                 let rest = extent.part(&(extent.block..gone.block));
                 items.put(&Extent::key(inode, rest.block), &rest.encode());
@@ -152,9 +186,10 @@ pub fn unmap(
                 let rest = extent.part(&(gone.end()..extent.end()));
                 items.put(&Extent::key(inode, rest.block), &rest.encode());
             }
+            taken(items, &gone)?;
         }
         if found.len() < AT_ONCE {
-            return Ok(taken);
+            return Ok(count);
         }
     }
 }
@@ -166,6 +201,21 @@ pub fn unmap(
 pub fn map(items: &mut Forest, inode: InodeNumber, extent: Extent, blocks: &mut impl Blocks) -> Result<i64> {
     let taken = unmap(items, inode, extent.block..extent.end(), blocks)?;
     blocks.live(extent.zone, extent.blocks);
+    insert(items, inode, extent)?;
+    Ok(i64::from(extent.blocks) - taken as i64)
+}
+
+/// Says where blocks of a file are now, whatever was known of them before. Nothing is counted, and owners of shared blocks stay.
+///
+/// # Errors
+/// As [`unmap`].
+pub fn replace(items: &mut Forest, inode: InodeNumber, extent: Extent) -> Result<()> {
+    cut(items, inode, extent.block..extent.end(), |_, _| Ok(()))?;
+    insert(items, inode, extent)
+}
+
+/// Puts an extent where the file has none, and unites it with its neighbours.
+fn insert(items: &mut Forest, inode: InodeNumber, extent: Extent) -> Result<()> {
     let mut whole = extent;
     let key = Extent::key(inode, extent.block);
     if let Some((before, value)) = items.last_before(&key)
@@ -185,7 +235,7 @@ pub fn map(items: &mut Forest, inode: InodeNumber, extent: Extent, blocks: &mut 
         }
     }
     items.put(&Extent::key(inode, whole.block), &whole.encode());
-    Ok(i64::from(extent.blocks) - taken as i64)
+    Ok(())
 }
 
 /// Preallocates those blocks of a range that a file doesn't have. Returns how many.
@@ -204,7 +254,8 @@ pub fn preallocate(
         let (from, to) = next.map_or((range.end, range.end), |next| (next.block.max(at), next.end()));
         while at < from {
             let count = (from - at).min(1 << 30) as u32;
-            map(items, inode, Extent { block: at, blocks: count, zone: 0, position: 0 }, blocks)?;
+            let extent = Extent { block: at, blocks: count, zone: 0, position: 0, is_shared: false };
+            map(items, inode, extent, blocks)?;
             added += u64::from(count);
             at += u64::from(count);
         }
@@ -236,7 +287,8 @@ pub fn visit_at(
     Ok(())
 }
 
-/// Visits the parts of an extent with data that a file doesn't have in the same place in these items.
+/// Visits the parts of an extent with data that these items don't have in the same place. The extent is that of the file which the blocks
+/// were written for: the items have a block if this file has it there, or any owner of a shared run.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -246,14 +298,21 @@ pub fn visit_missing(
     extent: &Extent,
     mut visit: impl FnMut(Extent),
 ) -> Result<()> {
+    let (range, place) = ((extent.block, extent.blocks), extent.place());
+    let mut there: SmallVec<[(u64, u32); 8]> = SmallVec::new();
+    visit_at(items, inode, range, place, |from, count| there.push((from, count)))?;
+    if there.as_slice() == [range] {
+        return Ok(());
+    }
+    shared::visit_at(items, inode, range, place, |from, count| there.push((from, count)))?;
+    there.sort_unstable();
     let mut at = extent.block;
-    let place = Place { zone: extent.zone, position: extent.position };
-    visit_at(items, inode, (extent.block, extent.blocks), place, |from, count| {
+    for (from, count) in there {
         if at < from {
             visit(extent.part(&(at..from)));
         }
-        at = from + u64::from(count);
-    })?;
+        at = at.max(from + u64::from(count));
+    }
     if at < extent.end() {
         visit(extent.part(&(at..extent.end())));
     }

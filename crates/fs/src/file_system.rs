@@ -7,7 +7,8 @@ use crate::change::Attributes;
 use crate::check::{Contents, Report};
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::classes::{Class, ClassStatistics};
-use crate::core::{Core, Settings};
+use crate::clones::{Cloned, Copied};
+use crate::core::{Core, Settings, now};
 use crate::cores::Cores;
 use crate::defrag::Fragments;
 use crate::directory::Entry;
@@ -702,6 +703,30 @@ impl File {
     /// As [`write_at`](Self::write_at).
     pub async fn preallocate(&self, range: Range<u64>) -> Result<()> {
         self.with(move |core, node| async move { core.preallocate(&node, range, false).await }).await
+    }
+
+    /// Copies a range of another file of this file system, or of this file, to an offset; ends where the other file ends. Blocks are shared
+    /// instead of copied where that is possible ([`clones`](crate::clones)), and are copied when one of the files is changed.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at) and [`write_at`](Self::write_at), before anything was copied; else the result has fewer bytes.
+    /// [`Error::Invalid`] for ranges of one file that overlap; EXDEV for a file of another file system.
+    pub async fn clone_range(
+        &self,
+        from: &File,
+        from_offset: u64,
+        length: u64,
+        to_offset: u64,
+    ) -> Result<Cloned> {
+        let (from, source) = (from.inode, from.home.clone());
+        let copied = Copied { class: self.class, from, from_offset, to_offset, length };
+        self.with(move |core, node| async move {
+            if !core.cores().of(from).is_same(&source) {
+                return Err(Error::from_errno(libc::EXDEV, "a file of another file system is to be cloned"));
+            }
+            core.copy_range(&node, copied, u64::MAX, now()).await
+        })
+        .await
     }
 
     /// Frees the blocks of a range, which reads as zeros then.

@@ -35,6 +35,8 @@ pub mod kind {
     pub const EXTENT: u8 = 5;
     /// Of inode 0: an inode without names, which is removed with its last open file.
     pub const ORPHAN: u8 = 6;
+    /// Of the keeper of a shard ([`shared`](crate::shared)): blocks of a zone that have several owners.
+    pub const SHARED: u8 = 7;
 }
 
 /// Type of a file: the bits `S_IFMT` of its mode.

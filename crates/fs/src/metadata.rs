@@ -6,6 +6,7 @@ use crate::change::{Attributes, Change, KEEP_TIMES, Value};
 use crate::extents::{self, Blocks, Extent, Place, visit_missing};
 use crate::forest::{Forest, Shard};
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time, kind};
+use crate::shared;
 use crate::snapshots::{Moved, Snapshots, move_in};
 use crate::tree::{Key, Tree};
 use block::{Error, Result};
@@ -45,6 +46,8 @@ pub struct Metadata {
     pub preallocated: u64,
     /// What it was before.
     pub snapshots: Snapshots,
+    /// For tests that must notice it: the file that is cloned isn't told that others have its blocks.
+    pub(crate) forgets_source: bool,
 }
 
 /// Counts preallocated blocks, and passes the others on, but those that a snapshot keeps alive.
@@ -110,7 +113,8 @@ impl Metadata {
     pub fn empty(items: Forest) -> Self {
         let shards = items.shards();
         let inodes = (0..shards).map(|shard| Inodes::none(shard, shards)).collect();
-        Metadata { items, inodes, count: 0, preallocated: 0, snapshots: Snapshots::default() }
+        let snapshots = Snapshots::default();
+        Metadata { items, inodes, count: 0, preallocated: 0, snapshots, forgets_source: false }
     }
 
     /// The number that the next inode of a shard gets.
@@ -227,11 +231,38 @@ impl Metadata {
         Ok(())
     }
 
+    /// Number of blocks that die if a file loses these.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged item.
+    pub fn freed_by(&self, inode: InodeNumber, extent: &Extent) -> Result<u64> {
+        let newest = self.snapshots.newest(self.items.shard_of(inode));
+        let mut freed = 0;
+        shared::visit_sole(&self.items, inode, extent, |inode, part| match newest {
+            // What a snapshot has, too, stays.
+            Some(newest) if !part.is_preallocated() => {
+                visit_missing(newest, inode, &part, |part| freed += u64::from(part.blocks))
+            }
+            _ => {
+                freed += u64::from(part.blocks);
+                Ok(())
+            }
+        })?;
+        Ok(freed)
+    }
+
     /// The present version without snapshots, as a snapshot keeps it.
     pub fn version(&self) -> Self {
         let (items, inodes) = (self.items.clone(), self.inodes.clone());
         let (count, preallocated) = (self.count, self.preallocated);
-        Metadata { items, inodes, count, preallocated, snapshots: Snapshots::default() }
+        Metadata {
+            items,
+            inodes,
+            count,
+            preallocated,
+            snapshots: Snapshots::default(),
+            forgets_source: false,
+        }
     }
 
     fn apply_counting(&mut self, change: &Change, data: Place, blocks: &mut impl Blocks) -> Result<()> {
@@ -253,17 +284,9 @@ impl Metadata {
                     return Ok(());
                 }
                 let Place { zone, position } = data;
-                let extent = Extent { block: *block, blocks: *count, zone, position };
+                let extent = Extent { block: *block, blocks: *count, zone, position, is_shared: false };
                 let more = extents::map(&mut self.items, *inode, extent, blocks)?;
-                self.change_inode(*inode, |inode| {
-                    inode.blocks = inode.blocks.saturating_add_signed(more);
-                    inode.size = inode.size.max(*size);
-                    if *modified != KEEP_TIMES {
-                        inode.modified = *modified;
-                        // Attributes may have been set since the write was submitted.
-                        inode.changed = inode.changed.max(*modified);
-                    }
-                })?;
+                self.change_inode(*inode, |inode| wrote(inode, more, *size, *modified))?;
             }
             Change::Unmap { inode, from, to } => {
                 let fewer = extents::unmap(&mut self.items, *inode, *from..*to, blocks)?;
@@ -274,6 +297,15 @@ impl Metadata {
                     let more = extents::preallocate(&mut self.items, *inode, *from..*to, blocks)?;
                     self.change_inode(*inode, |inode| inode.blocks += more)?;
                 }
+            }
+            Change::Share { inode, block, count, from_inode, from_block, size, modified } => {
+                if !self.exists(*inode) {
+                    return Ok(());
+                }
+                let from = (*from_inode, *from_block..*from_block + count);
+                let marks_source = !self.forgets_source;
+                let more = shared::share(&mut self.items, from, (*inode, *block), blocks, marks_source)?;
+                self.change_inode(*inode, |inode| wrote(inode, more, *size, *modified))?;
             }
             Change::Remove { inode } => self.remove(*inode, blocks)?,
             // Moves concern all versions.
@@ -319,6 +351,17 @@ impl Metadata {
 /// Key of the item that says that an inode has no names.
 pub fn orphan(inode: InodeNumber) -> Key {
     Key { inode: 0, kind: kind::ORPHAN, offset: inode }
+}
+
+/// Notes in an inode that a file got data.
+fn wrote(inode: &mut Inode, more: i64, size: u64, modified: Time) {
+    inode.blocks = inode.blocks.saturating_add_signed(more);
+    inode.size = inode.size.max(size);
+    if modified != KEEP_TIMES {
+        inode.modified = modified;
+        // Attributes may have been set since the write was submitted.
+        inode.changed = inode.changed.max(modified);
+    }
 }
 
 fn set(inode: &mut Inode, attributes: &Attributes) {

@@ -61,7 +61,10 @@ impl Removing {
 
 impl Core {
     /// Carries out an operation that `decide` finds the changes of.
-    async fn change<T>(&self, decide: impl Fn(&Metadata) -> Result<(T, Changes)>) -> Result<(T, u64)> {
+    pub(crate) async fn change<T>(
+        &self,
+        decide: impl Fn(&Metadata) -> Result<(T, Changes)>,
+    ) -> Result<(T, u64)> {
         let done = self.change_here(|metadata| decide(metadata).map(Some)).await?;
         done.ok_or_else(|| Error::io("an operation on one core was decided for several"))
     }

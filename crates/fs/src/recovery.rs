@@ -13,7 +13,7 @@ use crate::inode::{InodeNumber, ROOT, kind};
 use crate::item::ATOMIC_BLOCKS;
 use crate::metadata::{Inodes, Metadata};
 use crate::snapshot_list::SnapshotInfo;
-use crate::snapshots::{Snapshot, visit_own_blocks};
+use crate::snapshots::{Snapshot, own_blocks, visit_own_blocks};
 use crate::tree::{Known, Load, PAGE, Place, Released, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
@@ -398,14 +398,13 @@ impl Source {
     fn count(&self, metadata: &mut Metadata) -> Result<()> {
         let (mut accounts, mut preallocated) = (self.pool.accounts(), 0);
         for (key, value) in metadata.items.items() {
-            if key.kind != kind::EXTENT || key.inode == 0 {
-                continue;
-            }
-            let extent = Extent::decode(key, value)?;
-            self.check_extent(key.inode, &extent)?;
-            match extent.is_preallocated() {
-                true => preallocated += u64::from(extent.blocks),
-                false => accounts.add_live(extent.zone, extent.blocks),
+            if let Some((inode, extent)) = own_blocks(&key, value)? {
+                self.check_extent(inode, &extent)?;
+                accounts.add_live(extent.zone, extent.blocks);
+            } else if key.kind == kind::EXTENT && key.inode != 0 {
+                let extent = Extent::decode(key, value)?;
+                self.check_extent(key.inode, &extent)?;
+                preallocated += if extent.is_preallocated() { u64::from(extent.blocks) } else { 0 };
             }
         }
         metadata.items.places().into_iter().for_each(|place| accounts.add_live(place.zone, 1));

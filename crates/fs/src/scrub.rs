@@ -1,15 +1,16 @@
 //! Scrubbing: everything that files and the trees have on the medium is read and compared with its checksums, while the file system
 //! is in use.
 //!
-//! Damage is reported and left as it is. [`check`](mod@crate::check) looks at the rules for items, too, of a file system that nobody uses.
+//! What several files share is read once, as one of them has it. Damage is reported and left as it is. [`check`](mod@crate::check) looks at the rules for items, too, of a file system that nobody uses.
 
 use crate::checkpoint::unseal;
 use crate::classes::fair_queue::BACKGROUND;
 use crate::core::Core;
 use crate::extents::Extent;
 use crate::format::BLOCK;
-use crate::inode::{InodeNumber, kind};
-use crate::snapshots::{SnapshotNumber, visit_own_blocks};
+use crate::inode::InodeNumber;
+use crate::shared;
+use crate::snapshots::{SnapshotNumber, own_blocks, visit_own_blocks};
 use crate::tree::{Key, PAGE, Place};
 use block::{Buffer, Error, Result};
 use std::rc::Rc;
@@ -109,8 +110,7 @@ impl Core {
         let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
         items.tree(shard).visit_own_places(Some(newer.tree(shard)), |place| places.push(place));
         let visited = visit_own_blocks(items.tree(shard), newer, shard, |inode, extent| {
-            extents.push((inode, extent));
-            Ok(())
+            shared::visit_owned(items, inode, extent, |inode, extent| extents.push((inode, extent)))
         });
         if let Err(error) = visited {
             found.note(&error);
@@ -130,13 +130,15 @@ impl Core {
         for (key, value) in metadata.items.tree(shard).range(from).take(AT_ONCE) {
             any = true;
             *from = Key { offset: key.offset.saturating_add(1), ..key };
-            if key.kind != kind::EXTENT || key.inode == 0 {
-                continue;
-            }
-            match Extent::decode(key, value) {
-                Ok(extent) if extent.is_preallocated() => {}
-                Ok(extent) => extents.push((key.inode, extent)),
-                Err(error) => found.note(&error),
+            let owned = match own_blocks(&key, value) {
+                Ok(Some((inode, extent))) => {
+                    let push = |inode, extent| extents.push((inode, extent));
+                    shared::visit_owned(&metadata.items, inode, extent, push)
+                }
+                other => other.map(drop),
+            };
+            if let Err(error) = owned {
+                found.note(&error);
             }
         }
         any.then_some(extents)

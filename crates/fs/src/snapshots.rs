@@ -5,12 +5,16 @@
 //! - A block that the present tree loses stays alive if the newest snapshot has it in the same place.
 //! - What a snapshot alone keeps alive is what neither its older nor its newer neighbour has in the same place.
 //! - A block that the cleaner moves is moved in all versions at once, and counts once.
+//!
+//! Blocks are named by the file and the block that they were written for. A version has one that is [shared] as long as any owner does: an
+//! owner is added only where the present tree has the block, so it stays true that the versions with a block follow one another.
 
 use crate::extents::{self, Blocks, Extent, Place, visit_at, visit_missing};
 use crate::forest::{Forest, Shard};
 use crate::inode::{InodeNumber, kind};
 use crate::item::Lost;
 use crate::metadata::Metadata;
+use crate::shared::{self, Run};
 use crate::tree::{Key, Tree, visit_differences};
 use block::{Error, Result};
 
@@ -51,14 +55,8 @@ pub struct Snapshots {
     list: Vec<Snapshot>,
     /// For tests that must notice it: snapshots keep no blocks alive.
     pub(crate) keeps_nothing: bool,
-}
-
-/// Counts nothing.
-struct Uncounted;
-
-impl Blocks for Uncounted {
-    fn live(&mut self, _zone: u32, _blocks: u32) {}
-    fn dead(&mut self, _zone: u32, _blocks: u32) {}
+    /// For tests that must notice it: the cleaner asks only the files for which blocks were written.
+    pub(crate) ignores_shared: bool,
 }
 
 /// Blocks that the cleaner has moved: from a place to another one.
@@ -167,13 +165,9 @@ impl Snapshots {
     pub fn move_blocks(&mut self, present: &Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) -> Result<()> {
         let mut newer = present;
         for snapshot in self.list.iter_mut().rev() {
-            let (items, before) = (&mut snapshot.metadata.items, runs.len());
-            move_in(items, moved, runs)?;
-            for (first, count) in &runs[before..] {
-                // The extent that has the run may begin before it, and one that begins after it may have changed.
-                for block in [*first, first + u64::from(*count)] {
-                    items.share_way(newer, &Extent::key(moved.inode, block));
-                }
+            let items = &mut snapshot.metadata.items;
+            for key in move_in(items, moved, runs)? {
+                items.share_way(newer, &key);
             }
             newer = items;
         }
@@ -181,7 +175,8 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Visits the blocks of a file that any version has in a place, as [`visit_at`] does.
+    /// Visits the blocks of a file that any version has in a place, as [`visit_at`] does, and those which were written for it there and have
+    /// other owners.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -193,12 +188,12 @@ impl Snapshots {
         from: Place,
         mut visit: impl FnMut(u64, u32),
     ) -> Result<()> {
-        if self.is_empty() {
-            return visit_at(present, inode, range, from, visit);
-        }
         let mut runs = Vec::new();
         for items in std::iter::once(present).chain(self.list.iter().map(|it| &it.metadata.items)) {
             visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
+            if !self.ignores_shared {
+                shared::visit_at(items, inode, range, from, |first, count| runs.push((first, count)))?;
+            }
         }
         merge(&mut runs);
         runs.into_iter().for_each(|(first, count)| visit(first, count));
@@ -206,21 +201,27 @@ impl Snapshots {
     }
 }
 
-/// Moves those blocks in one version that are in the old place, and notes them.
+/// Moves those blocks in one version that are in the old place, and notes them. Returns the keys of items that may have changed.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
-pub fn move_in(items: &mut Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) -> Result<()> {
+pub fn move_in(items: &mut Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) -> Result<Vec<Key>> {
+    let mut touched = Vec::new();
+    shared::move_runs(items, moved, runs, &mut touched)?;
+    // What only the file has for which it was written.
     let before = runs.len();
     visit_at(items, moved.inode, (moved.block, moved.blocks), moved.from, |first, count| {
         runs.push((first, count));
     })?;
     for (first, count) in &runs[before..] {
         let position = moved.to.position + (first - moved.block) as u32;
-        let extent = Extent { block: *first, blocks: *count, zone: moved.to.zone, position };
-        extents::map(items, moved.inode, extent, &mut Uncounted)?;
+        let zone = moved.to.zone;
+        let extent = Extent { block: *first, blocks: *count, zone, position, is_shared: false };
+        extents::replace(items, moved.inode, extent)?;
+        // The extent that has the run may begin before it, and one that begins after it may have changed.
+        touched.extend([extent.block, extent.end()].map(|block| Extent::key(moved.inode, block)));
     }
-    Ok(())
+    Ok(touched)
 }
 
 /// Sorts runs of blocks, and unites those that overlap.
@@ -239,7 +240,8 @@ fn merge(runs: &mut Vec<(u64, u32)>) {
     *runs = merged;
 }
 
-/// Visits the blocks with data in the tree of a shard which a newer version doesn't have in the same place.
+/// Visits the blocks with data in the tree of a shard which a newer version doesn't have in the same place, each once, with the file that
+/// they were written for.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item; what `visit` returns.
@@ -251,17 +253,11 @@ pub fn visit_own_blocks(
 ) -> Result<()> {
     let mut outcome = Ok(());
     let mut look = |key: &Key, value: &[u8]| {
-        if key.kind != kind::EXTENT || key.inode == 0 {
-            return Ok(());
-        }
-        let extent = Extent::decode(*key, value)?;
-        if extent.is_preallocated() {
-            return Ok(());
-        }
+        let Some((inode, extent)) = own_blocks(key, value)? else { return Ok(()) };
         let mut visited = Ok(());
-        visit_missing(newer, key.inode, &extent, |part| {
+        visit_missing(newer, inode, &extent, |part| {
             if visited.is_ok() {
-                visited = visit(key.inode, part);
+                visited = visit(inode, part);
             }
         })?;
         visited
@@ -272,4 +268,22 @@ pub fn visit_own_blocks(
         }
     });
     outcome
+}
+
+/// The blocks with data that count by an item, with the file that they were written for: those of an extent that isn't shared, or of a run.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn own_blocks(key: &Key, value: &[u8]) -> Result<Option<(InodeNumber, Extent)>> {
+    match key.kind {
+        kind::EXTENT if key.inode != 0 => {
+            let extent = Extent::decode(*key, value)?;
+            Ok((!extent.is_preallocated() && !extent.is_shared).then_some((key.inode, extent)))
+        }
+        kind::SHARED => {
+            let run = Run::decode(*key, value)?;
+            Ok(Some(run.extent_of(run.written)))
+        }
+        _ => Ok(None),
+    }
 }

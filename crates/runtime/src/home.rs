@@ -71,6 +71,11 @@ impl<T: 'static> Home<T> {
         current_shard() == self.shard
     }
 
+    /// Whether the other one is the address of the same object.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+
     /// Returns the object, on its home shard.
     ///
     /// # Errors

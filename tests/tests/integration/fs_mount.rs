@@ -81,6 +81,56 @@ fn snapshots_are_directories_of_the_mount() {
     mount.unmounted();
 }
 
+/// Blocks of 4 KiB that are free in a mount.
+fn free_blocks(mount: &Mount) -> u64 {
+    let status = rustix::fs::statvfs(mount.at(".")).unwrap();
+    status.f_bfree * status.f_bsize / 4096
+}
+
+#[test]
+fn a_copy_by_cp_takes_no_space_and_survives_a_kill() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    // As much as the image takes twice at most.
+    let bytes = free_blocks(&mount) * 4096 * 3 / 5 / 4096 * 4096 + 1234;
+    mount.shell(&format!("head -c {bytes} /dev/urandom > a; sync a"));
+    let before = free_blocks(&mount);
+    mount.shell("cp a b; sync b; cmp a b; test $(stat -c %b a) = $(stat -c %b b)");
+    let taken = before.saturating_sub(free_blocks(&mount));
+    assert!(taken < bytes / 4096 / 50, "a copy of {bytes} bytes takes {taken} blocks");
+    // What is changed is copied.
+    mount.shell(
+        "printf changed | dd of=b bs=1 seek=1000000 conv=notrunc 2>/dev/null
+         test $(cmp -l a b | wc -l) -le 7
+         if cp --reflink=always a c 2>/dev/null; then exit 1; fi
+         rm -f c; cp b c; cmp b c
+         head -c 100001 a > small; mkdir other; cp small other/small; cmp small other/small",
+    );
+    let b = File::options().read(true).write(true).open(mount.at("b")).unwrap();
+    let copy = |mut from: u64, mut to: u64| {
+        rustix::fs::copy_file_range(&b, Some(&mut from), &b, Some(&mut to), 8192)
+    };
+    assert_eq!(copy(4096, 0), Err(rustix::io::Errno::INVAL), "the ranges overlap");
+    // The kernel has this in its cache only.
+    b.write_all_at(&[7; 8192], 4096).unwrap();
+    assert_eq!(copy(4096, 1 << 20), Ok(8192));
+    let mut found = [0; 8192];
+    b.read_exact_at(&mut found, 1 << 20).unwrap();
+    assert!(found == [7; 8192]);
+    b.sync_all().unwrap();
+    drop(b);
+    mount.shell("sha256sum a b > sums; sync sums");
+    let mount = mount.killed().mounted();
+    mount.shell("sha256sum --quiet -c sums; rm a; grep ' b$' sums | sha256sum --quiet -c");
+    let mount = mount.unmounted();
+    mount.is_sound();
+    let mount = mount.mounted();
+    mount.shell("grep ' b$' sums | sha256sum --quiet -c; rm b c");
+    mount.unmounted();
+}
+
 #[test]
 fn programs_that_need_much_of_posix_work() {
     if !has_fuse() {

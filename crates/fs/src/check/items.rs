@@ -1,5 +1,6 @@
 //! The rules for items of the tree: plain functions of the metadata.
 
+use super::places::SharedBlocks;
 use super::{Kind, Mapped, Report, check_totals};
 use crate::attributes;
 use crate::directory::{self, check_name, show};
@@ -50,8 +51,8 @@ pub(super) fn check(metadata: &Metadata, layout: &Layout, report: &mut Report) -
     mapped
 }
 
-/// Checks the items of a snapshot, or of the present version, but for what is counted of them. Returns inodes, extents that have blocks in
-/// zones, and the number of preallocated blocks.
+/// Checks the items of a snapshot, or of the present version, but for what is counted of them. Returns inodes, the blocks in zones with the
+/// files that they were written for, and the number of preallocated blocks.
 pub(super) fn check_version(
     metadata: &Metadata,
     layout: &Layout,
@@ -59,8 +60,12 @@ pub(super) fn check_version(
 ) -> (SeenInodes, Vec<Mapped>, u64) {
     let mut inodes = find_inodes(metadata, report);
     let mut mapped = Vec::new();
-    let mut preallocated = 0;
+    let (mut preallocated, mut shared) = (0, SharedBlocks::default());
     for (key, value) in metadata.items.items() {
+        if key.kind == kind::SHARED {
+            mapped.extend(shared.add_run(&metadata.items, &key, value, layout, report));
+            continue;
+        }
         if key.inode == 0 {
             check_orphan(&key, &mut inodes, report);
             continue;
@@ -79,6 +84,7 @@ pub(super) fn check_version(
                 if let Some(extent) = check_extent(&key, value, seen, layout, report) {
                     match extent.is_preallocated() {
                         true => preallocated += u64::from(extent.blocks),
+                        false if extent.is_shared => shared.add_extent(key.inode, extent),
                         false => mapped.push(Mapped { inode: key.inode, extent }),
                     }
                 }
@@ -87,6 +93,7 @@ pub(super) fn check_version(
             other => report.note(Kind::Item, format!("item {key}: kind {other} isn't known")),
         }
     }
+    shared.check(&mapped, report);
     for (number, seen) in &inodes {
         check_inode(metadata, *number, seen, &inodes, report);
     }

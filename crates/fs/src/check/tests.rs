@@ -41,7 +41,7 @@ fn sound() -> Metadata {
 fn report_of(metadata: &Metadata) -> Report {
     let mut report = Report::new(Options::default());
     let extents = items::check(metadata, &layout(), &mut report);
-    check_places(&extents, &[], &mut report);
+    check_places(&united(extents), &[], &mut report);
     report
 }
 
@@ -103,6 +103,71 @@ fn every_kind_of_damage_is_found() {
         kinds(|metadata| metadata.set_inodes(0, Inodes { next: 5, ..metadata.inodes(0) })),
         [Kind::Count]
     );
+}
+
+/// A sound one, in which inode 5 has cloned the first two blocks of inode 4 after its own.
+fn with_clone() -> Metadata {
+    let mut metadata = sound();
+    let share = Change::Share {
+        inode: 5,
+        block: 3,
+        count: 2,
+        from_inode: 4,
+        from_block: 0,
+        size: 20_480,
+        modified: 7,
+    };
+    apply(&mut metadata, share, 0);
+    metadata
+}
+
+#[test]
+fn damage_of_shared_blocks_is_found() {
+    let report = report_of(&with_clone());
+    assert!(report.is_sound(), "{report:?}");
+    assert_eq!(report.blocks, 6);
+    let (keeper, run) = {
+        let metadata = with_clone();
+        let found = metadata.items.items().find(|(key, _)| key.kind == kind::SHARED);
+        found.map(|(key, value)| (key, value.to_vec())).expect("blocks are shared")
+    };
+    // Two blocks at 5 of zone 3, written for block 0 of inode 4.
+    assert_eq!(run, [2, 4, 0, 4, 0, 5, 3]);
+    let kinds = |damage: &dyn Fn(&mut Metadata)| {
+        let mut metadata = with_clone();
+        damage(&mut metadata);
+        let report = report_of(&metadata);
+        let mut kinds: Vec<Kind> = report.problems.iter().map(|problem| problem.kind).collect();
+        kinds.dedup();
+        kinds
+    };
+    let put = |key: Key, value: &[u8]| {
+        let value = value.to_vec();
+        move |metadata: &mut Metadata| {
+            metadata.items.put(&key, &value);
+        }
+    };
+    let extent = |inode, block, value: &[u8]| put(Key::new(inode, kind::EXTENT, block), value);
+    let shared = [Kind::Shared];
+    assert_eq!(kinds(&put(keeper, &[2, 4, 0, 4, 0])), shared, "an owner is missing");
+    assert_eq!(kinds(&put(keeper, &[2, 4, 0, 4, 0, 5, 3, 5, 9])), shared, "an owner too many");
+    assert_eq!(kinds(&put(keeper, &[1, 4, 0, 4, 0, 5, 3])), shared, "a shorter run");
+    let without_run = |metadata: &mut Metadata| {
+        metadata.items.remove(&keeper);
+    };
+    assert_eq!(kinds(&without_run), shared);
+    assert_eq!(kinds(&put(keeper, &[2, 4, 0])), [Kind::Item, Kind::Shared], "no owners");
+    assert_eq!(kinds(&extent(4, 0, &[2, 3, 5])), shared, "an owner without the mark");
+    assert_eq!(kinds(&extent(5, 3, &[2, 3, 6, 1])), shared, "another place");
+    assert_eq!(kinds(&extent(5, 0, &[3, 3, 20, 1])), shared, "a mark without a run");
+    assert_eq!(kinds(&extent(5, 3, &[2, 3, 5])), [Kind::Shared, Kind::Overlap], "the clone without the mark");
+    assert_eq!(kinds(&extent(5, 3, &[2, 3, 5, 2])), [Kind::Item, Kind::Shared, Kind::Blocks], "another mark");
+    let elsewhere = Key { inode: keeper.inode + 1, ..keeper };
+    assert_eq!(kinds(&put(elsewhere, &run))[0], Kind::Item);
+    let beyond = Key { offset: keeper.offset + 58, ..keeper };
+    assert_eq!(kinds(&put(beyond, &run)), [Kind::Extent]);
+    let other = Key { offset: keeper.offset + 15, ..keeper };
+    assert_eq!(kinds(&put(other, &[1, 5, 0, 5, 0])), shared, "a run over blocks of a file");
 }
 
 #[test]

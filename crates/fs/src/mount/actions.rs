@@ -4,6 +4,7 @@ use super::convert::{self, CACHED};
 use crate::attributes::Setting;
 use crate::change::KEEP_TIMES;
 use crate::classes::fair_queue::DEFAULT;
+use crate::clones::Copied;
 use crate::core::{Core, now};
 use crate::inode::{FileType, InodeNumber};
 use crate::namespace::{New, Renaming};
@@ -16,10 +17,10 @@ use fuse::{
 };
 use std::rc::Rc;
 
-/// Bytes that a copy reads at a time.
-const COPIED_AT_ONCE: u64 = 1 << 20;
 /// Most bytes that one request copies; the caller asks again for the rest.
 const MOST_COPIED: u64 = 64 << 20;
+/// Most bytes that one request copies or shares.
+const MOST_SHARED: u64 = 1 << 30;
 /// Extended attribute that holds capabilities of an executable.
 const CAPABILITIES: &[u8] = b"security.capability";
 /// Offset in a directory after `.`, and after `..`; names have larger ones.
@@ -384,30 +385,14 @@ pub(super) async fn seek(
     core.seek(inode, offset, data)
 }
 
-/// Copies a range piece by piece. Returns the number of bytes, which may be fewer than asked for.
+/// Copies a range, or shares its blocks. Returns the number of bytes, which may be fewer than asked for.
 pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRange) -> Result<u64> {
     if copy.flags != 0 {
         return Err(Error::invalid(format!("copy_file_range with flags {:#x}; expected none", copy.flags)));
     }
-    let (node, length) = (core.node(copy.to_node), copy.length.min(MOST_COPIED));
-    let source = core.cores().of(from);
-    let mut copied = 0;
-    while copied < length {
-        let piece = (length - copied).min(COPIED_AT_ONCE);
-        let step = async {
-            let offset = copy.from_offset + copied;
-            let read = move |core: Rc<Core>| async move { core.read(from, offset, piece as usize).await };
-            let data = source.with(read).await?;
-            let bytes = data.len() as u64;
-            core.write_back(&node, copy.to_offset + copied, data).await?;
-            Ok::<_, Error>(bytes)
-        };
-        match step.await {
-            Ok(0) => break,
-            Ok(bytes) => copied += bytes,
-            Err(_) if copied > 0 => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(copied)
+    let CopyRange { from_offset, to_offset, .. } = *copy;
+    let length = copy.length.min(MOST_SHARED);
+    let copied = Copied { class: DEFAULT, from, from_offset, to_offset, length };
+    let done = core.copy_range(&core.node(copy.to_node), copied, MOST_COPIED, KEEP_TIMES).await?;
+    Ok(done.bytes)
 }

@@ -131,7 +131,7 @@ fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), Strin
 
 #[test]
 fn replaying_what_the_checkpoint_shows_is_noticed() {
-    is_caught(Broken::ReplaysShown, 1..100, Setup::draw_busy);
+    is_caught(Broken::ReplaysShown, 150..450, Setup::draw_busy);
 }
 
 #[test]
@@ -147,4 +147,9 @@ fn files_without_names_that_stay_are_noticed() {
 #[test]
 fn blocks_of_snapshots_that_die_are_noticed() {
     is_caught(Broken::ForgetsSnapshots, 1..50, Setup::draw_snapshots);
+}
+
+#[test]
+fn sources_of_clones_that_take_their_blocks_with_them_are_noticed() {
+    is_caught(Broken::ForgetsSource, 1..50, Setup::draw);
 }

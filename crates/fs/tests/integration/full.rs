@@ -104,6 +104,7 @@ fn every_operation_on_a_full_file_system_is_done_or_refused_as_a_whole_and_files
     }
     let names = [
         "Append",
+        "Clone",
         "Create",
         "Link",
         "MakeDirectory",

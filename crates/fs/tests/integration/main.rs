@@ -3,6 +3,7 @@
 
 mod broken;
 mod classes;
+mod clones;
 mod damage;
 mod full;
 mod joint;

@@ -39,6 +39,8 @@ pub enum Operation {
     Truncate(String, u64),
     Punch(String, u64, u64),
     Preallocate(String, u64, u64),
+    /// Path, first byte and number of bytes of the source, path and first byte of the copy.
+    Clone(String, u64, u64, String, u64),
     Unlink(String),
     MakeDirectory(String),
     RemoveDirectory(String),
@@ -60,6 +62,9 @@ impl Operation {
             Operation::Truncate(path, size) => Operation::Truncate(at(&path), size),
             Operation::Punch(path, from, to) => Operation::Punch(at(&path), from, to),
             Operation::Preallocate(path, from, to) => Operation::Preallocate(at(&path), from, to),
+            Operation::Clone(from, offset, length, to, to_offset) => {
+                Operation::Clone(at(&from), offset, length, at(&to), to_offset)
+            }
             Operation::Unlink(path) => Operation::Unlink(at(&path)),
             Operation::MakeDirectory(path) => Operation::MakeDirectory(at(&path)),
             Operation::RemoveDirectory(path) => Operation::RemoveDirectory(at(&path)),
@@ -256,6 +261,22 @@ impl Model {
                 Ok(())
             }
             Operation::Preallocate(path, ..) => self.file(path).map(drop),
+            Operation::Clone(from, offset, length, to, to_offset) => {
+                let (source, offset, to_offset) = (self.file(from)?, *offset as usize, *to_offset as usize);
+                let end = source.len().min(offset.saturating_add(*length as usize));
+                let data = source.get(offset..end).unwrap_or_default().to_vec();
+                let is_apart = offset + data.len() <= to_offset || to_offset + data.len() <= offset;
+                let is_same = self.find(from) == self.find(to);
+                let contents = self.file(to)?;
+                if is_same && !is_apart {
+                    return Err(libc::EINVAL);
+                }
+                if !data.is_empty() {
+                    contents.resize(contents.len().max(to_offset + data.len()), 0);
+                    contents[to_offset..to_offset + data.len()].copy_from_slice(&data);
+                }
+                Ok(())
+            }
             Operation::Unlink(path) => {
                 let node = self.find(path)?;
                 if self.is_directory(node) {
@@ -301,7 +322,24 @@ impl Model {
         }
     }
 
-    /// Whether an operation is all or nothing: a write of more than 64 KiB, rounded to blocks, may be divided.
+    /// Whether a clone is one step: blocks that are shared, a part of a block that is copied, or a write of what isn't shared.
+    fn is_cloned_at_once(&self, operation: &Operation) -> bool {
+        const BLOCK: u64 = 4096;
+        let Operation::Clone(from, offset, length, to, to_offset) = operation else { return true };
+        let size = |path| self.clone().file(path).map_or(0, |contents| contents.len() as u64);
+        let length = size(from).saturating_sub(*offset).min(*length);
+        let end = to_offset + length;
+        match (offset % BLOCK == to_offset % BLOCK, to_offset % BLOCK) {
+            (true, 0) => {
+                let ends_both = offset + length == size(from) && end >= size(to);
+                end.is_multiple_of(BLOCK) || ends_both || length < BLOCK
+            }
+            (true, within) => within + length <= BLOCK,
+            (false, _) => end.div_ceil(BLOCK) * BLOCK - to_offset / BLOCK * BLOCK <= 64 << 10,
+        }
+    }
+
+    /// Whether an operation is all or nothing: a write of more than 64 KiB, rounded to blocks, may be divided, and a clone may have several steps.
     pub fn is_atomic(&self, operation: &Operation) -> bool {
         const BLOCK: u64 = 4096;
         let (offset, length) = match operation {
@@ -310,6 +348,7 @@ impl Model {
                 let size = self.clone().file(path).map_or(0, |contents| contents.len());
                 (size as u64, data.0.len() as u64)
             }
+            Operation::Clone(..) => return self.is_cloned_at_once(operation),
             _ => return true,
         };
         (offset + length).div_ceil(BLOCK) * BLOCK - offset / BLOCK * BLOCK <= 64 << 10
@@ -472,6 +511,11 @@ pub async fn apply(files: &FileSystem, top: &str, operation: &Operation) -> Resu
         Operation::Preallocate(path, from, to) => {
             files.open_file(path, there).await?.preallocate(*from..*to).await
         }
+        Operation::Clone(from, offset, length, to, to_offset) => {
+            let source = files.open_file(from, there).await?;
+            let target = files.open_file(to, there).await?;
+            target.clone_range(&source, *offset, *length, *to_offset).await.map(drop)
+        }
         Operation::Unlink(path) => files.unlink(path).await,
         Operation::MakeDirectory(path) => files.make_directory(path).await,
         Operation::RemoveDirectory(path) => files.remove_directory(path).await,
@@ -524,7 +568,12 @@ pub fn draw(random: &mut Random, number: u64, blocks: u64) -> Operation {
         true => random.below(blocks) * 4096,
         false => random.below(blocks * 4000),
     };
-    match random.below(20) {
+    let choice = random.below(20);
+    let mut clones = Random::new(number ^ 0xC10E);
+    if clones.chance(0.12) {
+        return draw_clone(&mut clones, place, blocks);
+    }
+    match choice {
         0..3 => Operation::Create(place),
         3..8 => Operation::Write(place, offset, data),
         8..10 => Operation::Append(place, data),
@@ -543,4 +592,19 @@ pub fn draw(random: &mut Random, number: u64, blocks: u64) -> Operation {
         18 => Operation::Link(place, path(random)),
         _ => Operation::SymbolicLink("/nowhere".to_owned() + &path(random), place),
     }
+}
+
+/// Draws a clone, most of the time of whole blocks.
+fn draw_clone(random: &mut Random, from: String, blocks: u64) -> Operation {
+    let unit = if random.chance(0.8) { 4096 } else { 1000 };
+    let mut offset = || match random.chance(0.5) {
+        true => 0,
+        false => random.below(blocks) * unit,
+    };
+    let (from_offset, to_offset) = (offset(), offset());
+    let length = match random.chance(0.5) {
+        true => u64::MAX,
+        false => (1 + random.below(blocks)) * unit,
+    };
+    Operation::Clone(from, from_offset, length, path(random), to_offset)
 }

@@ -93,6 +93,11 @@ pub fn operations(position: u64) -> Vec<Operation> {
         Punch(owned("/b"), 4096, 12_288),
         Punch(owned("/b"), 1000, 9000),
         Preallocate(owned("/a"), 0, 40_960),
+        Clone(owned("/b"), 0, u64::MAX, owned("/a"), 0),
+        Clone(owned("/b"), 4096, 8192, owned("/a"), 12_288),
+        Clone(owned("/b"), 0, 8192, owned("/b"), 12_288),
+        // Of another shard.
+        Clone(owned("/a"), 0, u64::MAX, owned("/d/c"), 50),
         Rename(owned("/a"), owned("/b"), Renaming::Replace),
         Rename(owned("/a"), owned("/n"), Renaming::NoReplace),
         Rename(owned("/a"), owned("/d/c"), Renaming::Exchange),
@@ -126,7 +131,10 @@ fn sequences() -> Vec<Sequence> {
 /// The path whose file is synced after an operation; if that has gone, its directory is.
 fn changed(operation: &Operation) -> &str {
     match operation {
-        Operation::Rename(_, path, _) | Operation::Link(_, path) | Operation::SymbolicLink(_, path) => path,
+        Operation::Rename(_, path, _)
+        | Operation::Link(_, path)
+        | Operation::SymbolicLink(_, path)
+        | Operation::Clone(_, _, _, path, _) => path,
         Operation::Create(path)
         | Operation::Write(path, ..)
         | Operation::Append(path, _)
@@ -403,6 +411,18 @@ fn a_file_written_and_renamed_over_another_is_the_old_or_the_new_one() {
         Operation::Create(owned("/new")),
         Operation::Write(owned("/new"), 0, Bytes::draw(100_000, 9)),
         Operation::Rename(owned("/new"), owned("/a"), Renaming::Replace),
+    ]);
+}
+
+#[test]
+fn a_clone_is_there_as_a_whole_or_not_at_all_and_stays_when_its_source_goes() {
+    holds_at_every_cut(&[
+        Operation::Create(owned("/n")),
+        Operation::Clone(owned("/b"), 0, u64::MAX, owned("/n"), 0),
+        Operation::Truncate(owned("/b"), 5000),
+        Operation::Write(owned("/n"), 4096, Bytes::draw(4096, 9)),
+        Operation::Unlink(owned("/b")),
+        Operation::Unlink(owned("/d/b")),
     ]);
 }
 

@@ -1,0 +1,265 @@
+//! Copies of ranges of files: blocks are shared where that is possible, and other data is copied.
+//!
+//! Blocks are shared between files of one shard, or within one file: whole blocks of 4 KiB, in both at the begin of a block, and the last block
+//! of the source in part if the other file ends there, too. A block with [`MOST_OWNERS`](crate::shared::MOST_OWNERS) owners is copied.
+//!
+//! Writes in flight to either range take effect before their blocks are shared, and later ones after. What is shared in one step, up to
+//! [`EXTENTS_AT_ONCE`] extents, is there as a whole after a power cut or not at all. Another write may come between two steps.
+
+use crate::change::{Change, Changes, KEEP_TIMES};
+use crate::classes::fair_queue::ClassNumber;
+use crate::core::Core;
+use crate::data::end_of;
+use crate::extents::extents;
+use crate::format::BLOCK;
+use crate::inode::{InodeNumber, Time};
+use crate::metadata::Metadata;
+use crate::node::Node;
+use crate::shared::{shareable, unshareable};
+use block::{Error, Result};
+use runtime::range_lock::RangeGuard;
+use smallvec::smallvec;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Bytes that a copy reads at a time.
+const COPIED_AT_ONCE: u64 = 1 << 20;
+/// Most extents that are shared in one turn of the core.
+pub const EXTENTS_AT_ONCE: usize = 512;
+/// Extents whose items take a page of the tree, about.
+const EXTENTS_PER_PAGE: u64 = 32;
+
+/// What a copy has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cloned {
+    /// Bytes from the begin of the range on that the other file has now.
+    pub bytes: u64,
+    /// Of these, the bytes whose blocks both files share, holes included; the others were copied.
+    pub shared: u64,
+}
+
+/// A range of a file that is copied to another one, or within the file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Copied {
+    /// Class in whose turns data is read and written.
+    pub class: ClassNumber,
+    /// The source.
+    pub from: InodeNumber,
+    /// First byte there.
+    pub from_offset: u64,
+    /// First byte in the other file.
+    pub to_offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+impl Copied {
+    /// What follows after a number of bytes.
+    fn after(self, bytes: u64) -> Self {
+        let (from_offset, to_offset) = (self.from_offset + bytes, self.to_offset + bytes);
+        Copied { from_offset, to_offset, length: self.length - bytes, ..self }
+    }
+
+    /// Whether the blocks of both files begin at the same bytes of the range.
+    fn is_even(&self) -> bool {
+        self.from_offset % BLOCK == self.to_offset % BLOCK
+    }
+
+    /// Blocks of both files, from a byte on at which blocks begin.
+    fn blocks(&self) -> (Range<u64>, Range<u64>) {
+        let count = self.length.div_ceil(BLOCK);
+        let (from, to) = (self.from_offset / BLOCK, self.to_offset / BLOCK);
+        (from..from + count, to..to + count)
+    }
+}
+
+impl Core {
+    /// Copies a range of a file to a file of this core, as copy_file_range(2): ends at the end of the source, and after `most_copied` bytes
+    /// that couldn't be shared. The time may be [`KEEP_TIMES`].
+    ///
+    /// # Errors
+    /// EISDIR, [`Error::Invalid`] for ranges of one file that overlap and for other than regular files; EFBIG, [`Error::NoSpace`]; as
+    /// [`read`](Self::read). After some bytes, their number is returned instead.
+    pub(crate) async fn copy_range(
+        self: &Rc<Self>,
+        node: &Rc<Node>,
+        copied: Copied,
+        most_copied: u64,
+        modified: Time,
+    ) -> Result<Cloned> {
+        let source = self.cores().of(copied.from);
+        let from = copied.from;
+        let regular = move |core: Rc<Core>| async move { core.check_regular(from).map(|inode| inode.size) };
+        let size = source.with(regular).await?;
+        self.check_regular(node.inode)?;
+        let length = copied.length.min(size.saturating_sub(copied.from_offset));
+        let all = Copied { length, ..copied };
+        end_of(all.to_offset, length)?;
+        let is_apart = all.from_offset + length <= all.to_offset || all.to_offset + length <= all.from_offset;
+        if from == node.inode && !is_apart {
+            return Err(Error::invalid(format!(
+                "{length} bytes from byte {} on of inode {from} are to be copied to byte {}: the ranges overlap",
+                all.from_offset, all.to_offset
+            )));
+        }
+        let mut done = Cloned::default();
+        while done.bytes < length && done.bytes - done.shared < most_copied {
+            match self.copy_step(node, all.after(done.bytes), modified).await {
+                Ok(Cloned { bytes: 0, .. }) => break,
+                Ok(step) => {
+                    done.bytes += step.bytes;
+                    done.shared += step.shared;
+                }
+                Err(_) if done.bytes > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Shares what follows, as much as is possible, or copies some of it.
+    async fn copy_step(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, modified: Time) -> Result<Cloned> {
+        let shard_of = |inode| self.metadata.borrow().items.shard_of(inode);
+        let may_share = rest.is_even() && shard_of(rest.from) == shard_of(node.inode);
+        let until_block = match may_share {
+            true => rest.from_offset.next_multiple_of(BLOCK) - rest.from_offset,
+            false => 0,
+        };
+        if may_share && until_block == 0 {
+            let shared = self.share_blocks(node, rest, modified).await?;
+            if shared > 0 {
+                return Ok(Cloned { bytes: shared, shared });
+            }
+        }
+        let piece = match may_share {
+            // Then blocks may be shared.
+            true if until_block > 0 => rest.length.min(until_block),
+            // What can't be shared here: a part of a block, or blocks with many owners.
+            true => rest.length.min(self.unshareable(rest)?),
+            false => rest.length.min(COPIED_AT_ONCE),
+        };
+        let Copied { class, from, from_offset: offset, .. } = rest;
+        let read = move |core: Rc<Core>| async move {
+            core.read_in(class, None, from, offset, piece as usize).await
+        };
+        let data = self.cores().of(from).with(read).await?;
+        let bytes = data.len() as u64;
+        match modified {
+            KEEP_TIMES => self.write_back(node, rest.to_offset, data).await?,
+            _ => self.write(class, node, rest.to_offset, data).await?,
+        }
+        Ok(Cloned { bytes, shared: 0 })
+    }
+
+    /// Bytes from the begin of a range on, up to [`COPIED_AT_ONCE`], before the next block that may be shared; those of one block at least.
+    fn unshareable(&self, rest: Copied) -> Result<u64> {
+        let metadata = self.metadata.borrow();
+        let (from, _) = rest.blocks();
+        let range = from.start..from.end.min(from.start + COPIED_AT_ONCE / BLOCK);
+        let mut end = range.start;
+        for extent in extents(&metadata.items, rest.from, range.clone()) {
+            let part = extent?.part(&range);
+            if part.block == end {
+                end += u64::from(unshareable(&metadata.items, rest.from, &part)?);
+            }
+            if end < part.end() {
+                break;
+            }
+        }
+        Ok((end - range.start).max(1) * BLOCK)
+    }
+
+    /// Locks the blocks of both files, in one order for all callers.
+    async fn lock_both(&self, node: &Rc<Node>, copied: &Copied) -> (RangeGuard, Option<RangeGuard>) {
+        let (from, to) = copied.blocks();
+        if copied.from == node.inode {
+            // Two requests for ranges of one file might wait for each other's second one.
+            let all = from.start.min(to.start)..from.end.max(to.end);
+            return (node.lock.ask(all).await, None);
+        }
+        let source = self.node(copied.from);
+        if copied.from < node.inode {
+            let first = source.lock.ask(from).await;
+            return (first, Some(node.lock.ask(to).await));
+        }
+        let first = node.lock.ask(to).await;
+        (first, Some(source.lock.ask(from).await))
+    }
+
+    /// Shares the blocks of a range from its begin on, as many as can be shared. Returns the number of bytes.
+    async fn share_blocks(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, modified: Time) -> Result<u64> {
+        self.gate.pass().await;
+        let _held = self.lock_both(node, &rest).await;
+        let mut done = 0;
+        while done < rest.length {
+            let decide = |metadata: &Metadata| {
+                let piece = Piece::next(metadata, node.inode, rest.after(done))?;
+                if piece.blocks == 0 {
+                    return Ok((0, Changes::new()));
+                }
+                self.check_space_for_item()?;
+                self.check_space(1 + piece.extents / EXTENTS_PER_PAGE)?;
+                let (from, to) = rest.after(done).blocks();
+                let share = Change::Share {
+                    inode: node.inode,
+                    block: to.start,
+                    count: piece.blocks,
+                    from_inode: rest.from,
+                    from_block: from.start,
+                    size: rest.to_offset + done + piece.bytes,
+                    modified,
+                };
+                Ok((piece.bytes, smallvec![share]))
+            };
+            match self.change(decide).await {
+                Ok((0, _)) => break,
+                Ok((bytes, ticket)) => {
+                    node.note(ticket);
+                    done += bytes;
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+            runtime::yield_now().await;
+        }
+        Ok(done)
+    }
+}
+
+/// What is shared in one turn.
+#[derive(Debug, Default)]
+struct Piece {
+    blocks: u64,
+    /// Bytes of these blocks.
+    bytes: u64,
+    /// Extents of the source in them.
+    extents: u64,
+}
+
+impl Piece {
+    /// The first blocks of a range that can be shared in one turn.
+    fn next(metadata: &Metadata, inode: InodeNumber, rest: Copied) -> Result<Self> {
+        let (source, target) = (metadata.inode(rest.from)?, metadata.inode(inode)?);
+        let length = rest.length.min(source.size.saturating_sub(rest.from_offset));
+        let ends_both = rest.from_offset + length == source.size && rest.to_offset + length >= target.size;
+        // Of a block in which one of them goes on, a part is copied.
+        let length = if ends_both { length } else { length / BLOCK * BLOCK };
+        let (from, _) = Copied { length, ..rest }.blocks();
+        let (mut end, mut count) = (from.end, 0);
+        for extent in extents(&metadata.items, rest.from, from.clone()) {
+            let part = extent?.part(&from);
+            count += 1;
+            let most = shareable(&metadata.items, rest.from, &part)?;
+            if most < part.blocks {
+                end = part.block + u64::from(most);
+                break;
+            }
+            if count as usize == EXTENTS_AT_ONCE {
+                end = part.end();
+                break;
+            }
+        }
+        let blocks = end - from.start;
+        Ok(Piece { blocks, bytes: length.min(blocks * BLOCK), extents: count })
+    }
+}

@@ -1,0 +1,480 @@
+//! Blocks of zones that have several owners, because files were cloned.
+//!
+//! A block lies in a place since it was written for a block of a file, or moved there by the cleaner: the record's header names the file
+//! and the block, its *written owner*, for as long as the block is there. Normally this is the only owner. Neighbouring blocks that have, or had, several are a
+//! *run*: an item by its place, in the tree of the shard of all its owners, with the written owner and the present ones. The extents of
+//! these are marked ([`Extent::is_shared`]), so files that weren't cloned pay nothing.
+//!
+//! Invariants, in each version of a shard:
+//! - The marked extents are exactly those that the owners of runs have, and no other extent has a block of a run.
+//! - A run has 1 to [`MOST_OWNERS`] owners, all different. Its written owner needn't be one of them: the place decides, not the name.
+//! - The block dies with its last owner. A run stays one, and its extents stay marked, with a single owner too.
+//!
+//! So a version has a block in a place if its written owner's extent is there, or a run covers the place
+//! ([`visit_missing`](crate::extents::visit_missing)), and only these two are asked.
+
+#[cfg(test)]
+mod tests;
+
+use crate::encoding::{Numbers, put};
+use crate::extents::{AT_ONCE, Blocks, Extent, Place, extents, replace, unmap};
+use crate::forest::Forest;
+use crate::inode::{InodeNumber, kind};
+use crate::snapshots::Moved;
+use crate::tree::Key;
+use block::{Error, Result};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Most owners of a block; further ones get a copy.
+pub const MOST_OWNERS: usize = 16;
+
+/// No file has such a number. Those of the keepers of all shards follow; a keeper has the runs of its shard.
+const FIRST_KEEPER: InodeNumber = 1 << 62;
+
+/// A block of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Owner {
+    /// The file.
+    pub inode: InodeNumber,
+    /// The block.
+    pub block: u64,
+}
+
+/// Neighbouring blocks of a zone with the same owners. Owners are named by their first block; the others follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Place of the first block.
+    pub place: Place,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// Owner for which they were written.
+    pub written: Owner,
+    /// Present owners, in rising order.
+    pub owners: SmallVec<[Owner; 2]>,
+}
+
+impl Owner {
+    fn after(self, blocks: u32) -> Self {
+        Owner { block: self.block + u64::from(blocks), ..self }
+    }
+}
+
+impl Run {
+    fn end(&self) -> u32 {
+        self.place.position + self.blocks
+    }
+
+    /// The blocks of it at these positions, of which there are some.
+    fn part(&self, positions: &Range<u32>) -> Self {
+        let (from, to) = (self.place.position.max(positions.start), self.end().min(positions.end));
+        let skipped = from - self.place.position;
+        Run {
+            place: Place { position: from, ..self.place },
+            blocks: to - from,
+            written: self.written.after(skipped),
+            owners: self.owners.iter().map(|owner| owner.after(skipped)).collect(),
+        }
+    }
+
+    /// Whether the other one goes on where this one ends.
+    fn is_before(&self, next: &Run) -> bool {
+        self.place.zone == next.place.zone
+            && self.end() == next.place.position
+            && self.written.after(self.blocks) == next.written
+            && self.owners.iter().map(|owner| owner.after(self.blocks)).eq(next.owners.iter().copied())
+    }
+
+    /// Its blocks as an extent of an owner.
+    pub fn extent_of(&self, owner: Owner) -> (InodeNumber, Extent) {
+        let Place { zone, position } = self.place;
+        let extent = Extent { block: owner.block, blocks: self.blocks, zone, position, is_shared: true };
+        (owner.inode, extent)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut value = Vec::with_capacity(32);
+        put(&mut value, self.blocks.into());
+        for owner in std::iter::once(&self.written).chain(&self.owners) {
+            put(&mut value, owner.inode);
+            put(&mut value, owner.block);
+        }
+        value
+    }
+
+    /// Decodes an item.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for bytes that no run has.
+    pub fn decode(key: Key, value: &[u8]) -> Result<Self> {
+        let mut numbers = Numbers::new(value, "a run of shared blocks");
+        let place = Place { zone: (key.offset >> 32) as u32, position: key.offset as u32 };
+        let blocks = numbers.take_u32()?;
+        let mut owner = || Ok::<_, Error>(Owner { inode: numbers.take()?, block: numbers.take()? });
+        let written = owner()?;
+        let mut owners = SmallVec::new();
+        owners.push(owner()?);
+        while !numbers.rest().is_empty() {
+            owners.push(Owner { inode: numbers.take()?, block: numbers.take()? });
+        }
+        let run = Run { place, blocks, written, owners };
+        let is_sorted = run.owners.is_sorted_by(|one, next| one < next);
+        let mut all = std::iter::once(&written).chain(&run.owners);
+        let has_ends = all.all(|owner| owner.block.checked_add(blocks.into()).is_some());
+        let is_within = place.position.checked_add(blocks).is_some() && has_ends;
+        match is_sorted && is_within && blocks > 0 && run.owners.len() <= MOST_OWNERS {
+            true => Ok(run),
+            false => Err(numbers.strange(&format!(
+                "has {blocks} blocks at {} of zone {} with {} owners, in the wrong order or too many",
+                place.position,
+                place.zone,
+                run.owners.len()
+            ))),
+        }
+    }
+}
+
+/// Keeper of the shard of an inode.
+fn keeper(items: &Forest, inode: InodeNumber) -> InodeNumber {
+    let shards = u64::from(items.shards());
+    FIRST_KEEPER.next_multiple_of(shards) + inode % shards
+}
+
+/// Whether an item is a run in the tree of the shard that it is in.
+pub fn is_run(items: &Forest, key: &Key) -> bool {
+    key.kind == kind::SHARED && key.inode == keeper(items, key.inode)
+}
+
+fn key(keeper: InodeNumber, place: Place) -> Key {
+    Key::new(keeper, kind::SHARED, u64::from(place.zone) << 32 | u64::from(place.position))
+}
+
+fn positions(place: Place, blocks: u32) -> Range<u32> {
+    place.position..place.position.saturating_add(blocks)
+}
+
+/// Runs of the shard of an inode that have blocks in a place and those after it, whole, in order.
+pub fn runs(
+    items: &Forest,
+    inode: InodeNumber,
+    place: Place,
+    blocks: u32,
+) -> impl Iterator<Item = Result<Run>> + '_ {
+    let keeper = keeper(items, inode);
+    let first = key(keeper, place);
+    let end = positions(place, blocks).end;
+    let is_own = move |key: &Key| {
+        key.inode == keeper && key.kind == kind::SHARED && key.offset >> 32 == u64::from(place.zone)
+    };
+    // One that begins before may reach into it.
+    let before = items.last_before(&first).filter(|(key, _)| is_own(key) && *key < first);
+    let before = before.map(|(key, value)| Run::decode(key, value));
+    let before =
+        before.filter(|run| run.as_ref().is_ok_and(|run| run.end() > place.position) || run.is_err());
+    let rest = items.range(&first).take_while(move |(key, _)| is_own(key) && (key.offset as u32) < end);
+    before.into_iter().chain(rest.map(|(key, value)| Run::decode(key, value)))
+}
+
+/// Changes the parts of runs in a range of a zone; a part without owners is removed. Returns how many blocks they had.
+fn change(
+    items: &mut Forest,
+    inode: InodeNumber,
+    (place, blocks): (Place, u32),
+    mut change: impl FnMut(&mut Run) -> Result<()>,
+) -> Result<u32> {
+    let (keeper, range) = (keeper(items, inode), positions(place, blocks));
+    let found = runs(items, inode, place, blocks).collect::<Result<SmallVec<[Run; 4]>>>()?;
+    let mut parts: SmallVec<[Run; 4]> = SmallVec::new();
+    let mut count = 0;
+    for run in &found {
+        if run.place.position < range.start {
+            parts.push(run.part(&(0..range.start)));
+        }
+        let mut part = run.part(&range);
+        count += part.blocks;
+        change(&mut part)?;
+        if !part.owners.is_empty() {
+            parts.push(part);
+        }
+        if run.end() > range.end {
+            parts.push(run.part(&(range.end..u32::MAX)));
+        }
+    }
+    found.iter().for_each(|run| {
+        items.remove(&key(keeper, run.place));
+    });
+    parts.into_iter().try_for_each(|part| insert(items, keeper, part))?;
+    Ok(count)
+}
+
+/// Puts a run where there is none, and unites it with its neighbours.
+fn insert(items: &mut Forest, keeper: InodeNumber, run: Run) -> Result<()> {
+    let (at, mut whole) = (key(keeper, run.place), run);
+    if let Some((before, value)) = items.last_before(&at).filter(|(key, _)| key.inode == keeper) {
+        let before = Run::decode(before, value)?;
+        if before.is_before(&whole) {
+            whole = Run { blocks: before.blocks + whole.blocks, ..before };
+        }
+    }
+    let after = key(keeper, Place { position: whole.end(), ..whole.place });
+    if let Some(value) = items.get(&after) {
+        let next = Run::decode(after, value)?;
+        if whole.is_before(&next) {
+            whole.blocks += next.blocks;
+            items.remove(&after);
+        }
+    }
+    items.put(&key(keeper, whole.place), &whole.encode());
+    Ok(())
+}
+
+/// Takes shared blocks from one of their owners. Those without any owner then are lost.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item, or where the file isn't an owner.
+pub fn lose(items: &mut Forest, inode: InodeNumber, gone: &Extent, blocks: &mut impl Blocks) -> Result<()> {
+    let first = Owner { inode, block: gone.block };
+    let found = change(items, inode, (gone.place(), gone.blocks), |run| {
+        let own = first.after(run.place.position - gone.position);
+        let at = run.owners.binary_search(&own).map_err(|_| without_owner(inode, gone))?;
+        run.owners.remove(at);
+        if run.owners.is_empty() {
+            let (inode, extent) = run.extent_of(run.written);
+            blocks.lost(inode, &extent);
+        }
+        Ok(())
+    })?;
+    match found == gone.blocks {
+        true => Ok(()),
+        false => Err(without_owner(inode, gone)),
+    }
+}
+
+#[cold]
+fn without_owner(inode: InodeNumber, extent: &Extent) -> Error {
+    Error::corrupt(format!(
+        "inode {inode}, block {}: the shared blocks at {} of zone {} don't have it as an owner",
+        extent.block, extent.position, extent.zone
+    ))
+}
+
+/// Gives the blocks that a range of a file has to a file of the same shard, the same one or another, in the place of those that it has from
+/// `block` on. Holes and preallocated blocks become holes. Returns how many more it has then.
+///
+/// `marks_source` is true but in tests which must notice that the first owner isn't told.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MOST_OWNERS`].
+pub fn share(
+    items: &mut Forest,
+    from: (InodeNumber, Range<u64>),
+    to: (InodeNumber, u64),
+    blocks: &mut impl Blocks,
+    marks_source: bool,
+) -> Result<i64> {
+    let ((source, range), (inode, block)) = (from, to);
+    if items.shard_of(source) != items.shard_of(inode) {
+        return Err(Error::corrupt(format!("inodes {source} and {inode} of different shards share blocks")));
+    }
+    let taken = unmap(items, inode, block..block + (range.end - range.start), blocks)?;
+    let (mut at, mut given) = (range.start, 0);
+    loop {
+        let found = extents(items, source, at..range.end).take(AT_ONCE);
+        let found = found.collect::<Result<SmallVec<[Extent; AT_ONCE]>>>()?;
+        for extent in &found {
+            let part = extent.part(&(at..range.end));
+            if !part.is_preallocated() {
+                let new = Extent { block: block + (part.block - range.start), is_shared: true, ..part };
+                give(items, (source, part), (inode, new), marks_source)?;
+                given += i64::from(part.blocks);
+            }
+        }
+        match found.last() {
+            Some(last) if found.len() == AT_ONCE => at = last.end(),
+            _ => return Ok(given - taken as i64),
+        }
+    }
+}
+
+/// Gives the blocks of an extent to another file, which has none there, as `new`.
+fn give(
+    items: &mut Forest,
+    (source, part): (InodeNumber, Extent),
+    (inode, new): (InodeNumber, Extent),
+    marks_source: bool,
+) -> Result<()> {
+    if !part.is_shared {
+        // Nothing but the owner for which it was written has it.
+        let written = Owner { inode: source, block: part.block };
+        let owners = SmallVec::from_elem(written, 1);
+        let run = Run { place: part.place(), blocks: part.blocks, written, owners };
+        insert(items, keeper(items, inode), run)?;
+        if marks_source {
+            replace(items, source, Extent { is_shared: true, ..part })?;
+        }
+    }
+    let first = Owner { inode, block: new.block };
+    let found = change(items, inode, (part.place(), part.blocks), |run| {
+        let own = first.after(run.place.position - part.position);
+        match run.owners.binary_search(&own) {
+            Err(at) if run.owners.len() < MOST_OWNERS => run.owners.insert(at, own),
+            _ => {
+                return Err(Error::corrupt(format!(
+                    "shared blocks with {} owners get one",
+                    run.owners.len()
+                )));
+            }
+        }
+        Ok(())
+    })?;
+    match found == part.blocks {
+        true => replace(items, inode, new),
+        false => Err(without_owner(source, &part)),
+    }
+}
+
+/// Blocks of an extent, from its first one on, that may have one more owner.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn shareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<u32> {
+    if extent.is_shared {
+        for run in runs(items, inode, extent.place(), extent.blocks) {
+            let run = run?;
+            if run.owners.len() >= MOST_OWNERS {
+                return Ok(run.place.position.saturating_sub(extent.position));
+            }
+        }
+    }
+    Ok(extent.blocks)
+}
+
+/// Blocks of an extent, from its first one on, that may have no further owner.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn unshareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<u32> {
+    let mut end = extent.position;
+    if extent.is_shared {
+        for run in runs(items, inode, extent.place(), extent.blocks) {
+            let run = run?;
+            if run.owners.len() < MOST_OWNERS {
+                break;
+            }
+            end = run.end();
+        }
+    }
+    Ok((end - extent.position).min(extent.blocks))
+}
+
+/// Visits the parts of an extent of a file that it alone has, with the names for which they were written.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn visit_sole(
+    items: &Forest,
+    inode: InodeNumber,
+    extent: &Extent,
+    mut visit: impl FnMut(InodeNumber, Extent) -> Result<()>,
+) -> Result<()> {
+    if !extent.is_shared {
+        return visit(inode, *extent);
+    }
+    for run in runs(items, inode, extent.place(), extent.blocks) {
+        let run = run?;
+        if run.owners.len() == 1 {
+            let part = run.part(&positions(extent.place(), extent.blocks));
+            let (inode, extent) = part.extent_of(part.written);
+            visit(inode, extent)?;
+        }
+    }
+    Ok(())
+}
+
+/// Visits the blocks of runs that were written for a file: of `count` blocks from `block` on, those which lie as if the first one were
+/// at `from`, as [`extents::visit_at`](crate::extents::visit_at) does.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn visit_at(
+    items: &Forest,
+    inode: InodeNumber,
+    (block, count): (u64, u32),
+    from: Place,
+    mut visit: impl FnMut(u64, u32),
+) -> Result<()> {
+    for part in parts_at(items, inode, (block, count), from)? {
+        visit(part.written.block, part.blocks);
+    }
+    Ok(())
+}
+
+fn parts_at(
+    items: &Forest,
+    inode: InodeNumber,
+    (block, count): (u64, u32),
+    from: Place,
+) -> Result<SmallVec<[Run; 4]>> {
+    let first = Owner { inode, block };
+    let mut parts = SmallVec::new();
+    for run in runs(items, inode, from, count) {
+        let part = run?.part(&positions(from, count));
+        if part.written == first.after(part.place.position - from.position) {
+            parts.push(part);
+        }
+    }
+    Ok(parts)
+}
+
+/// Moves the blocks of runs that are in the old place, and notes them as blocks of the file for which they were written. Notes in `touched` the keys
+/// of items that have changed.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn move_runs(
+    items: &mut Forest,
+    moved: &Moved,
+    found: &mut Vec<(u64, u32)>,
+    touched: &mut Vec<Key>,
+) -> Result<()> {
+    let keeper = keeper(items, moved.inode);
+    for part in parts_at(items, moved.inode, (moved.block, moved.blocks), moved.from)? {
+        change(items, moved.inode, (part.place, part.blocks), |run| {
+            run.owners.clear();
+            Ok(())
+        })?;
+        let position = moved.to.position + (part.place.position - moved.from.position);
+        let new = Run { place: Place { position, ..moved.to }, ..part.clone() };
+        for owner in &new.owners {
+            let (inode, extent) = new.extent_of(*owner);
+            replace(items, inode, extent)?;
+            touched.extend([extent.block, extent.end()].map(|block| Extent::key(inode, block)));
+        }
+        touched.extend([part.place, Place { position: part.end(), ..part.place }].map(|at| key(keeper, at)));
+        touched.push(key(keeper, new.place));
+        found.push((part.written.block, part.blocks));
+        insert(items, keeper, new)?;
+    }
+    Ok(())
+}
+
+/// Visits the blocks of an extent, which were written for this file, with an owner that has them.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn visit_owned(
+    items: &Forest,
+    inode: InodeNumber,
+    extent: Extent,
+    mut visit: impl FnMut(InodeNumber, Extent),
+) -> Result<()> {
+    if !extent.is_shared {
+        visit(inode, extent);
+        return Ok(());
+    }
+    for part in parts_at(items, inode, (extent.block, extent.blocks), extent.place())? {
+        let (inode, extent) = part.extent_of(part.owners[0]);
+        visit(inode, extent);
+    }
+    Ok(())
+}
