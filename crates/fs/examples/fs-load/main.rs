@@ -4,13 +4,13 @@
 //! fs-load --image=PATH [--format=BYTES] [--block_size=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES]
 //!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--cores=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
 //!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES] [--cleaning=POLICY] [--k=SHARE] [--m=BYTES]
-//!         [--shares=N:N] [--compaction_bs=BYTES] [--compaction_depth=N] [--depth_bytes=BYTES] [--ram=1]
+//!         [--victims=planned|fragments|whole] [--shares=N:N] [--compaction_bs=BYTES] [--compaction_depth=N] [--depth_bytes=BYTES] [--ram=1]
 //! ```
 //!
 //! The image is a file, opened with O_DIRECT, or memory with `--ram=1`; with `--format` the file system is made anew, of that size, with
 //! blocks of `--block_size`. `--depth_bytes` bounds the I/O in flight where classes compete. `--cleaning` is one of the kit's policies; `--k`
 //! and `--m` are the parameters of `threshold`, S3's: zones with a smaller live share are cleaned, once they have about so many bytes of
-//! live data. `--lanes` appends are in
+//! live data. `--victims` are read as the kit plans it, in fragments without the gaps between them, or as a whole. `--lanes` appends are in
 //! flight at a time on each of `--cores`, and every client runs on the core that has its directory. `--rw`:
 //! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a directory of its own, with
 //!   `--iodepth` requests in flight on each. The file is written first, where it isn't there; `write` begins again at its end.
@@ -78,6 +78,7 @@ struct Job {
     disk: u64,
     cleaning: Option<String>,
     live_share: Option<f64>,
+    read_request_bytes: u64,
     read_at_once: Option<u64>,
 }
 
@@ -108,6 +109,7 @@ impl Job {
             disk: 0,
             cleaning: None,
             live_share: None,
+            read_request_bytes: Settings::default().read_request_bytes,
             read_at_once: None,
         };
         for argument in arguments {
@@ -151,6 +153,17 @@ impl Job {
                 "small" => job.small = number()?,
                 "disk" => job.disk = number()?,
                 "cleaning" => job.cleaning = Some(value.to_owned()),
+                "victims" => {
+                    job.read_request_bytes = match value {
+                        "planned" => Settings::default().read_request_bytes,
+                        "fragments" => 0,
+                        "whole" => u64::MAX,
+                        _ => {
+                            let expected = "expected planned, fragments or whole";
+                            return Err(Error::invalid(format!("{argument}: {expected}")));
+                        }
+                    }
+                }
                 "k" => job.live_share = Some(value.parse().map_err(|_| unknown())?),
                 "m" => job.read_at_once = Some(number()?),
                 _ => return Err(unknown()),
@@ -158,6 +171,11 @@ impl Job {
         }
         if job.block_size.is_some() && job.format.is_none() {
             return Err(Error::invalid("--block_size: expected --format=BYTES, too"));
+        }
+        if (job.live_share.is_some() || job.read_at_once.is_some())
+            && job.cleaning.as_deref() != Some("threshold")
+        {
+            return Err(Error::invalid("--k and --m: expected --cleaning=threshold, too"));
         }
         match job.image.is_empty() && job.directory.is_none() && !job.ram
             || job.depth == 0
@@ -263,8 +281,12 @@ async fn open(job: &Job) -> Result<FileSystem> {
     let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
     let device = plan.build().await?.top()?;
     let zones = zones_on(device, job.format.is_some(), job.zone_size).await?;
-    let mut settings =
-        Settings { appends_in_flight: job.lanes, io_depth: job.depth_bytes, ..Settings::default() };
+    let mut settings = Settings {
+        appends_in_flight: job.lanes,
+        io_depth: job.depth_bytes,
+        read_request_bytes: job.read_request_bytes,
+        ..Settings::default()
+    };
     if let Some(policy) = &job.cleaning {
         let mut parameters = CleaningParameters::for_zones(zones.geometry().zones);
         parameters.live_share = job.live_share.unwrap_or(parameters.live_share);
