@@ -326,6 +326,10 @@ impl Chip {
             return Err(refusal);
         }
         let data = self.link.page[..2].to_vec();
+        let cells = &self.memory.bytes()[address as usize..][..2];
+        let overwrites = cells.iter().zip(&data).filter(|(cell, data)| *data & !*cell != 0).count();
+        self.link.overwrites = overwrites as u32;
+        self.counters.overwrites += overwrites as u64;
         let next = (address + 2) & (self.description.size - 1);
         // The mode ends by itself at the last address, with the write enable latch.
         self.modes.aai = (next != 0).then_some(next);
