@@ -305,7 +305,8 @@ impl Chip {
         let whole = self.description.times.page_program;
         match self.description.times.byte_program {
             Some((first, next)) if bytes < u64::from(self.description.page) => {
-                let typical = (first + next * bytes.saturating_sub(1)).min(whole.typical);
+                let rest = next.saturating_mul(bytes.saturating_sub(1));
+                let typical = first.saturating_add(rest).min(whole.typical);
                 let maximum =
                     u128::from(whole.maximum) * u128::from(typical) / u128::from(whole.typical.max(1));
                 Span { typical, maximum: u64::try_from(maximum).unwrap_or(whole.maximum) }

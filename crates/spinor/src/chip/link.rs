@@ -5,7 +5,7 @@
 
 use super::{Chip, HoldPin, Power, Refusal};
 use crate::action::{Action, Condition};
-use crate::description::{AddressWidth, Continuous, Description, Meaning, Protocol};
+use crate::description::{AddressWidth, Continuous, Description, LARGEST_PAGE, Meaning, Protocol};
 use crate::trace::{Record, SAMPLE};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,8 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(description: &Description) -> Link {
-        let page = if description.writes_in_place { 16 } else { description.page.max(16) };
+        // Chips that write in place have the whole array as their page, and use the buffer for security registers only.
+        let page = description.page.clamp(16, LARGEST_PAGE);
         Link {
             selected: false,
             phase: Phase::Opcode,
