@@ -189,13 +189,17 @@ impl Chip {
         if let Some(refusal) = self.link.refusal {
             self.counters.refused[refusal as usize] += 1;
         }
+        let bus_time = match self.clock {
+            Some(clock) if self.clock_passes_time => {
+                self.link.clocks.saturating_mul(1_000_000_000) / u64::from(clock)
+            }
+            _ => 0,
+        };
         if self.trace.is_on() {
-            self.record();
+            self.record(self.now.saturating_add(bus_time));
         }
-        if self.clock_passes_time
-            && let Some(clock) = self.clock
-        {
-            self.advance(self.link.clocks.saturating_mul(1_000_000_000) / u64::from(clock));
+        if bus_time > 0 {
+            self.advance(bus_time);
         }
     }
 
@@ -213,10 +217,11 @@ impl Chip {
         }
     }
 
-    fn record(&mut self) {
+    /// Appends the transaction to the trace; it ends at `time`.
+    fn record(&mut self, time: u64) {
         let link = &self.link;
         let record = Record {
-            time: self.now,
+            time,
             opcode: link.opcode,
             command: link.command,
             address: link.first_address,

@@ -198,3 +198,14 @@ fn the_waveform_has_as_many_clocks_as_the_bus_had() {
     flash.deselect();
     assert_eq!((edges(&flash), flash.trace().last().unwrap().qpi), (2, true));
 }
+
+#[test]
+fn a_record_has_the_time_of_its_end_where_clocks_pass_time() {
+    let mut flash = small_chip("W25Q128JV");
+    flash.set_trace(10);
+    flash.set_clock(Some(1_000_000), true);
+    let begun = flash.now();
+    flash.ask(&[0x9F], 3);
+    let record = flash.trace().last().unwrap();
+    assert_eq!((record.time, flash.now()), (begun + 32_000, begun + 32_000));
+}
