@@ -3,10 +3,11 @@
 use crate::change::{Change, Recorded};
 use crate::checkpoint::unseal;
 use crate::core::{
-    Broken, Core, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones, user_stream,
+    Accounting, Broken, Core, STREAMS, Settings, cleaner_stream, kit_settings, now, reserved_zones,
+    user_stream,
 };
 use crate::cores::{Cores, Totals, core_of};
-use crate::extents::{Blocks, Extent};
+use crate::extents::Extent;
 use crate::forest::{Forest, Shard};
 use crate::format::{BLOCK, MOST_CORES, OWNER, Properties, State};
 use crate::inode::{InodeNumber, ROOT, kind};
@@ -17,7 +18,6 @@ use crate::snapshots::{Snapshot, own_blocks, visit_own_blocks};
 use crate::tree::{Known, Load, PAGE, Place, Released, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
-use logkit::pool::Accounts;
 use logkit::record::{Header, Identity};
 use logkit::recovery::{self, Opening};
 use logkit::scan::Found;
@@ -457,7 +457,11 @@ impl Source {
                     }
                     let shard = metadata.items.shard_of(change.inode());
                     if is_wanted(shard) && self.state.core_of(shard) == core {
-                        metadata.apply(&change, at, &mut Counting(&mut accounts, record.header.clock))?;
+                        metadata.apply(
+                            &change,
+                            at,
+                            &mut Accounting { accounts: &mut accounts, clock: record.header.clock },
+                        )?;
                     }
                     at.position += change.blocks();
                 }
@@ -478,17 +482,4 @@ async fn page(zones: &dyn Zones, layout: &Layout, place: Place) -> Result<Buffer
         zones.read(layout.address(place.zone, place.position), Buffer::new(layout.block_bytes())).await;
     outcome.map_err(|error| recovery::gone(error, "a page of the tree"))?;
     Ok(buffer)
-}
-
-/// Counts the blocks of files while records are replayed.
-struct Counting<'a, 'b>(&'a mut Accounts<'b>, u64);
-
-impl Blocks for Counting<'_, '_> {
-    fn live(&mut self, zone: u32, blocks: u32) {
-        self.0.add_live(zone, blocks);
-    }
-
-    fn dead(&mut self, zone: u32, blocks: u32) {
-        self.0.remove_live(zone, blocks, self.1);
-    }
 }

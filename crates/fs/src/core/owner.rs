@@ -1,0 +1,316 @@
+//! A core as an owner of the log kit: its records take effect when they commit, and the cleaner finds and moves their live blocks.
+//!
+//! The cleaner runs on the home. It asks each core for the live blocks of its files, and each core appends the moves of its own blocks.
+
+use super::Core;
+use crate::change::{Change, Changes, Recorded};
+use crate::extents::{Blocks, Place};
+use crate::inode::InodeNumber;
+use crate::item::{Item, Origin};
+use block::{Data, Error, Result};
+use logkit::pool::{Accounts, Usage};
+use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Counts the blocks that files get and lose as live blocks of zones.
+pub(crate) struct Accounting<'a, 'b> {
+    pub accounts: &'a mut Accounts<'b>,
+    /// Clock of the record that commits, or is replayed.
+    pub clock: u64,
+}
+
+impl Accounting<'_, '_> {
+    /// Counts blocks that an operation freed when it was submitted.
+    fn dying(&mut self, zone: u32, blocks: u32) {
+        self.accounts.remove_dying(zone, blocks, self.clock);
+    }
+}
+
+impl Blocks for Accounting<'_, '_> {
+    fn live(&mut self, zone: u32, blocks: u32) {
+        self.accounts.add_live(zone, blocks);
+    }
+
+    fn dead(&mut self, zone: u32, blocks: u32) {
+        self.accounts.remove_live(zone, blocks, self.clock);
+    }
+}
+
+/// Name of data in a zone: a block of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    inode: InodeNumber,
+    block: u64,
+}
+
+impl Owner for Core {
+    type Entry = Item;
+    type Name = Name;
+
+    #[inline]
+    fn kit(&self) -> &Rc<Kit> {
+        &self.kit
+    }
+
+    #[inline]
+    fn appender(&self) -> &Appender<Item> {
+        &self.appender
+    }
+
+    fn commit(&self, items: &[Item], zone: u32, position: u32) {
+        let mut failed = Ok(());
+        let mut at = Place { zone, position };
+        let mut metadata = self.metadata.borrow_mut();
+        let mut accounts = self.kit.pool.accounts();
+        let mut blocks = Accounting { accounts: &mut accounts, clock: self.kit.clock() };
+        let (mut user_blocks, mut moved_blocks) = (0, 0);
+        for item in items {
+            match &item.origin {
+                Origin::Submitted { lost, .. } => {
+                    lost.0.iter().for_each(|(zone, count)| blocks.dying(*zone, *count));
+                }
+                Origin::Joint { .. } | Origin::Shared => {
+                    for change in item.changes.iter().filter(|change| self.is_here(change.inode())) {
+                        failed = failed.and(metadata.apply(change, at, &mut blocks));
+                    }
+                }
+                Origin::Write { .. } | Origin::Move | Origin::Answered { .. } => {
+                    for change in &item.changes {
+                        failed = failed.and(metadata.apply(change, at, &mut blocks));
+                        at.position += change.blocks();
+                    }
+                    let written = match item.origin {
+                        Origin::Move => &mut moved_blocks,
+                        _ => &mut user_blocks,
+                    };
+                    *written += u64::from(logkit::Entry::blocks(item));
+                }
+            }
+        }
+        drop((metadata, accounts));
+        self.kit.note_user_blocks(user_blocks);
+        count(&self.kit.counters.moved_blocks, moved_blocks);
+        if let Err(error) = &failed {
+            self.fail(error);
+        }
+        items.iter().for_each(|item| self.end(item, &failed));
+        self.publish();
+        self.kit.events.committed.notify_all();
+        if self.kit.is_stuck() {
+            self.kit.look_again();
+        }
+    }
+
+    fn note_sums(&self, zone: u32, position: u32, sums: &[u32]) {
+        let mut known = self.sums.borrow_mut();
+        known.note(zone, position, sums);
+        known.shrink(|zone| self.is_being_written(zone));
+    }
+
+    fn refuse(&self, item: &Item, error: &Error) {
+        self.end(item, &Err(error.clone()));
+        self.publish();
+        self.kit.events.committed.notify_all();
+    }
+
+    fn answer(&self, item: &mut Item, error: &Error) {
+        // The write may still take effect, so what it reserved stays until it does.
+        match &mut item.origin {
+            Origin::Write { request, growth, held, .. } => {
+                self.growing.set(self.growing.get() - u64::from(*growth));
+                self.requests.item_ended(*request, &Err(error.clone()));
+                item.origin = Origin::Answered { held: held.take() };
+            }
+            Origin::Joint { request, .. } => {
+                self.requests.item_ended(*request, &Err(error.clone()));
+                item.origin = Origin::Shared;
+            }
+            _ => {}
+        }
+    }
+
+    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+        if let Origin::Write { request, .. } = item.origin {
+            self.requests.item_was_cut(request);
+        }
+        item.cut(blocks, self.kit.layout.block_bytes())
+    }
+
+    async fn flush_all(&self) -> Result<()> {
+        for core in self.cores().all() {
+            core.with(|core: Rc<Core>| async move { core.flush_own().await }).await?;
+        }
+        Ok(())
+    }
+
+    fn share(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
+        self.pass_on(joint, items, zone, position);
+    }
+
+    async fn free_dead(self: &Rc<Self>) -> Result<()> {
+        self.cores().first().with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+    }
+
+    fn checkpoint_cost(&self) -> u64 {
+        self.totals.sum(|used| &used.unstored) + self.kit.checkpoints.directory_blocks(&self.kit) + 2
+    }
+
+    fn checkpoint_zones(&self) -> u32 {
+        let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
+        let cost = self.checkpoint_cost();
+        (cost + cost / 4).div_ceil(per_zone) as u32 + 1
+    }
+
+    async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
+        self.write_checkpoint(clean).await
+    }
+
+    async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {
+        let (zone, mut live) = (victim.zone(), Vec::new());
+        for (core, pieces) in self.cores().all().iter().zip(self.pieces_of(victim)?) {
+            if !pieces.is_empty() {
+                live.extend(
+                    core.with(move |core: Rc<Core>| async move { core.live_here(zone, pieces) }).await?,
+                );
+            }
+        }
+        Ok(live)
+    }
+
+    /// What other cores have is moved in any case: a move of a block that has died meanwhile takes no effect.
+    fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
+        if !self.is_here(piece.name.inode) {
+            return visit(0, piece.count);
+        }
+        let place = Place { zone: victim.zone(), position: piece.position };
+        let first = piece.name.block + u64::from(piece.offset);
+        let metadata = self.metadata.borrow();
+        let (inode, range) = (piece.name.inode, (first, piece.count));
+        let found = metadata.snapshots.visit_at_any(&metadata.items, inode, range, place, |from, count| {
+            visit((from - first) as u32, count);
+        });
+        if let Err(error) = found {
+            drop(metadata);
+            self.fail(&error);
+        }
+    }
+
+    async fn relocate(
+        self: &Rc<Self>,
+        victim: &Victim,
+        class: u8,
+        mut pieces: Vec<(Piece<Name>, Data)>,
+        mover: &mut Mover,
+    ) -> Result<()> {
+        let start = |piece: &Piece<Name>| (piece.name.inode, piece.name.block + u64::from(piece.offset));
+        // Neighbours in a file become neighbours in a zone.
+        pieces.sort_by_key(|(piece, _)| start(piece));
+        let mut moves: Vec<Vec<CleanerMove>> = self.cores().all().iter().map(|_| Vec::new()).collect();
+        for (piece, data) in pieces {
+            let (inode, block) = start(&piece);
+            let from = Place { zone: victim.zone(), position: piece.position };
+            let change = Change::Move { inode, block, blocks: piece.count, from };
+            moves[self.cores().index_of(inode) as usize].push((change, data));
+        }
+        for (index, moves) in (0..).zip(moves) {
+            if index == self.index {
+                mover.append(self, class, moves.into_iter().map(item_of_move)).await?;
+            } else if !moves.is_empty() {
+                self.kit.pace.moved(moves.iter().map(|(change, _)| change.blocks()).sum());
+                let core = &self.cores().all()[index as usize];
+                core.with(move |core: Rc<Core>| core.move_here(class, moves)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_to_move<R>(&self, bytes: u64, read: impl Future<Output = R>) -> R {
+        let _turn = self.turn_of_cleaner(bytes).await;
+        read.await
+    }
+
+    fn space_advice(&self) -> &'static str {
+        "remove files or snapshots"
+    }
+}
+
+/// A move of the cleaner, with its data.
+type CleanerMove = (Change, Data);
+
+fn item_of_move((change, data): CleanerMove) -> Item {
+    Item { changes: Changes::from_elem(change, 1), data: data.into(), origin: Origin::Move, ticket: 0 }
+}
+
+impl Core {
+    /// What the records of a zone gave to files, by the core that has the file.
+    fn pieces_of(&self, victim: &Victim) -> Result<Vec<Vec<Piece<Name>>>> {
+        let mut pieces: Vec<Vec<Piece<Name>>> = self.cores().all().iter().map(|_| Vec::new()).collect();
+        for (record, found) in victim.records().iter().enumerate() {
+            let mut first = 0;
+            for Recorded { change, .. } in Change::decode_all(&found.meta)? {
+                let (Change::Map { inode, block, blocks, .. } | Change::Move { inode, block, blocks, .. }) =
+                    change
+                else {
+                    continue;
+                };
+                let position = found.header.position + 1 + first;
+                let name = Name { inode, block };
+                let piece = Piece { position, count: blocks, name, offset: 0, record, first };
+                pieces[self.cores().index_of(inode) as usize].push(piece);
+                first += blocks;
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// The parts of these pieces, of files of this core, that are live.
+    fn live_here(&self, zone: u32, pieces: Vec<Piece<Name>>) -> Result<Vec<Piece<Name>>> {
+        let (mut live, metadata) = (Vec::new(), self.metadata.borrow());
+        for piece in pieces {
+            let (Name { inode, block }, place) = (piece.name, Place { zone, position: piece.position });
+            let range = (block, piece.count);
+            metadata.snapshots.visit_at_any(&metadata.items, inode, range, place, |from, count| {
+                let skipped = (from - block) as u32;
+                let position = piece.position + skipped;
+                let name = Name { inode, block: from };
+                live.push(Piece { position, count, name, first: piece.first + skipped, ..piece });
+            })?;
+        }
+        Ok(live)
+    }
+
+    /// Moves blocks of this core for the home's cleaner.
+    async fn move_here(self: Rc<Self>, class: u8, moves: Vec<CleanerMove>) -> Result<()> {
+        let taken = self.mover.borrow_mut().take();
+        let Some(mut mover) = taken else {
+            return Err(Error::closed("the file system is being closed: nothing is moved any more"));
+        };
+        let outcome = mover.append(&self, class, moves.into_iter().map(item_of_move)).await;
+        *self.mover.borrow_mut() = Some(mover);
+        outcome
+    }
+
+    /// Seals the zones to which the cleaner has moved blocks of this core.
+    pub(crate) async fn close_mover(&self) {
+        let mover = self.mover.borrow_mut().take();
+        if let Some(mut mover) = mover {
+            mover.close(self).await;
+        }
+    }
+
+    /// Makes durable what this core has appended.
+    async fn flush_own(&self) -> Result<()> {
+        let flushed = self.kit.flush().await;
+        if let Err(error) = &flushed {
+            // What was written may be lost, whatever later flushes say.
+            self.fail(&error.in_context("making files durable"));
+        }
+        flushed
+    }
+
+    /// Whether a zone may still be written: its checksums can't be read from it.
+    pub(crate) fn is_being_written(&self, zone: u32) -> bool {
+        self.kit.pool.get(zone).usage == Usage::Open
+    }
+}
