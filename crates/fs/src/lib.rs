@@ -2,22 +2,22 @@
 //! their shard.
 //!
 //! All metadata is in memory, in a [`tree`] of items; every change of it is a [`change`] in a record of the log, and a
-//! [`checkpoint`] writes the pages of the tree that have changed. Data is never overwritten in place.
+//! `checkpoint` writes the pages of the tree that have changed. Data is never overwritten in place.
 //!
-//! What decides, without I/O:
-//! - [`inode`], [`directory`], [`attributes`], [`extents`]: what the items are.
-//! - [`metadata`]: the state, and the effect of changes on it; [`namespace`]: what operations on names change.
+//! Without I/O:
+//! - [`inode`], [`directory`], [`attributes`], `extents`: the kinds of items.
+//! - `metadata`: the state, and the effect of changes on it; [`namespace`]: what operations on names change.
 //!
 //! A shard:
 //! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: what is queued; [`node`]: files in use.
 //! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
 //! - [`classes`]: whose reads, writes and syncs are next.
-//! - [`format`](mod@format), [`recovery`]: making and opening.
+//! - [`format`](mod@format), `recovery`: making and opening.
 //!
-//! [`check`](mod@check) looks for what can't be, on the medium or in an open file system; [`scrub`] compares all data with its checksums, and
+//! [`check`](mod@check) looks for violated invariants, on the medium or in an open file system; [`scrub`] compares all data with its checksums, and
 //! [`defrag`] writes files in fewer pieces, while they are used.
 //!
-//! [`file_system`] has the paths and open files that programs use, [`mount`] gives it to the kernel.
+//! [`file_system`] has the paths and open files that programs use, [`mount`] serves the file system to the kernel.
 //!
 //! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); the FUSE protocol
 //! (`fuse`).
@@ -25,7 +25,7 @@
 pub mod attributes;
 pub mod change;
 pub mod check;
-pub mod checkpoint;
+mod checkpoint;
 pub mod classes;
 pub mod clones;
 pub mod core;
@@ -33,23 +33,23 @@ pub mod cores;
 pub mod data;
 pub mod defrag;
 pub mod directory;
-pub mod encoding;
-pub mod extents;
+mod encoding;
+mod extents;
 pub mod file_system;
-pub mod forest;
+mod forest;
 pub mod format;
 pub mod gate;
 pub mod inode;
 pub mod item;
 mod joint;
-pub mod locks;
-pub mod metadata;
+mod locks;
+mod metadata;
 pub mod mount;
 pub mod namespace;
 pub mod node;
 pub mod operations;
 pub mod path;
-pub mod recovery;
+mod recovery;
 pub mod scrub;
 pub mod shared;
 pub mod snapshot_list;
@@ -57,7 +57,7 @@ pub mod snapshots;
 pub mod sums;
 pub mod tickets;
 pub mod tree;
-pub mod view;
+mod view;
 
 pub use crate::core::Settings;
 pub use check::check;

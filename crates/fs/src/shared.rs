@@ -3,7 +3,7 @@
 //! A block lies in a place since it was written for a block of a file, or moved there by the cleaner: the record's header names the file
 //! and the block, its *written owner*, for as long as the block is there. Normally this is the only owner. Neighbouring blocks that have, or had, several are a
 //! *run*: an item by its place, in the tree of the shard of all its owners, with the written owner and the present ones. The extents of
-//! these are marked ([`Extent::is_shared`]), so files that weren't cloned pay nothing.
+//! these are marked (`Extent::is_shared`), so files that weren't cloned pay nothing.
 //!
 //! Invariants, in each version of a shard:
 //! - The marked extents are exactly those that the owners of runs have, and no other extent has a block of a run.
@@ -11,7 +11,7 @@
 //! - The block dies with its last owner. A run stays one, and its extents stay marked, with a single owner too.
 //!
 //! So a version has a block in a place if its written owner's extent is there, or a run covers the place
-//! ([`visit_missing`](crate::extents::visit_missing)), and only these two are asked.
+//! (`extents::visit_missing`), and only these two are asked.
 
 #[cfg(test)]
 mod tests;
@@ -392,7 +392,7 @@ pub fn visit_sole(
 }
 
 /// Visits the blocks of runs that were written for a file: of `count` blocks from `block` on, those which lie as if the first one were
-/// at `from`, as [`extents::visit_at`](crate::extents::visit_at) does.
+/// at `from`, as `extents::visit_at` does.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.

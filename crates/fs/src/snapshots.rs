@@ -175,7 +175,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Visits the blocks of a file that any version has in a place, as [`visit_at`] does, and those which were written for it there and have
+    /// Visits the blocks of a file that any version has in a place, as `extents::visit_at` does, and those which were written for it there and have
     /// other owners.
     ///
     /// # Errors
