@@ -11,7 +11,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 
 /// Longest name in bytes, as Linux has it.
 pub const MOST_NAME: usize = 255;
-/// Longest value in bytes: it is in one record with its name.
+/// Longest value in bytes: name and value are in one record.
 pub const MOST_VALUE: usize = 3072;
 /// Bytes of an attribute that an item holds.
 const PART: usize = 1024;
@@ -19,15 +19,15 @@ const PART: usize = 1024;
 const PART_BITS: u32 = 4;
 const ALIKE_BITS: u32 = 8;
 
-/// What setting does where the attribute exists, or doesn't.
+/// Behaviour of [`set`] where the attribute exists, or doesn't.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Setting {
-    /// It creates or replaces.
+    /// Creates or replaces the attribute.
     #[default]
     Any,
-    /// It fails if the attribute exists (`XATTR_CREATE`).
+    /// Fails if the attribute exists (`XATTR_CREATE`).
     Create,
-    /// It fails if it doesn't (`XATTR_REPLACE`).
+    /// Fails if the attribute doesn't exist (`XATTR_REPLACE`).
     Replace,
 }
 
@@ -67,7 +67,7 @@ fn decode(whole: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
 
 type Located = (Key, Vec<u8>);
 
-/// Looks an attribute up: its first key and its value; else the key that it would get.
+/// Looks an attribute up. Returns its first key and its value; `Err` with the key for a new attribute if there is none.
 fn find(metadata: &Metadata, inode: InodeNumber, name: &[u8]) -> Result<std::result::Result<Located, Key>> {
     let mut key = first_key(inode, name);
     let last = key.offset + (((1 << ALIKE_BITS) - 1) << PART_BITS);
@@ -149,16 +149,21 @@ pub fn set(
 ) -> Result<Changes> {
     metadata.inode(inode)?;
     if name.is_empty() || name.len() > MOST_NAME {
-        let long = format!("a name of an attribute of {} bytes; expected 1 to {MOST_NAME}", name.len());
+        let long =
+            format!("inode {inode}: attribute name of {} bytes; expected 1 to {MOST_NAME}", name.len());
         return Err(Error::from_errno(libc::ERANGE, long));
     }
     if value.len() > MOST_VALUE {
-        let long = format!("an attribute of {} bytes; expected at most {MOST_VALUE}", value.len());
+        let long =
+            format!("inode {inode}: attribute value of {} bytes; expected at most {MOST_VALUE}", value.len());
         return Err(Error::from_errno(libc::E2BIG, long));
     }
     let (first, old) = match find(metadata, inode, name)? {
         Ok(_) if setting == Setting::Create => {
-            return Err(Error::already_exists(format!("inode {inode} has the attribute \"{}\"", show(name))));
+            return Err(Error::already_exists(format!(
+                "inode {inode} has the attribute \"{}\" already",
+                show(name)
+            )));
         }
         Err(_) if setting == Setting::Replace => return Err(missing(inode, name)),
         Ok((key, old)) => (key, parts(length(name, &old))),

@@ -1,12 +1,12 @@
-//! Changes: what operations do to the metadata of a shard, as records of the log have them.
+//! Changes of the metadata of a shard, as records of the log have them.
 //!
 //! An operation is a list of changes that take effect together. Those of names and attributes take effect when the operation is
-//! submitted, those that give blocks to files when the record is written: only then it is known where the blocks are.
+//! submitted. Those that give blocks to files take effect when the record is written, because the blocks have no place before.
 //!
 //! A checkpoint shows operations on names and attributes whose records aren't written yet, and doesn't wait for these. A record
 //! marks the changes of such operations ([`Recorded::is_submitted`]), and a checkpoint counts those that it shows
 //! ([`State::shown`](crate::format::State::shown)): these aren't replayed. Replaying them would not be right where the power
-//! was cut between two of their records: after the first of two renames, for instance, the file would have a name too many.
+//! was cut between two of their records: after the first of two renames, for instance, the file would have both names.
 
 use crate::directory;
 use crate::encoding::{Numbers, length, put};
@@ -22,7 +22,7 @@ pub type Changes = SmallVec<[Change; 3]>;
 /// Value of an item: inodes and most names take no memory of their own.
 pub type Value = SmallVec<[u8; 40]>;
 
-/// Attributes that are set; those that are `None` stay.
+/// Attributes to set; `None` leaves an attribute unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
     /// Type and permissions.
@@ -67,7 +67,9 @@ impl Attributes {
         let narrow = |number: Option<u64>| match number.map(u32::try_from) {
             None => Ok(None),
             Some(Ok(number)) => Ok(Some(number)),
-            Some(Err(_)) => Err(Error::corrupt("a change sets an attribute of 32 bits to a larger number")),
+            Some(Err(_)) => Err(Error::corrupt(
+                "a change sets an attribute to a number above 2^32 - 1; expected at most 32 bits",
+            )),
         };
         let time = |number: Option<u64>| number.map(|number| number as Time);
         Ok(Attributes {
@@ -84,7 +86,7 @@ impl Attributes {
     }
 }
 
-/// In place of [`Change::Map::modified`]: the write leaves the times of the file, because a kernel that had cached it sets them.
+/// Value of [`Change::Map::modified`] for a write that leaves the times of the file unchanged, because the kernel sets them: it had cached the write.
 pub const KEEP_TIMES: Time = Time::MIN;
 
 /// One change. Blocks are those of the log, of 4 KiB.
@@ -116,7 +118,7 @@ pub enum Change {
         /// Time of the last change of the data, and of the inode.
         time: Time,
     },
-    /// Gives the next data blocks of the record to a file, which is at least `size` bytes long then.
+    /// Gives the next data blocks of the record to a file, and raises its size to at least `size` bytes.
     Map {
         /// The file.
         inode: InodeNumber,
@@ -129,7 +131,7 @@ pub enum Change {
         /// Time of the write, or [`KEEP_TIMES`].
         modified: Time,
     },
-    /// Takes blocks from a file: those from `from` on, up to and without `to`.
+    /// Takes the blocks `from..to` from a file.
     Unmap {
         /// The file.
         inode: InodeNumber,
@@ -138,7 +140,7 @@ pub enum Change {
         /// The block after the last one.
         to: u64,
     },
-    /// Gives a file blocks without data where it has none.
+    /// Preallocates the blocks of a range that a file doesn't have.
     Preallocate {
         /// The file.
         inode: InodeNumber,
@@ -147,8 +149,8 @@ pub enum Change {
         /// The block after the last one.
         to: u64,
     },
-    /// Gives a file the blocks that a range of another file of its shard has, or of its own, in the place of those that it has; it is at least
-    /// `size` bytes long then. Holes become holes.
+    /// Shares the blocks of a range with a file of the same shard, or with another range of the same file. They replace the blocks there. Raises
+    /// the size to at least `size` bytes. Holes become holes.
     Share {
         /// The file.
         inode: InodeNumber,
@@ -156,22 +158,22 @@ pub enum Change {
         block: u64,
         /// Number of blocks.
         count: u64,
-        /// The file that has them.
+        /// The source.
         from_inode: InodeNumber,
-        /// First block there.
+        /// First block of the source.
         from_block: u64,
         /// Size of the file in bytes, unless it is larger.
         size: u64,
         /// Time of the operation, or [`KEEP_TIMES`].
         modified: Time,
     },
-    /// Removes an inode with all that belongs to it.
+    /// Removes an inode with all of its items.
     Remove {
         /// The inode.
         inode: InodeNumber,
     },
-    /// Gives the next data blocks of the record to a file instead of those that lie at a place: the cleaner has moved them.
-    /// Blocks of the file that are elsewhere by then stay.
+    /// Moves blocks of a file, for the cleaner: the next data blocks of the record replace those in the old place. Blocks of the file that are
+    /// no longer there stay.
     Move {
         /// The file.
         inode: InodeNumber,
@@ -179,7 +181,7 @@ pub enum Change {
         block: u64,
         /// Number of blocks.
         blocks: u32,
-        /// Place of the first one before.
+        /// Old place of the first block.
         from: Place,
     },
 }
@@ -189,7 +191,7 @@ pub enum Change {
 pub struct Recorded {
     /// The change.
     pub change: Change,
-    /// It took effect when it was submitted, before the record was written.
+    /// Whether it took effect when it was submitted, before the record was written.
     pub is_submitted: bool,
 }
 
@@ -207,7 +209,7 @@ const MOVE: u8 = 8;
 const TOUCH: u8 = 9;
 /// [`PUT`] of an inode.
 const PUT_INODE: u8 = 10;
-/// [`PUT`] of a name in a directory, whose key has the hash of the name and no other name has this key.
+/// [`PUT`] of a name in a directory that has no other name with the same hash.
 const PUT_ENTRY: u8 = 11;
 /// [`TOUCH`] with the time that the value of the [`PUT`] before it ends with: that of a new inode, most of the time.
 const TOUCH_AT_ONCE: u8 = 12;
@@ -252,7 +254,7 @@ impl Change {
         Change::Set { inode, attributes: Box::new(attributes) }
     }
 
-    /// The inode that is changed; of an item of inode 0, the one that it names.
+    /// The inode that is changed; for an item of inode 0, the inode in its offset.
     pub fn inode(&self) -> InodeNumber {
         match self {
             Change::Put { key, .. } | Change::Delete { key } if key.inode == 0 => key.offset,
@@ -305,7 +307,7 @@ impl Change {
     }
 
     /// Appends the changes of an operation to a record's meta, with the mark of those that took effect when they were submitted.
-    /// What most operations consist of takes fewer bytes than [`encode`](Self::encode) makes of it, so that a record has more of them.
+    /// Frequent changes have shorter forms than those of [`encode`](Self::encode), so that a record takes more operations.
     pub fn encode_submitted(changes: &[Change], meta: &mut Vec<u8>) {
         let mut before: Option<&Change> = None;
         for change in changes {
@@ -431,8 +433,9 @@ impl Change {
                     Some(Change::Put { value, .. }) => value.last_chunk().copied(),
                     _ => None,
                 };
-                let time =
-                    time.ok_or_else(|| numbers.strange("has a time of a change that isn't before it"))?;
+                let time = time.ok_or_else(|| {
+                    numbers.strange("repeats the time of the change before it, which has none")
+                })?;
                 Change::Touch { inode, time: Time::from_le_bytes(time) }
             }
             PUT => {
@@ -443,7 +446,7 @@ impl Change {
             SET => {
                 let (inode, bits) = (numbers.take()?, numbers.take()?);
                 if bits >> 9 != 0 {
-                    return Err(numbers.strange(&format!("sets attributes that aren't known ({bits:#x})")));
+                    return Err(numbers.strange(&format!("sets unknown attributes: bits {bits:#x}")));
                 }
                 let mut values = [None; 9];
                 for (bit, value) in values.iter_mut().enumerate() {
@@ -490,21 +493,23 @@ impl Change {
             Change::Map { block, blocks, .. } | Change::Move { block, blocks, .. }
                 if *blocks == 0 || block.checked_add(u64::from(*blocks)).is_none() =>
             {
-                Err(numbers.strange(&format!("has {blocks} blocks from block {block} of a file on")))
+                Err(numbers.strange(&format!(
+                    "has a range out of bounds: {blocks} blocks from block {block} of a file"
+                )))
             }
             Change::Share { block, count, from_block, .. }
                 if block.checked_add(*count).is_none() || from_block.checked_add(*count).is_none() =>
             {
-                Err(numbers
-                    .strange(&format!("shares {count} blocks from blocks {from_block} and {block} on")))
+                Err(numbers.strange(&format!(
+                    "shares ranges out of bounds: {count} blocks from block {from_block} to block {block}"
+                )))
             }
-            Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => {
-                Err(numbers.strange(&format!("has an item of {} bytes", value.len())))
-            }
+            Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => Err(numbers.strange(
+                &format!("has an item of {} bytes; expected at most {}", value.len(), crate::tree::MAX_VALUE),
+            )),
             // Those with blocks take effect with their record.
-            Change::Map { .. } | Change::Move { .. } if kind & SUBMITTED != 0 => {
-                Err(numbers.strange("has data of an operation on names or attributes"))
-            }
+            Change::Map { .. } | Change::Move { .. } if kind & SUBMITTED != 0 => Err(numbers
+                .strange("marks a change with data as submitted; expected a change of names or attributes")),
             _ => Ok(Recorded { change, is_submitted: kind & SUBMITTED != 0 }),
         }
     }

@@ -1,7 +1,7 @@
 //! Checks of a file system: on zones that nothing has open, or while it is open.
 //!
-//! What is found is a list of problems, bounded in length. A damaged medium is a problem in that list, too; only a medium that
-//! can't be read is an error.
+//! The result is a list of problems, bounded in length. Damage of the medium is such a problem; only a failed read is an
+//! error.
 //!
 //! Left to others: the rules for items of the tree (`items`), and repair.
 
@@ -16,7 +16,7 @@ use crate::data::sums_in;
 use crate::extents::{Extent, Place};
 use crate::forest::Forest;
 use crate::metadata::{Inodes, Metadata};
-use crate::recovery::{self, Read};
+use crate::recovery::{self, Recovered};
 use crate::snapshot_list::SnapshotInfo;
 use crate::snapshots::SnapshotNumber;
 use crate::tree::{Key, Released};
@@ -31,7 +31,7 @@ use std::fmt;
 /// Blocks that are read at a time.
 const BLOCKS_AT_ONCE: u32 = 256;
 
-/// What is checked.
+/// Scope of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Read all data of files, and compare it with its checksums.
@@ -51,25 +51,25 @@ impl Default for Options {
 pub enum Kind {
     /// The log, the tree or a record can't be read: nothing else was checked.
     Log,
-    /// An item of the tree has a key or a value that none has.
+    /// An item of the tree has an invalid key or value.
     Item,
-    /// An item belongs to an inode that isn't there.
+    /// An item belongs to an inode that doesn't exist.
     Stray,
     /// An inode has no name, isn't an orphan, or isn't below the root.
     Unreachable,
-    /// The number of names of an inode isn't the one that it has.
+    /// The link count of an inode differs from its number of names.
     Links,
-    /// A name stands for no inode or one of another type, is there twice, or is filed under another hash.
+    /// A name is of no inode or of one of another type, is a duplicate, or is under another hash than its own.
     Entry,
-    /// A directory doesn't have the parent that its name is in.
+    /// The parent of a directory isn't the directory that has its name.
     Parent,
-    /// Blocks of a file are outside of the zones, or of what was written to them.
+    /// Blocks of a file are outside of the zones, or beyond the write pointer of their zone.
     Extent,
-    /// Two files, or a file and the metadata, have the same block of a zone.
+    /// Two files, or a file and a page of metadata, have the same block of a zone.
     Overlap,
     /// Shared blocks have other owners than those that are listed, or none.
     Shared,
-    /// The number of blocks of an inode isn't that of its extents, or the size doesn't go with them.
+    /// The block count of an inode differs from its extents, or its size contradicts them.
     Blocks,
     /// The count of inodes, of preallocated blocks or of live blocks of a zone is wrong.
     Count,
@@ -78,7 +78,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name in lists.
+    /// Name in lists of problems.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Log => "log",
@@ -101,9 +101,9 @@ impl Kind {
 /// A problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// What kind of a problem it is.
+    /// Kind of the problem.
     pub kind: Kind,
-    /// What is wrong, and where.
+    /// Thing, place and values.
     pub detail: String,
 }
 
@@ -113,7 +113,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What a check has found.
+/// Result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
     /// The first problems.
@@ -141,12 +141,12 @@ impl Report {
         Report { most: options.most_problems, ..Report::default() }
     }
 
-    /// Whether nothing is wrong.
+    /// Whether the check found no problems.
     pub fn is_sound(&self) -> bool {
         self.problems.is_empty() && self.further == 0
     }
 
-    /// Whether there is a problem of this kind among those that are described.
+    /// Whether a problem of this kind is among those that are described.
     pub fn has(&self, kind: Kind) -> bool {
         self.problems.iter().any(|problem| problem.kind == kind)
     }
@@ -163,7 +163,7 @@ impl Report {
 /// Checks the file system on zones that nothing has open. Nothing is written.
 ///
 /// # Errors
-/// What reading returns; [`Error::Protocol`] where there is no file system, or one of another version.
+/// Errors of reading; [`Error::Protocol`] for zones without a file system, or with one of another version.
 pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     let mut report = Report::new(options);
     let read = match recovery::read(zones, &Settings::default()).await {
@@ -174,7 +174,7 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
         }
         Err(error) => return Err(error),
     };
-    let Read { opening, metadata, snapshots, released } = read;
+    let Recovered { opening, metadata, snapshots, released } = read;
     let layout = opening.layout;
     let mut extents = items::check(&metadata, &layout, &mut report);
     for (info, snapshot) in snapshots.iter().zip(metadata.snapshots.all()) {
@@ -226,9 +226,9 @@ fn check_snapshot(
     extents
 }
 
-/// Unites what several versions of a file have in the same places, so that it counts once.
+/// Unites the extents that several versions of a file have in the same places, so that their blocks count once.
 fn united(mut extents: Vec<Mapped>) -> Vec<Mapped> {
-    // Of all blocks that lie alike, the distance in the zone is the one in the file.
+    // Blocks that may be one run have the same difference between the block of the file and the position in the zone.
     let key = |it: &Mapped| {
         let extent = &it.extent;
         (extent.zone, it.inode, extent.block.wrapping_sub(extent.position.into()), extent.position)
@@ -252,7 +252,7 @@ fn united(mut extents: Vec<Mapped>) -> Vec<Mapped> {
     all
 }
 
-/// What a core has, to be checked with that of the others.
+/// Metadata of a core, to be checked together with that of the other cores.
 #[derive(Debug)]
 pub(crate) struct Contents {
     items: Vec<(Key, Vec<u8>)>,
@@ -262,7 +262,7 @@ pub(crate) struct Contents {
 }
 
 impl Core {
-    /// What this core has: of a snapshot, or of the present version.
+    /// Returns the metadata of this core: that of a snapshot, or of the present version.
     ///
     /// # Errors
     /// ESTALE for a deleted snapshot.
@@ -281,7 +281,7 @@ impl Core {
         })
     }
 
-    /// Checks the metadata of the open file system, all that cores have, and the counts by which zones are reset.
+    /// Checks the metadata of all cores of the open file system, and the live blocks by which zones are reset.
     pub(crate) fn check(
         &self,
         parts: Vec<Contents>,
@@ -318,27 +318,31 @@ impl Core {
     }
 }
 
-/// Blocks of a zone, with the file that has them; of shared blocks, the one that they were written for.
+/// Blocks of a zone, with the file that has them; for shared blocks, the file that they were written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapped {
     inode: u64,
     extent: Extent,
 }
 
-/// Looks for blocks that two have.
+/// Looks for blocks with two owners, unless they are shared.
 fn check_places(extents: &[Mapped], pages: &[Place], report: &mut Report) {
     // Zone, first block, number of blocks, inode: 0 for metadata.
     let files = extents.iter().map(|it| (it.extent.zone, it.extent.position, it.extent.blocks, it.inode));
     let mut all: Vec<_> = files.chain(pages.iter().map(|place| (place.zone, place.position, 1, 0))).collect();
     all.sort_unstable();
-    let what = |inode| if inode == 0 { "the metadata".to_owned() } else { format!("inode {inode}") };
-    // End of what reaches farthest so far.
+    let owner = |inode| if inode == 0 { "the metadata".to_owned() } else { format!("inode {inode}") };
+    // The extent or page with the greatest end so far: zone, end, inode.
     let mut farthest = (0, 0, 0);
     for (zone, position, blocks, inode) in all {
         if zone == farthest.0 && position < farthest.1 {
             report.note(
                 Kind::Overlap,
-                format!("block {position} of zone {zone} is {}'s and {}'s", what(farthest.2), what(inode)),
+                format!(
+                    "block {position} of zone {zone} belongs to {} and to {}",
+                    owner(farthest.2),
+                    owner(inode)
+                ),
             );
         }
         let end = position.saturating_add(blocks);
@@ -348,7 +352,7 @@ fn check_places(extents: &[Mapped], pages: &[Place], report: &mut Report) {
     }
 }
 
-/// Compares the live blocks of zones with those that are counted; without `pages`, only of zones for data.
+/// Compares the counts of live blocks with extents and pages; without `pages`, only those of zones for data.
 fn check_counts(extents: &[Mapped], pages: Option<&[Place]>, pool: &ZonePool, report: &mut Report) {
     let mut live: BTreeMap<u32, u64> = BTreeMap::new();
     for Mapped { extent, .. } in extents {
@@ -365,13 +369,13 @@ fn check_counts(extents: &[Mapped], pages: Option<&[Place]>, pool: &ZonePool, re
         if found != u64::from(zone.live) {
             report.note(
                 Kind::Count,
-                format!("zone {number} has {found} live blocks, and {} are counted", zone.live),
+                format!("zone {number}: {} live blocks are counted; expected {found}", zone.live),
             );
         }
     }
 }
 
-/// Looks for blocks where nothing was written.
+/// Looks for extents beyond what was written to their zones.
 async fn check_written(
     zones: &dyn Zones,
     layout: &Layout,
@@ -387,7 +391,7 @@ async fn check_written(
             report.note(
                 Kind::Extent,
                 format!(
-                    "inode {inode} has {} blocks at {} of zone {}, which is {:?} and written up to block {}",
+                    "inode {inode} has {} blocks from block {} of zone {} on; the zone is {:?} and written up to block {}",
                     extent.blocks,
                     extent.position,
                     extent.zone,
@@ -470,25 +474,26 @@ async fn check_part(
     }
 }
 
-/// Counts of the metadata itself. `inodes` are those that are there, with the largest number of each shard.
+/// Compares the counts of the metadata with its items. `inodes` has the number of inodes found in each shard, and the number after the largest one.
 fn check_totals(metadata: &Metadata, inodes: &[Inodes], preallocated: u64, report: &mut Report) {
     for (shard, there) in (0..).zip(inodes) {
         let known = metadata.inodes(shard);
         if known.count != there.count {
             let (there, counted) = (there.count, known.count);
-            report.note(Kind::Count, format!("shard {shard} has {there} inodes, and {counted} are counted"));
+            report
+                .note(Kind::Count, format!("shard {shard}: {counted} inodes are counted; expected {there}"));
         }
         if known.next < there.next {
             let last = there.next - u64::from(metadata.items.shards());
             report.note(
                 Kind::Count,
-                format!("the next inode of shard {shard} would be {}, and there is inode {last}", known.next),
+                format!("shard {shard}: the next inode number is {}; expected a number above {last}, that of an existing inode", known.next),
             );
         }
     }
     if metadata.preallocated != preallocated {
         let counted = metadata.preallocated;
         report
-            .note(Kind::Count, format!("{preallocated} blocks are preallocated, and {counted} are counted"));
+            .note(Kind::Count, format!("{counted} preallocated blocks are counted; expected {preallocated}"));
     }
 }

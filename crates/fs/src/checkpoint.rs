@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// The bytes of a page that hold its checksum; the tree leaves them 0.
 const SUM: std::ops::Range<usize> = 28..32;
 
-/// Checksum of a page, whose own bytes are 0. It covers the place, so that a page isn't taken for another one.
+/// Checksum of a page whose checksum bytes are 0. It covers the place, so a page in another place is invalid.
 fn sum_of_page(page: &[u8; PAGE], identity: &Identity, place: Place) -> [u8; 4] {
     keyed_sum(identity.key, &[&place.zone.to_le_bytes(), &place.position.to_le_bytes(), page]).to_le_bytes()
 }
@@ -40,10 +40,10 @@ fn seal(page: &mut [u8; PAGE], identity: &Identity, place: Place) {
     page[SUM].copy_from_slice(&sum);
 }
 
-/// Takes the checksum out of a page and compares it.
+/// Verifies the checksum of a page, and clears its bytes.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for another page, or a damaged one.
+/// [`Error::Corrupt`] for a page of another place, or a damaged one.
 pub(crate) fn unseal(page: &mut [u8; PAGE], identity: &Identity, place: Place) -> Result<()> {
     let mut found = [0; 4];
     found.copy_from_slice(&page[SUM]);
@@ -51,7 +51,7 @@ pub(crate) fn unseal(page: &mut [u8; PAGE], identity: &Identity, place: Place) -
     match sum_of_page(page, identity, place) == found {
         true => Ok(()),
         false => Err(Error::corrupt(format!(
-            "a page of the tree in {place}: wrong checksum; restore the file system"
+            "tree page \"{place}\": wrong checksum; restore the file system from a backup"
         ))),
     }
 }
@@ -70,8 +70,8 @@ struct FrozenTree {
 }
 
 /// The trees of a core at one moment, while their pages are written.
-pub(crate) struct Frozen {
-    /// Pages that several have are written with the first of them.
+pub(crate) struct FrozenTrees {
+    /// A page that several trees have is written with the first one.
     trees: Vec<FrozenTree>,
     /// Places that the next durable checkpoint makes dead.
     dead: Vec<Place>,
@@ -86,8 +86,8 @@ pub(crate) struct Frozen {
     taken: Vec<Page>,
 }
 
-impl Frozen {
-    /// Looks at the next page without a place, with the number of its tree.
+impl FrozenTrees {
+    /// Returns the index of the tree with the next page without a place, and the level of that page, without taking it.
     fn peek(&mut self) -> Option<(usize, u8)> {
         while self.next.is_none() {
             match self.cursor.as_mut().and_then(Iterator::next) {
@@ -102,14 +102,14 @@ impl Frozen {
     }
 }
 
-/// Trees as they are on the medium.
+/// Shards of a core whose trees are on the medium.
 #[derive(Default)]
-struct Written {
+struct StoredTrees {
     shards: Vec<(Shard, ShardState)>,
     snapshots: Vec<(SnapshotNumber, Shard, Stored)>,
 }
 
-/// What a core says of itself when its trees are frozen.
+/// State of a core at the moment when its trees are frozen.
 struct Moment {
     /// Last records whose effect the trees have.
     committed: [(StreamId, u64); 2],
@@ -118,7 +118,7 @@ struct Moment {
     memory: u64,
 }
 
-impl Written {
+impl StoredTrees {
     /// The snapshots, in the order of `infos`.
     fn snapshots_of(&self, infos: &[SnapshotInfo]) -> Vec<SnapshotState> {
         let trees = |number: SnapshotNumber| {
@@ -133,7 +133,7 @@ impl Core {
     /// Writes a checkpoint of all cores. With `clean`, it is the last one before the file system is closed. Runs on the home.
     ///
     /// # Errors
-    /// What writing returns. The previous checkpoint stays authoritative, unless the log has failed.
+    /// Errors of writing. The previous checkpoint stays authoritative, unless the log has failed.
     pub(crate) async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         checkpoint::take(self, async || {
             let mut cut = Cut::now(&self.kit);
@@ -177,7 +177,7 @@ impl Core {
         .await
     }
 
-    /// Keeps the trees of this moment for a checkpoint.
+    /// Clones the trees of this core for a checkpoint.
     fn freeze(&self, emptiest: &[u32], numbers: &[SnapshotNumber]) -> Result<Moment> {
         let metadata = self.metadata.borrow();
         if !emptiest.is_empty() {
@@ -205,7 +205,8 @@ impl Core {
             self.free_pages(&dead);
         }
         let dropped = std::mem::take(&mut *self.dropped.borrow_mut());
-        let frozen = Frozen { trees, dead, dropped, begun: 0, cursor: None, next: None, taken: Vec::new() };
+        let frozen =
+            FrozenTrees { trees, dead, dropped, begun: 0, cursor: None, next: None, taken: Vec::new() };
         *self.frozen.borrow_mut() = Some(frozen);
         let committed = [user_stream(self.index), cleaner_stream(self.index)]
             .map(|stream| (stream, logkit::Owner::appender(self).committed(stream)));
@@ -225,7 +226,7 @@ impl Core {
         match is_durable {
             true if self.breaks(Broken::FreesPagesEarly) => {}
             true => self.free_pages(&frozen.dead),
-            // The checkpoint before still has these pages. If the log has failed, it is unknown which one counts.
+            // The previous checkpoint still has these pages. If the log has failed, either checkpoint may be authoritative.
             false => self.released.put_back(frozen.dead.clone()),
         }
     }
@@ -236,8 +237,8 @@ impl Core {
     }
 
     /// Writes the pages without a place of all cores. Returns the shards.
-    async fn write_trees(self: &Rc<Self>) -> Result<Written> {
-        let mut written = Written::default();
+    async fn write_trees(self: &Rc<Self>) -> Result<StoredTrees> {
+        let mut written = StoredTrees::default();
         for core in self.cores().all() {
             loop {
                 let space = checkpoint::space(self, PAGES_AT_ONCE, |_| 0).await?;
@@ -313,12 +314,12 @@ impl Core {
     }
 
     /// The shards of this core, whose pages have all been written.
-    fn stored(&self) -> Result<Written> {
+    fn stored(&self) -> Result<StoredTrees> {
         let frozen = self.frozen.borrow();
-        let mut written = Written::default();
+        let mut written = StoredTrees::default();
         for FrozenTree { snapshot, shard, tree, inodes } in frozen.iter().flat_map(|frozen| &frozen.trees) {
             let tree = tree.stored().ok_or_else(|| {
-                Error::io("pages of a checkpoint have no place: they changed while they were written")
+                Error::io("a checkpoint has pages without a place: a frozen tree changed while it was written; mount the file system again")
             })?;
             match snapshot {
                 None => written.shards.push((*shard, ShardState { tree, inodes: *inodes })),

@@ -1,17 +1,17 @@
-//! I/O classes with shares: what a class does waits for its turn where classes compete, so that a commit log isn't held up by the reads of a
-//! compaction.
+//! I/O classes with shares: where classes compete, requests wait for the turn of their class, so that a commit log isn't held up by the reads of
+//! a compaction.
 //!
-//! Reads, writes and syncs of files take a [`Turn`] before anything else, and keep it until they have ended. [`fair_queue`] decides whose turn it
-//! is, on each core for itself. Operations on names and attributes, checkpoints, and reads by which a write fills up its blocks take none.
+//! Reads, writes and syncs of files take a [`Turn`] before anything else, and keep it until they have ended. [`fair_queue`] decides which class has the
+//! next turn, on each core for itself. Operations on names and attributes, checkpoints, and reads by which a write fills up its blocks take none.
 //!
 //! # Why no operation waits for ever
-//! A turn is held by a write that waits for a zone, and so for the cleaner. Hence nothing that a write can wait for needs a turn: the cleaner
-//! takes one only while users find zones, and gives up waiting as soon as they don't; a read waits for its turn before it
+//! A write that waits for a zone, and so for the cleaner, holds a turn. Hence everything that a write can wait for does without a turn: the cleaner
+//! takes one only while users find zones, and stops waiting as soon as they don't; a read waits for its turn before it
 //! keeps zones from being reset; an operation takes one turn, never a second one.
 //!
 //! # Bounds
-//! A request that waits is a future of its caller, which has its data. So the callers bound what waits: a program by its requests, a mount by those
-//! that the kernel sends.
+//! A waiting request is a future of its caller, which owns its data. So the callers bound the number of waiting requests: a program by its own
+//! requests, a mount by those that the kernel sends.
 
 pub mod fair_queue;
 
@@ -39,10 +39,10 @@ pub const BACKGROUND_SHARES: u32 = 20;
 /// Cost of a request beside its bytes. Requests of 4 KiB take about as long as this in the bandwidth of large ones: on a virtual disk 17 µs at
 /// 1.5 GB/s, in memory 2.5 µs at 7 GB/s.
 pub const REQUEST_COST: u64 = 16 << 10;
-/// Most cost of requests in flight on a core, where classes compete: the least at which reads of 256 KiB (four) and of 4 KiB (51) are as fast as
-/// without a bound, on a virtual disk and in memory. What is in flight delays a new request of any class.
+/// Most cost of requests in flight on a core, where classes compete: the least at which reads of 256 KiB (four) and of 4 KiB (52) are as fast as
+/// without a bound, on a virtual disk and in memory. Requests in flight delay a new request of any class.
 pub const IO_DEPTH: u64 = 1 << 20;
-/// Longest name.
+/// Longest name of a class in bytes.
 const LONGEST_NAME: usize = 64;
 
 /// An I/O class of a file system, for the files that [use it](crate::File::in_class).
@@ -57,29 +57,29 @@ impl Class {
         Class { number, name }
     }
 
-    /// Its name.
+    /// Name of the class.
     pub fn name(&self) -> &str {
         &self.name
     }
 }
 
-/// What a class has done since the file system was opened, on all cores.
+/// Counters of a class since the file system was opened, on all cores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClassStatistics {
-    /// Its name.
+    /// Name of the class.
     pub name: Arc<str>,
-    /// Its shares.
+    /// Shares of the class.
     pub shares: u32,
-    /// Reads, writes and syncs.
+    /// Number of reads, writes and syncs.
     pub requests: u64,
-    /// Bytes of them.
+    /// Bytes of these requests.
     pub bytes: u64,
-    /// Time that those waited for their turn which had to, in nanoseconds.
+    /// Time in nanoseconds that requests waited for their turn, of those that had to wait.
     waits: Histogram<5>,
 }
 
 impl ClassStatistics {
-    /// Adds what the class has done on another core.
+    /// Adds the counters of another core.
     pub fn add(&mut self, other: &ClassStatistics) {
         self.requests += other.requests;
         self.bytes += other.bytes;
@@ -96,7 +96,7 @@ impl ClassStatistics {
         Duration::from_nanos((self.waits.mean() * self.waited() as f64 / self.requests.max(1) as f64) as u64)
     }
 
-    /// Time that this share of the requests, from 0 to 1, waited at most for its turn.
+    /// Returns the quantile `share` (0 to 1) of the time that requests waited for their turn.
     pub fn wait_quantile(&self, share: f64) -> Duration {
         let (all, waited) = (self.requests.max(1) as f64, self.waited() as f64);
         match share * all - (all - waited) {
@@ -123,7 +123,7 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Returns the two classes that each file system has. `depth` bounds the cost of requests in flight.
+    /// Returns the classes `default` and `background`, which each file system has. `depth` bounds the cost of requests in flight.
     pub fn new(depth: u64, background_shares: u32, ignores_shares: bool) -> Rc<Self> {
         let state = State { queue: FairQueue::new(depth, ignores_shares), done: Vec::new() };
         let (state, count) = (RefCell::new(state), Cell::new(0));
@@ -133,10 +133,10 @@ impl Classes {
         classes
     }
 
-    /// Number of the class with this name, or for a new one.
+    /// Returns the number of the class with this name, or that of the next new class.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a name or shares that no class has, or too many classes.
+    /// [`Error::Invalid`] for a name, shares or a number of classes out of range.
     pub fn number_for(&self, name: &str, shares: u32) -> Result<ClassNumber> {
         if !(1..=MOST_SHARES).contains(&shares) {
             return Err(Error::invalid(format!(
@@ -145,7 +145,7 @@ impl Classes {
         }
         if !(1..=LONGEST_NAME).contains(&name.len()) {
             return Err(Error::invalid(format!(
-                "class \"{name}\": a name of {} bytes; expected 1 to {LONGEST_NAME}",
+                "class \"{name}\": name of {} bytes; expected 1 to {LONGEST_NAME}",
                 name.len()
             )));
         }
@@ -154,7 +154,7 @@ impl Classes {
             Some(number) => Ok(number),
             None if done.len() < MOST_CLASSES => Ok(done.len()),
             None => Err(Error::invalid(format!(
-                "class \"{name}\": the file system has {MOST_CLASSES} classes; expected at most as many: use one of them"
+                "class \"{name}\": too many classes: the file system has {MOST_CLASSES} already; expected at most {MOST_CLASSES}; use one of them"
             ))),
         }
     }
@@ -171,7 +171,7 @@ impl Classes {
         self.count.set(state.done.len());
     }
 
-    /// What the classes have done on this core.
+    /// Returns the counters of the classes on this core.
     pub fn statistics(&self) -> Vec<ClassStatistics> {
         self.state.borrow().done.clone()
     }
@@ -198,7 +198,7 @@ impl Classes {
         Turn { classes: self.clone(), class, cost: REQUEST_COST + bytes }
     }
 
-    /// Takes a turn, when the class has one. A class that only another file system has is the default one.
+    /// Waits for the turn of the class, and takes it. A number that only another file system has stands for the default class.
     #[inline]
     pub async fn take(self: &Rc<Self>, class: ClassNumber, bytes: u64) -> Turn {
         let class = if class < self.count.get() { class } else { DEFAULT };
@@ -211,9 +211,9 @@ impl Classes {
     async fn wait(self: &Rc<Self>, class: ClassNumber, bytes: u64) -> Turn {
         let (begun, cost) = (now(), REQUEST_COST + bytes);
         let number = self.state.borrow_mut().queue.wait(class, cost, None);
-        let mut place = Place { classes: self, class, number, cost, is_left: false };
+        let mut place = WaitingRequest { classes: self, class, number, cost, has_turn: false };
         poll_fn(|context| place.poll(context)).await;
-        place.is_left = true;
+        place.has_turn = true;
         let mut state = self.state.borrow_mut();
         state.done[class].waits.record((now() - begun).as_nanos() as u64);
         self.started(&mut state, class, bytes)
@@ -239,17 +239,17 @@ impl Classes {
     }
 }
 
-/// Place of a waiting request, given back when dropped, also where it has been started meanwhile.
-struct Place<'a> {
+/// A waiting request. Dropping it removes the request from the queue, or ends its turn if it has been started meanwhile.
+struct WaitingRequest<'a> {
     classes: &'a Classes,
     class: ClassNumber,
     number: u64,
     cost: u64,
-    /// Whether the turn was taken.
-    is_left: bool,
+    /// Whether the caller has taken the turn.
+    has_turn: bool,
 }
 
-impl Place<'_> {
+impl WaitingRequest<'_> {
     fn poll(&self, context: &Context<'_>) -> Poll<()> {
         let mut state = self.classes.state.borrow_mut();
         let Some(waker) = state.queue.waiter(self.class, self.number) else { return Poll::Ready(()) };
@@ -260,9 +260,9 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaitingRequest<'_> {
     fn drop(&mut self) {
-        if self.is_left {
+        if self.has_turn {
             return;
         }
         let left = self.classes.state.borrow_mut().queue.leave(self.class, self.number);
@@ -300,8 +300,8 @@ impl Core {
         self.sync(ticket).await
     }
 
-    /// A turn of the cleaner: at once while zones are short, else as its class has one. Writes that hold turns wait for zones, so the cleaner must
-    /// not wait for their turns.
+    /// Takes a turn for the cleaner: at once while free zones are below the low watermark, else when its class has one. Writes that hold turns may
+    /// wait for zones, so the cleaner must not wait for these turns.
     pub(crate) async fn turn_of_cleaner(&self, bytes: u64) -> Turn {
         let mut turn = pin!(self.classes.take(BACKGROUND, bytes));
         loop {

@@ -1,10 +1,10 @@
 //! Copies of ranges of files: blocks are shared where that is possible, and other data is copied.
 //!
-//! Blocks are shared between files of one shard, or within one file: whole blocks of 4 KiB, in both at the begin of a block, and the last block
-//! of the source in part if the other file ends there, too. A block with [`MOST_OWNERS`](crate::shared::MOST_OWNERS) owners is copied.
+//! Whole blocks of 4 KiB are shared, between files of one shard or within one file, if both ranges begin at the same bytes of a block. The last
+//! block of the source may be a part of a block if the other file ends there, too. A block with [`MOST_OWNERS`](crate::shared::MOST_OWNERS) owners is copied.
 //!
-//! Writes in flight to either range take effect before their blocks are shared, and later ones after. What is shared in one step, up to
-//! [`EXTENTS_AT_ONCE`] extents, is there as a whole after a power cut or not at all. Another write may come between two steps.
+//! Writes in flight to either range take effect before their blocks are shared, and later ones after. One step shares up to
+//! [`EXTENTS_AT_ONCE`] extents, and is atomic over a power cut. Another write may come between two steps.
 
 use crate::change::{Change, Changes, KEEP_TIMES};
 use crate::classes::fair_queue::ClassNumber;
@@ -26,15 +26,15 @@ use std::rc::Rc;
 const COPIED_AT_ONCE: u64 = 1 << 20;
 /// Most extents that are shared in one turn of the core.
 pub const EXTENTS_AT_ONCE: usize = 512;
-/// Extents whose items take a page of the tree, about.
+/// Approximate number of extents whose items take a page of the tree.
 const EXTENTS_PER_PAGE: u64 = 32;
 
-/// What a copy has done.
+/// Outcome of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cloned {
-    /// Bytes from the begin of the range on that the other file has now.
+    /// Number of bytes from the beginning of the range that the other file has now.
     pub bytes: u64,
-    /// Of these, the bytes whose blocks both files share, holes included; the others were copied.
+    /// Number of these bytes that both files share, holes included; the others were copied.
     pub shared: u64,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    /// What follows after a number of bytes.
+    /// Returns the rest of the range after a number of bytes.
     fn after(self, bytes: u64) -> Self {
         let (from_offset, to_offset) = (self.from_offset + bytes, self.to_offset + bytes);
         Copied { from_offset, to_offset, length: self.length - bytes, ..self }
@@ -74,7 +74,7 @@ impl Copied {
 }
 
 impl Core {
-    /// Copies a range of a file to a file of this core, as copy_file_range(2): ends at the end of the source, and after `most_copied` bytes
+    /// Copies a range of a file to a file of this core, as copy_file_range(2) does. Ends at the end of the source, or after `most_copied` bytes
     /// that couldn't be shared. The time may be [`KEEP_TIMES`].
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Core {
         let is_apart = all.from_offset + length <= all.to_offset || all.to_offset + length <= all.from_offset;
         if from == node.inode && !is_apart {
             return Err(Error::invalid(format!(
-                "{length} bytes from byte {} on of inode {from} are to be copied to byte {}: the ranges overlap",
+                "inode {from}: copy of {length} bytes from byte {} to byte {}: the ranges overlap; expected disjoint ranges within one file",
                 all.from_offset, all.to_offset
             )));
         }
@@ -117,7 +117,7 @@ impl Core {
         Ok(done)
     }
 
-    /// Shares what follows, as much as is possible, or copies some of it.
+    /// Shares as much of the rest as is possible, or copies a part of it.
     async fn copy_step(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, modified: Time) -> Result<Cloned> {
         let shard_of = |inode| self.metadata.borrow().items.shard_of(inode);
         let may_share = rest.is_even() && shard_of(rest.from) == shard_of(node.inode);
@@ -132,9 +132,9 @@ impl Core {
             }
         }
         let piece = match may_share {
-            // Then blocks may be shared.
+            // After this part both ranges are at the beginning of a block.
             true if until_block > 0 => rest.length.min(until_block),
-            // What can't be shared here: a part of a block, or blocks with many owners.
+            // A part of a block, or blocks with the greatest number of owners.
             true => rest.length.min(self.unshareable(rest)?),
             false => rest.length.min(COPIED_AT_ONCE),
         };
@@ -151,7 +151,7 @@ impl Core {
         Ok(Cloned { bytes, shared: 0 })
     }
 
-    /// Bytes from the begin of a range on, up to [`COPIED_AT_ONCE`], before the next block that may be shared; those of one block at least.
+    /// Returns the number of bytes before the next block that may be shared: one block at least, [`COPIED_AT_ONCE`] at most.
     fn unshareable(&self, rest: Copied) -> Result<u64> {
         let metadata = self.metadata.borrow();
         let (from, _) = rest.blocks();
@@ -173,7 +173,7 @@ impl Core {
     async fn lock_both(&self, node: &Rc<Node>, copied: &Copied) -> (RangeGuard, Option<RangeGuard>) {
         let (from, to) = copied.blocks();
         if copied.from == node.inode {
-            // Two requests for ranges of one file might wait for each other's second one.
+            // With a lock for each range, two requests could wait for each other's second one.
             let all = from.start.min(to.start)..from.end.max(to.end);
             return (node.lock.ask(all).await, None);
         }
@@ -186,7 +186,7 @@ impl Core {
         (first, Some(source.lock.ask(from).await))
     }
 
-    /// Shares the blocks of a range from its begin on, as many as can be shared. Returns the number of bytes.
+    /// Shares blocks from the beginning of a range up to the first that can't be shared. Returns the number of bytes.
     async fn share_blocks(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, modified: Time) -> Result<u64> {
         self.gate.pass().await;
         let _held = self.lock_both(node, &rest).await;
@@ -226,7 +226,7 @@ impl Core {
     }
 }
 
-/// What is shared in one turn.
+/// Blocks that are shared in one turn of the core.
 #[derive(Debug, Default)]
 struct Piece {
     blocks: u64,
@@ -242,7 +242,7 @@ impl Piece {
         let (source, target) = (metadata.inode(rest.from)?, metadata.inode(inode)?);
         let length = rest.length.min(source.size.saturating_sub(rest.from_offset));
         let ends_both = rest.from_offset + length == source.size && rest.to_offset + length >= target.size;
-        // Of a block in which one of them goes on, a part is copied.
+        // A part of a block is copied unless both files end in it.
         let length = if ends_both { length } else { length / BLOCK * BLOCK };
         let (from, _) = Copied { length, ..rest }.blocks();
         let (mut end, mut count) = (from.end, 0);

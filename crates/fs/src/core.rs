@@ -11,7 +11,7 @@ mod owner;
 pub(crate) use owner::Accounting;
 
 use crate::change::{Change, Changes};
-use crate::checkpoint::Frozen;
+use crate::checkpoint::FrozenTrees;
 use crate::classes::fair_queue::ClassNumber;
 use crate::classes::{BACKGROUND_SHARES, Classes, IO_DEPTH, Turn};
 use crate::cores::{Cores, Totals};
@@ -182,7 +182,7 @@ pub struct Core {
     /// Zones to which the cleaner moves blocks of this core, where this isn't the home.
     mover: RefCell<Option<Mover>>,
     /// The checkpoint that is being written.
-    pub(crate) frozen: RefCell<Option<Frozen>>,
+    pub(crate) frozen: RefCell<Option<FrozenTrees>>,
     pub(crate) sums: RefCell<Sums>,
     /// Size of requests in bytes that programs are told to prefer.
     pub(crate) block_size: u64,

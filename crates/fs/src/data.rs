@@ -1,6 +1,6 @@
 //! Reading and writing the data of files.
 //!
-//! A write of whole blocks goes to the log as it is. One of parts of blocks reads the rest of them first. The blocks of a write are
+//! A write of whole blocks goes to the log as it is. A write of parts of blocks reads the rest of these blocks first. The blocks of a write are
 //! locked, so overlapping writes take effect one after the other; reads take no lock and see each block as it was before or
 //! after a write.
 
@@ -22,20 +22,22 @@ use std::rc::Rc;
 /// Largest size of a file in bytes.
 pub const LARGEST_FILE: u64 = i64::MAX as u64 & !(BLOCK - 1);
 
-/// Blocks of one read of a medium, which are 1 MiB: the buffer of a longer one would round up to a power of two, and a piece is checked while
+/// Most blocks of one read of the medium: 1 MiB. A buffer of a longer read would be rounded up to a power of two; with pieces, one is checked while
 /// others are read.
 const READ_BLOCKS: u64 = 256;
 
-/// Refuses a range that no file has.
+/// Returns the end of a range, and refuses one beyond [`LARGEST_FILE`].
 ///
 /// # Errors
-/// EFBIG with the end.
+/// EFBIG.
 pub fn end_of(offset: u64, length: u64) -> Result<u64> {
     match offset.checked_add(length) {
         Some(end) if end <= LARGEST_FILE => Ok(end),
         _ => Err(Error::from_errno(
             libc::EFBIG,
-            format!("{length} bytes from byte {offset} on; files have at most {LARGEST_FILE} bytes"),
+            format!(
+                "range of {length} bytes from byte {offset} on ends beyond the largest size of a file; expected an end of at most {LARGEST_FILE}"
+            ),
         )),
     }
 }
@@ -44,7 +46,7 @@ impl Core {
     /// Writes to a file. Once this returns, reads see the data.
     ///
     /// # Errors
-    /// EFBIG, [`Error::NoSpace`]; what reading the rest of a block returns; the failure of the log.
+    /// EFBIG, [`Error::NoSpace`]; errors of reading the rest of a block; the failure of the log.
     pub async fn write(
         self: &Rc<Self>,
         class: ClassNumber,
@@ -59,7 +61,7 @@ impl Core {
         self.write_range(Some(class), node, offset, data, (end, now()), None).await.map(drop)
     }
 
-    /// Writes what a kernel has cached: as [`write`](Self::write), and the times of the file stay, because the kernel sets them.
+    /// Writes data that a kernel had cached: as [`write`](Self::write), but leaves the times of the file unchanged, because the kernel sets them.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -73,7 +75,7 @@ impl Core {
         }
     }
 
-    /// Writes at the end of a file, which no other append gets. Returns the offset.
+    /// Appends to a file; appends in flight at the same time get ranges one after the other. Returns the offset.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -83,7 +85,7 @@ impl Core {
         node: &Rc<Node>,
         data: Payload,
     ) -> Result<u64> {
-        // Before it has an offset: an append of another class may go first, and leaves no hole.
+        // The turn comes before the offset: an append of another class may go first without leaving a hole.
         let _turn = self.classes.take(class, data.len() as u64).await;
         loop {
             let size = self.metadata.borrow().inode(node.inode)?.size;
@@ -100,8 +102,8 @@ impl Core {
         }
     }
 
-    /// Writes data, in the turn of a class, if it has none yet; the file is at least `size` bytes long then. Returns false, and writes nothing, for an append that isn't at the end
-    /// of the file when it is its turn.
+    /// Writes data in the turn of a class, unless the request has a turn already, and raises the size of the file to at least `size` bytes. Returns
+    /// false, and writes nothing, for an append that isn't at the end of the file when the range is locked.
     async fn write_range(
         self: &Rc<Self>,
         class: Option<ClassNumber>,
@@ -143,7 +145,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Refuses a write for which there is no space beside the blocks that it replaces.
+    /// Refuses a write that needs more space than is free, blocks that it replaces not counted.
     fn check_growth(&self, inode: InodeNumber, blocks: Range<u64>) -> Result<()> {
         let count = blocks.end - blocks.start;
         if self.check_space(count).is_ok() {
@@ -161,7 +163,7 @@ impl Core {
         }
     }
 
-    /// Puts data for a part of `whole` together with what is in the rest of it.
+    /// Fills up data for a part of `whole` with the present contents of the rest.
     async fn fill_up(
         &self,
         inode: InodeNumber,
@@ -181,7 +183,7 @@ impl Core {
         Ok(buffer.freeze().into())
     }
 
-    /// Appends what a file has in a range, and zeros where it ends before.
+    /// Appends the contents of a file in a range to a buffer, and zeros beyond the end of the file.
     async fn append_old(&self, inode: InodeNumber, range: Range<u64>, buffer: &mut Buffer) -> Result<()> {
         let wanted = (range.end - range.start) as usize;
         let old = self.read_version(None, inode, range.start, wanted).await?;
@@ -193,7 +195,7 @@ impl Core {
     /// Reads at most `length` bytes of a file: fewer only at its end.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for data that isn't what was written; what reading returns.
+    /// [`Error::Corrupt`] for data with a wrong checksum; errors of reading.
     pub async fn read(&self, inode: InodeNumber, offset: u64, length: usize) -> Result<Payload> {
         self.read_in(DEFAULT, None, inode, offset, length).await
     }
@@ -210,7 +212,7 @@ impl Core {
         offset: u64,
         length: usize,
     ) -> Result<Payload> {
-        // Before zones are kept from being reset: turns are held by writes that wait for zones.
+        // The turn comes before zones are kept from being reset: writes that wait for zones hold turns.
         let _turn = self.classes.take(class, length as u64).await;
         self.read_version(version, inode, offset, length).await
     }
@@ -289,7 +291,7 @@ impl Core {
         let report = zones.report(ZoneIndex(zone), 1).await?;
         let report = report
             .first()
-            .ok_or_else(|| Error::io(format!("zone {zone} isn't in the report of the zones")))?;
+            .ok_or_else(|| Error::io(format!("zone {zone}: missing in the report of the zones")))?;
         let sums = Rc::new(sums_in(zones, layout, &self.kit.identity, report).await?);
         let mut known = self.sums.borrow_mut();
         known.insert(zone, sums.clone());
@@ -297,7 +299,7 @@ impl Core {
         Ok(sums)
     }
 
-    /// Cuts a file off, or takes the blocks of a range from it: [`Cut`]. The time may be [`KEEP_TIMES`].
+    /// Truncates a file, or punches a hole ([`Cut`]). The time may be [`KEEP_TIMES`].
     pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut, time: Time) -> Result<()> {
         let (inode, blocks) = (node.inode, cut.blocks());
         let permit = self.admit_data(None, 2).await;
@@ -350,7 +352,7 @@ impl Core {
     }
 }
 
-/// Where a file ends, or the bytes that are wanted, and the extents of these with data, in pieces of at most [`READ_BLOCKS`].
+/// Returns the end of a read, which is the end of the file at most, and the extents with data before it, in pieces of at most [`READ_BLOCKS`] blocks.
 fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) -> Result<(u64, Vec<Extent>)> {
     let end = offset.saturating_add(length as u64).min(metadata.inode(inode)?.size);
     let blocks = offset / BLOCK..end.div_ceil(BLOCK);
@@ -380,15 +382,15 @@ pub(crate) async fn sums_in(
 ) -> Result<Vec<u32>> {
     let found = logkit::sums::read(zones, layout, identity, report).await?;
     let mut sums = vec![0; layout.zone_blocks as usize];
-    // None is beyond the zone.
+    // Records end within the zone.
     found.iter().for_each(|(position, sum)| sums[position as usize] = sum);
     Ok(sums)
 }
 
-/// What is taken from a file. Blocks that lose a part are written again, with zeros there.
+/// Bytes that are taken from a file. Blocks that lose a part are written again, with zeros in this part.
 #[derive(Debug, Clone)]
 pub(crate) enum Cut {
-    /// All from this byte on; that is its size then.
+    /// All bytes from this one on, which is the new size.
     From(u64),
     /// These bytes.
     Range(Range<u64>),
@@ -414,7 +416,7 @@ impl Cut {
         }
     }
 
-    /// Blocks that lose a part, with the bytes of the block that become zeros.
+    /// Blocks that lose a part, with the range of bytes that become zeros.
     fn edges(&self) -> impl Iterator<Item = (u64, Range<usize>)> {
         let within = |range: Range<u64>| {
             let block = range.start / BLOCK;

@@ -1,7 +1,7 @@
 //! Defragmenting a file on request: runs of blocks that lie in several places are written again as one.
 //!
-//! The cleaner does the same on its way, because it sorts what it moves by file and block. Contents, times and holes stay as they are. So do
-//! blocks that are shared with other files, where they lie: written again, they would take space of their own.
+//! The cleaner does the same as a side effect, because it sorts its moves by file and block. Contents, times and holes don't change. Blocks that are
+//! shared with other files aren't moved: written again, they would take space of their own.
 
 use crate::change::{Change, Changes, KEEP_TIMES};
 use crate::classes::fair_queue::BACKGROUND;
@@ -21,16 +21,16 @@ const LONGEST_RUN: u64 = 256;
 /// Fragments of a file: extents with data that don't follow one another in a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fragments {
-    /// Before.
+    /// Number before.
     pub before: u64,
-    /// After.
+    /// Number after.
     pub after: u64,
-    /// Blocks that were written again.
+    /// Number of blocks that were written again.
     pub blocks: u64,
 }
 
-/// The runs of these extents, in blocks of a file, that are worth writing again: neighbours in the file in several places, `longest`
-/// blocks at most. The end of a zone may divide a run in two; one that is atomic stays whole.
+/// Returns the runs of these extents that are worth writing again, in blocks of a file: neighbours in the file that lie in several places, at
+/// most `longest` blocks. The end of a zone may divide a run in two, unless it is short enough to be atomic.
 fn fragmented(extents: impl IntoIterator<Item = Range<u64>>, longest: u64) -> Vec<Range<u64>> {
     let mut runs: Vec<(Range<u64>, u64)> = Vec::new();
     for extent in extents {
@@ -100,7 +100,7 @@ impl Core {
         Ok(fragments)
     }
 
-    /// Writes a run of blocks again that has no holes. Returns their number.
+    /// Writes a run of blocks without holes again. Returns the number of blocks.
     async fn write_again(self: &Rc<Self>, node: &Rc<Node>, run: Range<u64>) -> Result<u64> {
         let blocks = run.end - run.start;
         let permit = self.admit_data(Some(BACKGROUND), blocks).await;

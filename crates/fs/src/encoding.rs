@@ -2,7 +2,7 @@
 
 use block::{Error, Result};
 
-/// Appends a number: seven bits to a byte, low ones first.
+/// Appends a number: seven bits in each byte, the lowest first.
 pub fn put(target: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         target.push(number as u8 | 0x80);
@@ -16,17 +16,17 @@ pub const fn length(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// A number with a sign as one without: the sign is the lowest bit.
+/// Encodes a signed number as an unsigned one: the sign is the lowest bit.
 pub const fn from_signed(number: i64) -> u64 {
     ((number << 1) ^ (number >> 63)) as u64
 }
 
-/// The number with a sign of which [`from_signed`] has made this one.
+/// Inverse of [`from_signed`].
 pub const fn to_signed(number: u64) -> i64 {
     (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
-/// Takes numbers from the front of bytes that may be anything.
+/// Reader of numbers from bytes that aren't trusted.
 #[derive(Debug, Clone)]
 pub struct Numbers<'a> {
     rest: &'a [u8],
@@ -34,12 +34,12 @@ pub struct Numbers<'a> {
 }
 
 impl<'a> Numbers<'a> {
-    /// Numbers of these bytes; `what` is their name in errors.
+    /// Returns a reader of these bytes; `what` names them in errors.
     pub fn new(rest: &'a [u8], what: &'static str) -> Self {
         Numbers { rest, what }
     }
 
-    /// [`Error::Corrupt`] with the name of the bytes, followed by `how`.
+    /// Returns [`Error::Corrupt`] with the name of the bytes, followed by `how`.
     #[cold]
     pub fn strange(&self, how: &str) -> Error {
         Error::corrupt(format!("{} {how}", self.what))
@@ -63,7 +63,7 @@ impl<'a> Numbers<'a> {
                 return Ok(number);
             }
         }
-        Err(self.strange("ends within a number, or has one of more than 64 bits"))
+        Err(self.strange("ends within a number, or has a number of more than 64 bits"))
     }
 
     /// Takes a number of at most 32 bits.
@@ -73,7 +73,8 @@ impl<'a> Numbers<'a> {
     #[inline]
     pub fn take_u32(&mut self) -> Result<u32> {
         let number = self.take()?;
-        u32::try_from(number).map_err(|_| self.strange(&format!("has {number} where 32 bits are expected")))
+        u32::try_from(number)
+            .map_err(|_| self.strange(&format!("has the number {number}; expected at most 32 bits")))
     }
 
     /// Takes `count` bytes.
@@ -82,7 +83,8 @@ impl<'a> Numbers<'a> {
     /// [`Error::Corrupt`] where fewer follow.
     pub fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
         let Some((bytes, rest)) = self.rest.split_at_checked(count) else {
-            return Err(self.strange(&format!("ends after {} of {count} bytes", self.rest.len())));
+            return Err(self
+                .strange(&format!("ends too early: {} bytes are left; expected {count}", self.rest.len())));
         };
         self.rest = rest;
         Ok(bytes)
@@ -108,7 +110,7 @@ impl<'a> Numbers<'a> {
     pub fn end(&self) -> Result<()> {
         match self.rest.len() {
             0 => Ok(()),
-            more => Err(self.strange(&format!("has {more} bytes too many"))),
+            more => Err(self.strange(&format!("has {more} bytes after its end; expected none"))),
         }
     }
 }

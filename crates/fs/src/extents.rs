@@ -1,8 +1,7 @@
-//! Where the blocks of files are, as items of the tree: an item for each extent, by the block of the file with which it begins.
+//! Places of the blocks of files, as items of the tree: an item for each extent, by its first block in the file.
 //!
-//! Blocks are those of the log, of 4 KiB. A block without an extent is a hole. Of a *preallocated* extent nothing was written: it
-//! reads as a hole, and its blocks count as the file's. A *shared* extent has blocks that others may have, too: [`shared`]
-//! says which.
+//! Blocks are those of the log, of 4 KiB. A block without an extent is a hole. The blocks of a *preallocated* extent weren't written: they
+//! read as a hole, and count as the file's. A *shared* extent has blocks that other files may have, too; [`shared`] has their owners.
 
 use crate::encoding::{Numbers, put};
 use crate::forest::Forest;
@@ -16,9 +15,9 @@ use logkit::layout::ROOT_ZONES;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Extents that are changed at a time.
+/// Most extents that are changed at a time.
 pub(crate) const AT_ONCE: usize = 32;
-/// Last number of an extent that is shared; others have none.
+/// Number at the end of the item of a shared extent; other extents don't have it.
 const SHARED: u64 = 1;
 
 /// Neighbouring blocks of a file that are neighbours in a zone.
@@ -32,17 +31,17 @@ pub struct Extent {
     pub zone: u32,
     /// First block in the zone.
     pub position: u32,
-    /// Whether others may have its blocks, too.
+    /// Whether other files, or other blocks of this one, may have its blocks, too.
     pub is_shared: bool,
 }
 
-/// Told of blocks of zones that files get and lose; preallocated ones are in zone 0.
+/// Observer of the blocks of zones that files get and lose; preallocated ones are in zone 0.
 pub trait Blocks {
-    /// So many blocks of a zone belong to a file now.
+    /// Notes that a file got a number of blocks of a zone.
     fn live(&mut self, zone: u32, blocks: u32);
-    /// So many blocks of a zone no longer belong to it.
+    /// Notes that a number of blocks of a zone have lost their last owner.
     fn dead(&mut self, zone: u32, blocks: u32);
-    /// These blocks no longer belong to any file. They are named by the file and the block that they were written for.
+    /// Notes that an extent has lost its last owner. It has the file and the blocks that it was written for.
     fn lost(&mut self, _inode: InodeNumber, gone: &Extent) {
         self.dead(gone.zone, gone.blocks);
     }
@@ -64,14 +63,14 @@ impl Extent {
         Place { zone: self.zone, position: self.position }
     }
 
-    /// Whether its blocks may hold data: they are in a zone, and not in one of roots.
+    /// Whether it is preallocated, or its blocks are within a zone that isn't one of roots.
     pub fn is_within(&self, layout: &Layout) -> bool {
         let end = u64::from(self.position) + u64::from(self.blocks);
         let has_place = (ROOT_ZONES..layout.zones).contains(&self.zone) && end <= layout.zone_blocks.into();
         self.is_preallocated() || has_place
     }
 
-    /// The blocks of it that are in a range, of which there are some.
+    /// Returns the part of it within a range, which must overlap it.
     #[must_use]
     pub fn part(&self, range: &Range<u64>) -> Self {
         let (from, to) = (self.block.max(range.start), self.end().min(range.end));
@@ -80,7 +79,7 @@ impl Extent {
         Extent { block: from, blocks: (to - from) as u32, position, ..*self }
     }
 
-    /// Whether the other one goes on where this one ends, in the file and in the zone.
+    /// Whether `next` continues this one, in the file and in the zone.
     fn is_before(&self, next: &Extent) -> bool {
         let is_next = self.is_preallocated() || self.position + self.blocks == next.position;
         self.end() == next.block
@@ -90,7 +89,7 @@ impl Extent {
             && self.blocks.checked_add(next.blocks).is_some()
     }
 
-    /// Key of an extent that begins with a block.
+    /// Key of the extent whose first block is `block`.
     pub fn key(inode: InodeNumber, block: u64) -> Key {
         Key { inode, kind: kind::EXTENT, offset: block }
     }
@@ -109,19 +108,20 @@ impl Extent {
     /// Decodes an item.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that no extent has.
+    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that aren't an extent.
     pub fn decode(key: Key, value: &[u8]) -> Result<Self> {
         let mut numbers = Numbers::new(value, "an extent");
         let (blocks, zone, position) = (numbers.take_u32()?, numbers.take_u32()?, numbers.take_u32()?);
         let is_shared = !numbers.rest().is_empty();
         if is_shared && (numbers.take()? != SHARED || zone == 0) {
-            return Err(numbers.strange("has a mark that isn't known"));
+            return Err(numbers.strange("has an unknown mark"));
         }
         numbers.end()?;
         let is_in_range = key.offset.checked_add(u64::from(blocks)).is_some();
         match blocks > 0 && is_in_range && position.checked_add(blocks).is_some() {
             true => Ok(Extent { block: key.offset, blocks, zone, position, is_shared }),
-            false => Err(numbers.strange(&format!("has {blocks} blocks at {position} of zone {zone}"))),
+            false => Err(numbers
+                .strange(&format!("is out of bounds: {blocks} blocks at block {position} of zone {zone}"))),
         }
     }
 }
@@ -134,7 +134,7 @@ pub fn extents(
 ) -> impl Iterator<Item = Result<Extent>> + '_ {
     let first = Extent::key(inode, range.start);
     let is_own = move |key: &Key| key.inode == inode && key.kind == kind::EXTENT;
-    // One that begins before the range may reach into it.
+    // An extent that begins before the range may reach into it.
     let before = items.last_before(&first).filter(|(key, _)| is_own(key) && key.offset < range.start);
     let before = before.map(|(key, value)| Extent::decode(key, value));
     let before =
@@ -143,7 +143,7 @@ pub fn extents(
     before.into_iter().chain(rest.map(|(key, value)| Extent::decode(key, value)))
 }
 
-/// Takes blocks from a file. Returns how many of them it had.
+/// Takes blocks from a file. Returns how many blocks it has lost.
 ///
 /// # Errors
 /// [`Error::Corrupt`](block::Error::Corrupt) for a damaged item.
@@ -194,7 +194,7 @@ fn cut(
     }
 }
 
-/// Gives blocks to a file, in the place of those that it has there. Returns how many more it has now.
+/// Gives an extent to a file, in place of the blocks that it has there. Returns by how many blocks it has grown.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -205,7 +205,7 @@ pub fn map(items: &mut Forest, inode: InodeNumber, extent: Extent, blocks: &mut 
     Ok(i64::from(extent.blocks) - taken as i64)
 }
 
-/// Says where blocks of a file are now, whatever was known of them before. Nothing is counted, and owners of shared blocks stay.
+/// Sets the place of blocks of a file. Nothing is counted, and the owners of shared blocks stay.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -238,7 +238,7 @@ fn insert(items: &mut Forest, inode: InodeNumber, extent: Extent) -> Result<()> 
     Ok(())
 }
 
-/// Preallocates those blocks of a range that a file doesn't have. Returns how many.
+/// Preallocates the blocks of a range that a file doesn't have. Returns their number.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -264,8 +264,8 @@ pub fn preallocate(
     Ok(added)
 }
 
-/// Blocks of a file that are in a place: of `count` blocks from `block` on, those which lie as if the first one were at
-/// `from`. Calls `visit` with the first of them and their number, run by run.
+/// Visits the blocks of a file that are in a place: of `count` blocks from `block` on, those at the same distance from `from` as from `block`.
+/// Calls `visit` with the first block and the number of blocks of each run.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -287,8 +287,8 @@ pub fn visit_at(
     Ok(())
 }
 
-/// Visits the parts of an extent with data that these items don't have in the same place. The extent is that of the file which the blocks
-/// were written for: the items have a block if this file has it there, or any owner of a shared run.
+/// Visits the parts of an extent with data that these items don't have in the same place. The extent is that of the file that the blocks
+/// were written for: the items have a block if this file has it in this place, or if a shared run covers the place.
 ///
 /// # Errors
 /// As [`unmap`].

@@ -1,7 +1,7 @@
 //! All items of a file system, in a tree for each shard.
 //!
-//! The shards are divided by the numbers of inodes, and their number is fixed when a file system is made. Each belongs to one core
-//! of the machine while the file system is open; the trees of the others are empty there.
+//! An inode's number decides its shard, and the number of shards is fixed when a file system is made. While the file system is open, each shard
+//! belongs to one core; the forest of a core has empty trees for the shards of other cores.
 
 use crate::inode::InodeNumber;
 use crate::tree::{Key, Place, Range, Released, Tree};
@@ -35,13 +35,13 @@ impl Forest {
         (inode % self.trees.len() as u64) as Shard
     }
 
-    /// Shard of an item: that of its inode. Items of inode 0 name one with their offset.
+    /// Shard of an item: that of its inode; for items of inode 0, that of the inode in the offset.
     #[inline]
     fn shard_of_key(&self, key: &Key) -> usize {
         self.shard_of(if key.inode == 0 { key.offset } else { key.inode }) as usize
     }
 
-    /// The tree of a shard, of those that there are.
+    /// The tree of a shard.
     pub fn tree(&self, shard: Shard) -> &Tree {
         &self.trees[shard as usize]
     }
@@ -82,20 +82,20 @@ impl Forest {
         self.trees[self.shard_of_key(from)].range(from)
     }
 
-    /// Puts an item in. Returns whether there was one with this key.
+    /// Inserts an item, or replaces its value. Returns whether an item with this key existed.
     #[inline]
     pub fn put(&mut self, key: &Key, value: &[u8]) -> bool {
         self.change(key, |tree| tree.put(key, value))
     }
 
-    /// Changes the value of an item where it is.
+    /// Changes the value of an item in place; `None` if it doesn't exist.
     #[inline]
     pub fn update<R>(&mut self, key: &Key, change: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
         let shard = self.shard_of_key(key);
         self.trees[shard].update(key, change)
     }
 
-    /// Removes an item. Returns whether there was one with this key.
+    /// Removes an item. Returns whether it existed.
     #[inline]
     pub fn remove(&mut self, key: &Key) -> bool {
         self.change(key, |tree| tree.remove(key))
@@ -140,7 +140,7 @@ impl Forest {
         }
     }
 
-    /// Shares the pages on the way to a key with a newer version, where both are equal.
+    /// Shares the pages on the path to a key with a newer version, where both are equal.
     pub fn share_way(&mut self, newer: &Forest, key: &Key) {
         let shard = self.shard_of_key(key);
         self.trees[shard].share_way(&newer.trees[shard], key);
@@ -158,9 +158,9 @@ impl Forest {
     pub fn check_shard(&self, shard: Shard) -> Result<()> {
         match self.tree(shard).range(&Key::MIN).find(|(key, _)| self.shard_of_key(key) != shard as usize) {
             None => Ok(()),
-            Some((key, _)) => {
-                Err(Error::corrupt(format!("the tree of shard {shard} has item {key} of another one")))
-            }
+            Some((key, _)) => Err(Error::corrupt(format!(
+                "the tree of shard {shard} has the item \"{key}\" of another shard"
+            ))),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What a file system has on the medium beside records and pages: its properties, in every root, and its state at a checkpoint, in
-//! the directory.
+//! Structures on the medium beside records and pages: the properties of a file system, in every root, and its state at a checkpoint, in the
+//! directory of the log.
 
 use crate::forest::Shard;
 use crate::inode::Time;
@@ -10,7 +10,7 @@ use crate::tree::{Place, Stored};
 use block::{Error, Result};
 use zones::bytes::{Reader, Writer};
 
-/// Kind of the owner in a root: a log of another one isn't opened.
+/// Kind of the owner in a root: a log of another owner isn't opened.
 pub const OWNER: [u8; 8] = *b"fs      ";
 /// Version of the format that this code writes and reads.
 const VERSION: u32 = 3;
@@ -22,14 +22,14 @@ pub const LARGEST_BLOCK: u64 = 64 << 10;
 pub const DEFAULT_SHARDS: u32 = 64;
 /// Most shards of a file system.
 pub const MOST_SHARDS: u32 = 256;
-/// Most cores among which the shards are divided while a file system is open: each has two streams in the log.
+/// Most cores among which the shards of an open file system are divided: each has two streams of the log.
 pub const MOST_CORES: u32 = 16;
 
-/// What is fixed when a file system is made.
+/// Properties that are fixed when a file system is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
-    /// Size in bytes that programs are told to prefer for requests (`st_blksize`). What is rewritten and checked are blocks of [`BLOCK`] bytes,
-    /// and runs of them are extents, whatever this is.
+    /// Preferred size of requests in bytes that programs are told (`st_blksize`). It has no other effect: blocks of [`BLOCK`] bytes are written and
+    /// checked, and runs of them are extents.
     pub block_size: u64,
     /// Number of shards among which inodes are divided.
     pub shards: u32,
@@ -42,10 +42,10 @@ impl Default for Properties {
 }
 
 impl Properties {
-    /// Refuses a block size or a number of shards that a file system can't have.
+    /// Refuses a block size or a number of shards out of range.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is expected.
+    /// [`Error::Invalid`].
     pub fn check(&self) -> Result<()> {
         if !(1..=MOST_SHARDS).contains(&self.shards) {
             return Err(Error::invalid(format!("{} shards: expected 1 to {MOST_SHARDS}", self.shards)));
@@ -71,13 +71,13 @@ impl Properties {
     /// Decodes properties.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for those of another version; [`Error::Corrupt`] for bytes that none has.
+    /// [`Error::Protocol`] for properties of another version; [`Error::Corrupt`] for other bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the properties of a file system");
         let version = reader.u32()?;
         if version != VERSION {
             return Err(Error::protocol(format!(
-                "a file system of version {version} of the format; expected version {VERSION}: open it with the program that \
+                "the file system has version {version} of the format; expected version {VERSION}; open it with the program that \
                  wrote it"
             )));
         }
@@ -111,9 +111,8 @@ pub struct SnapshotState {
 pub struct State {
     /// Epoch of the checkpoint.
     pub epoch: u64,
-    /// For each core that the shards are divided among from the checkpoint on, the number of changes of that epoch which the trees
-    /// show, and whose records follow the checkpoint in the stream of the core. They took effect when they were submitted, and are the
-    /// first such ones in the records.
+    /// For each core from the checkpoint on, the number of changes of that epoch that the trees show and whose records follow the checkpoint in
+    /// the stream of the core. They took effect when they were submitted, and are the first submitted changes in the records.
     pub shown: Vec<u64>,
     /// Bytes of memory that the trees take, those of snapshots included.
     pub memory: u64,
@@ -166,7 +165,7 @@ impl State {
     /// Decodes a state.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that no state has.
+    /// [`Error::Corrupt`] for bytes that aren't a state.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the state of a file system");
         let epoch = reader.u64()?;
@@ -190,7 +189,7 @@ impl State {
             let name = String::from_utf8(reader.bytes(length.into())?.to_vec()).unwrap_or_default();
             let is_known = snapshots.iter().any(|it| Some(it.info.number) == number || it.info.name == name);
             let (Some(number), Ok(()), false) = (number, check_name(&name), is_known) else {
-                return Err(reader.strange("has a snapshot with a number or a name that none has, or twice"));
+                return Err(reader.strange("has a snapshot with an invalid or a duplicate number or name"));
             };
             let trees = (0..shards.len()).map(|_| take_tree(&mut reader)).collect::<Result<_>>()?;
             snapshots.push(SnapshotState { info: SnapshotInfo { number, name, created }, trees });

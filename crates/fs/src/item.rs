@@ -1,4 +1,4 @@
-//! What a shard appends to its log: the changes of an operation, with their data.
+//! Items of a core's part of the log: the changes of an operation, with their data.
 
 use crate::change::{Change, Changes};
 use crate::classes::Turn;
@@ -10,7 +10,7 @@ use runtime::range_lock::RangeGuard;
 use runtime::sync::Permit;
 use smallvec::SmallVec;
 
-/// Most blocks of a write that is there as a whole after a power cut, or not at all.
+/// Most blocks of a write that is atomic over a power cut.
 pub const ATOMIC_BLOCKS: u32 = 16;
 
 /// Blocks that files lost when an operation was submitted: zone and number. They die when its record is written, so that no zone is
@@ -29,14 +29,14 @@ impl Blocks for Lost {
     }
 }
 
-/// Where an item comes from, which says when its changes take effect.
+/// Origin of an item, which decides when its changes take effect.
 #[derive(Debug)]
 pub enum Origin {
-    /// An operation on names or attributes. It has taken effect and was acknowledged; these blocks die now.
+    /// An operation on names or attributes. It has taken effect and was acknowledged.
     Submitted {
-        /// The blocks.
+        /// Blocks that die when the record is written.
         lost: Lost,
-        /// The changes, encoded. They aren't needed otherwise any more, and thousands of items may be queued.
+        /// The changes, encoded, which takes less memory: thousands of items may be queued.
         meta: Vec<u8>,
         /// Number of changes.
         count: u32,
@@ -67,7 +67,7 @@ pub enum Origin {
     Move,
     /// A write whose request ended with an error, and which may still take effect.
     Answered {
-        /// As of a write.
+        /// As in [`Write`](Self::Write).
         held: Option<RangeGuard>,
     },
 }
@@ -75,11 +75,11 @@ pub enum Origin {
 /// Changes that take effect together, with their data.
 #[derive(Debug)]
 pub struct Item {
-    /// The changes; none of those that were [submitted](Origin::Submitted).
+    /// The changes; empty for [`Origin::Submitted`].
     pub changes: Changes,
-    /// Data of those that have blocks.
+    /// Data of the changes that have blocks.
     pub data: Payload,
-    /// Where the item comes from.
+    /// Origin of the item.
     pub origin: Origin,
     /// Number of the operation on its shard; 0 for moves.
     pub ticket: u64,
@@ -111,7 +111,7 @@ impl Entry for Item {
         }
     }
 
-    /// Without data it takes no space for long: it is written even where there is none for data.
+    /// True without data: such an item is written even where no zone takes data.
     fn only_frees(&self) -> bool {
         self.data.is_empty()
     }

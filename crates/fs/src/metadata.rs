@@ -1,6 +1,6 @@
 //! The metadata of a core: the items of its shards, and the numbers of inodes that were given.
 //!
-//! [`Metadata::apply`] is the only thing that changes the tree, when operations run and when they are replayed.
+//! Only [`Metadata::apply`] changes the trees, when operations run and when they are replayed.
 
 use crate::change::{Attributes, Change, KEEP_TIMES, Value};
 use crate::extents::{self, Blocks, Extent, Place, visit_missing};
@@ -12,20 +12,20 @@ use crate::tree::{Key, Tree};
 use block::{Error, Result};
 use smallvec::SmallVec;
 
-/// Items of a removed inode that are removed at a time.
+/// Most items of a removed inode that are removed at a time.
 const REMOVED_AT_ONCE: usize = 8;
 
 /// Inodes of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inodes {
-    /// The number that the next one gets.
+    /// Number of the next new inode.
     pub next: InodeNumber,
-    /// How many there are.
+    /// Number of inodes.
     pub count: u64,
 }
 
 impl Inodes {
-    /// Those of a shard without inodes: its numbers are the ones that leave it as the remainder, divided by the number of shards.
+    /// Returns those of a shard without inodes. The numbers of a shard's inodes are congruent to its own, modulo the number of shards.
     pub fn none(shard: Shard, shards: u32) -> Self {
         let (shard, shards) = (u64::from(shard), u64::from(shards));
         let next = if shard > ROOT { shard } else { shard + shards };
@@ -44,13 +44,13 @@ pub struct Metadata {
     count: u64,
     /// Number of preallocated blocks.
     pub preallocated: u64,
-    /// What it was before.
+    /// Snapshots of these shards.
     pub snapshots: Snapshots,
     /// For tests that must notice it: the file that is cloned isn't told that others have its blocks.
     pub(crate) forgets_source: bool,
 }
 
-/// Counts preallocated blocks, and passes the others on, but those that a snapshot keeps alive.
+/// Counts preallocated blocks, and passes other blocks on, except dead ones that a snapshot keeps alive.
 struct Preallocated<'a, B> {
     count: &'a mut u64,
     newest: Option<&'a Forest>,
@@ -88,7 +88,7 @@ impl<B: Blocks> Blocks for Preallocated<'_, B> {
 }
 
 impl Metadata {
-    /// Metadata with a root directory, of a new file system.
+    /// Returns the metadata of a new file system, with a root directory.
     pub fn new(items: Forest, now: Time) -> Self {
         let root = Inode {
             mode: FileType::Directory as u32 | 0o755,
@@ -109,7 +109,7 @@ impl Metadata {
         metadata
     }
 
-    /// Metadata without a root directory, of items that are none.
+    /// Returns metadata without items, and so without a root directory.
     pub fn empty(items: Forest) -> Self {
         let shards = items.shards();
         let inodes = (0..shards).map(|shard| Inodes::none(shard, shards)).collect();
@@ -117,7 +117,7 @@ impl Metadata {
         Metadata { items, inodes, count: 0, preallocated: 0, snapshots, forgets_source: false }
     }
 
-    /// The number that the next inode of a shard gets.
+    /// Number of the next new inode of a shard.
     pub fn next_inode(&self, shard: Shard) -> InodeNumber {
         self.inodes[shard as usize].next
     }
@@ -127,20 +127,20 @@ impl Metadata {
         self.inodes[shard as usize]
     }
 
-    /// Gives the number of the next inode of a shard away: it isn't given again, whether there will be such an inode or not.
+    /// Allocates the number of the next inode of a shard. It isn't allocated again, even if no such inode is created.
     pub fn take_number(&mut self, shard: Shard) -> InodeNumber {
         let shards = u64::from(self.items.shards());
         let next = &mut self.inodes[shard as usize].next;
         std::mem::replace(next, next.saturating_add(shards))
     }
 
-    /// Gives a shard its items, read from the medium.
+    /// Sets the tree of a shard, read from the medium.
     pub fn set_shard(&mut self, shard: Shard, tree: Tree, inodes: Inodes) {
         self.items.set_tree(shard, tree);
         self.set_inodes(shard, inodes);
     }
 
-    /// Sets what is known of the inodes of a shard.
+    /// Sets the next number and the count of the inodes of a shard.
     pub(crate) fn set_inodes(&mut self, shard: Shard, inodes: Inodes) {
         let old = std::mem::replace(&mut self.inodes[shard as usize], inodes);
         self.count = self.count + inodes.count - old.count;
@@ -151,7 +151,7 @@ impl Metadata {
         self.count
     }
 
-    /// Puts an item in, and counts it if it is an inode.
+    /// Inserts an item, and counts it if it is an inode.
     pub(crate) fn put(&mut self, key: &Key, value: &[u8]) {
         let was_there = self.items.put(key, value);
         if key.kind == kind::INODE {
@@ -163,18 +163,18 @@ impl Metadata {
         }
     }
 
-    /// An inode.
+    /// Returns an inode.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is none, [`Error::Corrupt`] for a damaged one.
+    /// ESTALE if it doesn't exist, [`Error::Corrupt`] for a damaged one.
     pub fn inode(&self, inode: InodeNumber) -> Result<Inode> {
         match self.items.get(&Inode::key(inode)) {
             Some(value) => Inode::decode(value),
-            None => Err(Error::from_errno(libc::ESTALE, format!("there is no inode {inode} any more"))),
+            None => Err(Error::from_errno(libc::ESTALE, format!("inode {inode} doesn't exist any more"))),
         }
     }
 
-    /// Changes an inode, if there is one: when it is replayed, a later change may have removed it already.
+    /// Changes an inode if it exists: at a replay, a later change may have removed it already.
     fn change_inode(&mut self, inode: InodeNumber, change: impl FnOnce(&mut Inode)) -> Result<()> {
         let key = Inode::key(inode);
         let update = |value: &mut [u8]| -> Result<Option<Value>> {
@@ -217,7 +217,7 @@ impl Metadata {
         applied.and(failed)
     }
 
-    /// Blocks that are in the old place are in the new one then, in all versions.
+    /// Moves the blocks that are in the old place to the new one, in all versions.
     fn move_blocks(&mut self, moved: &Moved, blocks: &mut impl Blocks) -> Result<()> {
         let mut runs = Vec::new();
         move_in(&mut self.items, moved, &mut runs)?;
@@ -239,7 +239,7 @@ impl Metadata {
         let newest = self.snapshots.newest(self.items.shard_of(inode));
         let mut freed = 0;
         shared::visit_sole(&self.items, inode, extent, |inode, part| match newest {
-            // What a snapshot has, too, stays.
+            // Blocks that a snapshot has stay alive.
             Some(newest) if !part.is_preallocated() => {
                 visit_missing(newest, inode, &part, |part| freed += u64::from(part.blocks))
             }
@@ -348,7 +348,7 @@ impl Metadata {
     }
 }
 
-/// Key of the item that says that an inode has no names.
+/// Key of the item that marks an inode as an orphan: it has no names.
 pub fn orphan(inode: InodeNumber) -> Key {
     Key { inode: 0, kind: kind::ORPHAN, offset: inode }
 }

@@ -1,4 +1,4 @@
-//! Operations on names: what POSIX demands of them, as plain functions from the metadata to the changes that carry an operation out.
+//! Operations on names, with the rules of POSIX: plain functions from the metadata to the changes that carry an operation out.
 //!
 //! Permissions aren't checked here: a mount lets the kernel do it.
 
@@ -18,7 +18,7 @@ pub const MOST_TARGET: usize = 3072;
 /// Bytes of a target that an item holds.
 const TARGET_ITEM: usize = 1024;
 
-/// A file that is to be made.
+/// A new file.
 #[derive(Debug, Clone, Default)]
 pub struct New {
     /// Type and permissions.
@@ -33,15 +33,15 @@ pub struct New {
     pub target: Vec<u8>,
 }
 
-/// What a rename does where the new name exists.
+/// Behaviour of a rename where the new name exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Renaming {
-    /// It replaces the file there.
+    /// Replaces the file of that name.
     #[default]
     Replace,
-    /// It fails.
+    /// Fails.
     NoReplace,
-    /// Both files exchange their names.
+    /// Exchanges the names of both files.
     Exchange,
 }
 
@@ -50,15 +50,15 @@ fn os(errno: i32, detail: String) -> Error {
     Error::from_errno(errno, detail)
 }
 
-/// Error for a name that isn't there.
+/// Returns the error for a name that doesn't exist.
 #[cold]
 pub(crate) fn missing(directory: InodeNumber, name: &[u8]) -> Error {
-    Error::not_found(format!("there is no \"{}\" in directory {directory}", show(name)))
+    Error::not_found(format!("\"{}\" doesn't exist in directory {directory}", show(name)))
 }
 
 #[cold]
 pub(crate) fn exists(directory: InodeNumber, name: &[u8]) -> Error {
-    Error::already_exists(format!("\"{}\" is in directory {directory} already", show(name)))
+    Error::already_exists(format!("\"{}\" exists in directory {directory} already", show(name)))
 }
 
 #[cold]
@@ -72,7 +72,7 @@ fn not_a_directory(name: &[u8]) -> Error {
 }
 
 /// Shard of a new file: that of its directory, so that making it concerns one shard. Directories in the root are spread over all
-/// shards, as the Orlov allocator of ext does it: what is in one is used together, and what is in several isn't.
+/// shards, as the Orlov allocator of ext does it: files of one top-level directory are expected to be used together, those of several aren't.
 pub fn shard_for(items: &Forest, directory: InodeNumber, name: &[u8], new: &New) -> Shard {
     match directory == ROOT && FileType::of(new.mode) == Some(FileType::Directory) {
         true => (directory::hash(name) % u64::from(items.shards())) as Shard,
@@ -80,7 +80,7 @@ pub fn shard_for(items: &Forest, directory: InodeNumber, name: &[u8], new: &New)
     }
 }
 
-/// A directory that names may be added to.
+/// Returns a directory to which names may be added.
 fn directory_of(metadata: &Metadata, directory: InodeNumber) -> Result<Inode> {
     let inode = metadata.inode(directory)?;
     match inode.is_directory() {
@@ -100,7 +100,7 @@ pub fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<
         check_name(name)?;
     }
     let found = directory::find(&metadata.items, directory, name)?;
-    // What has names is a directory.
+    // An inode with names is a directory.
     if found.is_none() && !metadata.inode(directory)?.is_directory() {
         return Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
     }
@@ -115,7 +115,7 @@ pub fn lookup(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Resul
     find(metadata, directory, name)?.ok_or_else(|| missing(directory, name))
 }
 
-/// The times of an inode whose data changes, and other attributes of it.
+/// Returns the change of the times of an inode whose data changes, and of its link count.
 fn touched(inode: InodeNumber, now: Time, links: Option<u32>) -> Change {
     if links.is_none() {
         return Change::Touch { inode, time: now };
@@ -160,10 +160,14 @@ fn make(
     now: Time,
 ) -> Result<Changes> {
     let Some(file_type) = FileType::of(new.mode) else {
-        return Err(Error::invalid(format!("the mode {:o} is of no type of file", new.mode)));
+        return Err(Error::invalid(format!(
+            "mode {:o}: unknown type of file; expected a mode with one of the types of inode(7)",
+            new.mode
+        )));
     };
     if new.target.len() > MOST_TARGET {
-        let long = format!("a link to {} bytes; expected at most {MOST_TARGET}", new.target.len());
+        let long =
+            format!("symbolic link: target of {} bytes; expected at most {MOST_TARGET}", new.target.len());
         return Err(os(libc::ENAMETOOLONG, long));
     }
     let is_directory = file_type == FileType::Directory;
@@ -190,7 +194,7 @@ fn make(
     Ok(changes)
 }
 
-/// Key for a name that isn't there.
+/// Returns the key for a new name.
 fn vacant(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Key> {
     match directory::find_or_vacant(&metadata.items, directory, name)? {
         Ok(_) => Err(exists(directory, name)),
@@ -202,7 +206,7 @@ fn vacant(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Ke
 ///
 /// # Errors
 /// [`Error::AlreadyExists`], [`Error::NotFound`] for a directory that was removed, ENOTDIR, ENAMETOOLONG, EMLINK,
-/// [`Error::Invalid`] for a name or a mode that isn't one.
+/// [`Error::Invalid`] for an invalid name or mode.
 pub fn create(
     metadata: &Metadata,
     number: InodeNumber,
@@ -217,7 +221,7 @@ pub fn create(
     }
 }
 
-/// What a name stands for, or the changes that make a file of this name, with this number.
+/// Looks a name up. Returns the file, or the changes that make a file of this name with this number.
 ///
 /// # Errors
 /// As [`create`], but for [`Error::AlreadyExists`].
@@ -237,7 +241,13 @@ pub fn find_or_create(
     };
     let is_directory = FileType::of(new.mode) == Some(FileType::Directory);
     if is_directory && parent.links >= MOST_LINKS {
-        return Err(os(libc::EMLINK, format!("directory {directory} has {MOST_LINKS} subdirectories")));
+        return Err(os(
+            libc::EMLINK,
+            format!(
+                "directory {directory}: too many subdirectories: {}; expected fewer than {MOST_LINKS}",
+                parent.links
+            ),
+        ));
     }
     let links = if is_directory { 2 } else { 1 };
     let mut changes = make(number, &parent, directory, new, links, now)?;
@@ -280,11 +290,17 @@ pub fn link(
         return Err(Error::not_found(format!("inode {inode} was removed")));
     }
     if old.is_directory() {
-        return Err(os(libc::EPERM, format!("inode {inode} is a directory, which has one name only")));
+        return Err(os(
+            libc::EPERM,
+            format!("inode {inode} is a directory; expected another file: directories have one name"),
+        ));
     }
     let key = vacant(metadata, directory, name)?;
     if old.links >= MOST_LINKS {
-        return Err(os(libc::EMLINK, format!("inode {inode} has {MOST_LINKS} names")));
+        return Err(os(
+            libc::EMLINK,
+            format!("inode {inode}: too many names: {}; expected fewer than {MOST_LINKS}", old.links),
+        ));
     }
     let mut changes: Changes = smallvec![
         put_entry(key, inode, old.file_type().code(), name),
@@ -297,7 +313,7 @@ pub fn link(
     Ok(changes)
 }
 
-/// The changes that take away one name of an inode, or all that a directory has.
+/// The changes of an inode that loses one name; a directory loses all of them.
 fn drop_name(inode: InodeNumber, old: &Inode, is_open: bool, now: Time) -> Changes {
     let links = if old.is_directory() { 0 } else { old.links.saturating_sub(1) };
     match (links, is_open) {
@@ -309,8 +325,8 @@ fn drop_name(inode: InodeNumber, old: &Inode, is_open: bool, now: Time) -> Chang
     }
 }
 
-/// The changes that remove a name, which was [looked up](lookup). An inode without names that is open goes with its last open
-/// file: `stays` tells, of an inode, whether it is.
+/// The changes that remove a name, which was [looked up](lookup). An inode without names stays until it is
+/// closed: `stays` tells whether an inode is in use.
 ///
 /// # Errors
 /// EISDIR.
@@ -361,11 +377,13 @@ pub fn remove_directory(
     Ok(changes)
 }
 
-/// Refuses to move a directory into itself or one below it.
+/// Refuses to move a directory into itself or into a directory below it.
 fn check_not_below(metadata: &Metadata, moved: InodeNumber, mut directory: InodeNumber) -> Result<()> {
     for _ in 0..=metadata.count() {
         if directory == moved {
-            return Err(Error::invalid(format!("directory {moved} can't be moved into one below it")));
+            return Err(Error::invalid(format!(
+                "directory {moved} can't be moved into itself or a directory below it"
+            )));
         }
         if directory == ROOT {
             return Ok(());
@@ -384,7 +402,7 @@ pub fn check_names(old: &[u8], new: &[u8]) -> Result<()> {
     check_name(new)
 }
 
-/// A side of a rename: the directory, its inode and the name.
+/// Source or target of a rename: the directory, its inode and the name.
 type Side<'a> = (InodeNumber, &'a [u8]);
 
 /// The changes that rename a file.

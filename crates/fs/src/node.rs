@@ -1,4 +1,4 @@
-//! Files that are in use: the ranges that are being written, and who has them open.
+//! Files in use: the ranges that are being written, and the number of times that each is open.
 
 use crate::inode::InodeNumber;
 use runtime::range_lock::RangeLock;
@@ -8,7 +8,7 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Least number of entries at which those of files that are no longer used are looked for.
+/// Least number of entries at which entries of unused files are removed.
 const FEWEST_SWEPT: usize = 64;
 
 /// A file in use on its shard.
@@ -16,23 +16,23 @@ const FEWEST_SWEPT: usize = 64;
 pub struct Node {
     /// The file.
     pub inode: InodeNumber,
-    /// Its blocks, while they are written or cut off.
+    /// Lock of the blocks that are being written or cut off.
     pub lock: RangeLock,
     /// Number of times that it is open.
     opens: Cell<u32>,
-    /// Number of times that a mount has it open for writing: the kernel may have data of it that wasn't written yet.
+    /// Number of times that a mount has it open for writing: the kernel's cache may have data that the server doesn't have.
     pub writers: Cell<u32>,
-    /// Where the next append begins, beyond the size while appends are in flight.
+    /// Offset of the next append; beyond the size while appends are in flight.
     pub end: Cell<u64>,
     /// Appends in flight.
     pub appends: Cell<u32>,
-    /// It may be an inode without names, which is removed when it is closed.
+    /// Whether it may be an inode without names, which is removed when it is closed.
     pub has_lost_names: Cell<bool>,
     /// Number of the last operation on it.
     pub ticket: Cell<u64>,
     /// End of the appends in flight whose data is queued.
     queued_end: Cell<u64>,
-    /// Number of times that appends which wait got another place: the file was cut off, or one ended without its data.
+    /// Number of times that waiting appends got another offset: the file was cut off, or an append ended without its data.
     cuts: Cell<u64>,
 }
 
@@ -41,20 +41,20 @@ pub struct Node {
 pub struct Appending<'a> {
     node: &'a Node,
     range: Range<u64>,
-    /// Value of [`Node::cuts`] at its begin.
+    /// Value of [`Node::cuts`] when it began.
     cuts: u64,
     /// Whether its data is queued.
     is_queued: Cell<bool>,
 }
 
 impl Appending<'_> {
-    /// Whether it no longer begins where the file ends, which has this size now: the file was cut off, or an append before this
-    /// one has ended without its data.
+    /// Whether it no longer begins at the end of the file, whose present size is `size`: the file was cut off, or an append before this one has
+    /// ended without its data.
     pub fn is_misplaced(&self, size: u64) -> bool {
         self.cuts != self.node.cuts.get() || size > self.range.start
     }
 
-    /// Notes that its data is being queued: others can't begin here any more.
+    /// Notes that its data is being queued: no other append gets its range any more.
     pub fn is_being_queued(&self) {
         self.is_queued.set(true);
         self.node.queued_end.set(self.node.queued_end.get().max(self.range.end));
@@ -65,7 +65,7 @@ impl Drop for Appending<'_> {
     fn drop(&mut self) {
         self.node.appends.set(self.node.appends.get() - 1);
         if !self.is_queued.get() && self.cuts == self.node.cuts.get() {
-            // Those that wait begin here, or after those that don't.
+            // Waiting appends begin here, or after the appends whose data is queued.
             self.node.end.set(self.range.start.max(self.node.queued_end.get()));
             self.node.cuts.set(self.node.cuts.get() + 1);
         }
@@ -83,7 +83,7 @@ impl Node {
         Appending { node: self, range, cuts: self.cuts.get(), is_queued: Cell::new(false) }
     }
 
-    /// Notes that the file was cut off here: appends that wait begin here, too.
+    /// Notes that the file was cut off: waiting appends begin at the new size.
     pub fn was_cut(&self, size: u64) {
         self.end.set(size);
         self.queued_end.set(0);
@@ -118,18 +118,18 @@ pub struct Nodes {
     nodes: RefCell<BTreeMap<InodeNumber, Rc<Node>>>,
     /// References of a mount's kernel, which may use these inodes without opening them.
     references: RefCell<BTreeMap<InodeNumber, u64>>,
-    /// Number of entries at which those of files that are no longer used are removed.
+    /// Number of entries at which entries of unused files are removed.
     sweep_at: Cell<usize>,
 }
 
 impl Nodes {
-    /// A file that is in use.
+    /// Returns a file if it is in use.
     pub fn find(&self, inode: InodeNumber) -> Option<Rc<Node>> {
         self.nodes.borrow().get(&inode).cloned()
     }
 
-    /// A file, which is in use as long as it is open or the result is held. `issued` is the number of the last operation: it may
-    /// have been one on this file, whoever carried it out.
+    /// Returns a file, which is in use as long as it is open or the result is held. `issued` is the number of the last operation: it may have been
+    /// an operation on this file.
     pub fn get(&self, inode: InodeNumber, issued: u64) -> Rc<Node> {
         let mut nodes = self.nodes.borrow_mut();
         let entry = match nodes.entry(inode) {

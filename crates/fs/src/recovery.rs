@@ -51,8 +51,8 @@ fn check_layout(layout: &Layout) -> Result<()> {
     }
 }
 
-/// Number of cores among which shards are divided: those that are wanted, or the runtime's, as far as there are shards and zones for
-/// them.
+/// Number of cores among which shards are divided: the requested number, or that of the runtime's shards, limited by the numbers of shards and
+/// of zones.
 fn number_of_cores(settings: &Settings, layout: &Layout, shards: u32) -> u32 {
     let wanted = settings.cores.unwrap_or(runtime::shard_count() as u32);
     let has_zones = |cores: &u32| reserved_zones(settings.appends_in_flight, *cores) <= layout.zones / 4;
@@ -60,10 +60,10 @@ fn number_of_cores(settings: &Settings, layout: &Layout, shards: u32) -> u32 {
     most.unwrap_or(1)
 }
 
-/// Makes a file system on zones. What was there is lost. Lanes and cleaner aren't started.
+/// Makes a file system on zones, whose contents are lost. Lanes and cleaner aren't started.
 ///
 /// # Errors
-/// [`Error::Invalid`] for zones that are too small or few; what resetting and writing return.
+/// [`Error::Invalid`] for zones that are too small or too few; errors of resetting and writing.
 pub async fn format(
     zones: &Arc<dyn ZonesPart>,
     properties: Properties,
@@ -110,7 +110,7 @@ pub async fn format(
 /// Opens the file system on these zones. Lanes and cleaner aren't started.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is none, [`Error::Corrupt`] for a damaged one; what reading and writing return.
+/// [`Error::Protocol`] for zones without a file system, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cores> {
     let handle = zones.open().await?;
     let (mut opening, properties, state) = find(&*handle, settings).await?;
@@ -154,7 +154,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     Ok(cores)
 }
 
-/// The shards of a core, until its part of the log is there.
+/// The shards of a core, until its part of the log is made.
 struct Loaded {
     metadata: RefCell<Option<(Metadata, Released)>>,
     /// Number of records that were replayed.
@@ -169,7 +169,7 @@ impl Loaded {
 
 async fn forget(loaded: &[Home<Loaded>]) {
     for home in loaded {
-        // Where its shard has ended, it is gone.
+        // A shard that has ended has dropped it.
         home.forget().await.ok();
     }
 }
@@ -182,7 +182,7 @@ fn place_of(core: u32) -> ShardIndex {
 /// Makes a core's part of the log, with these settings.
 type MakeKit = Box<dyn FnOnce(Box<dyn Policy>, logkit::Settings) -> Rc<Kit>>;
 
-/// Makes the cores of what was loaded.
+/// Makes the cores from the loaded shards.
 async fn start(
     (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
     parts: Parts,
@@ -198,7 +198,9 @@ async fn start(
         let (settings, totals, zones) = (settings.clone(), totals.clone(), zones.clone());
         let make = move |loaded: Rc<Loaded>, kit: MakeKit| {
             let state = loaded.metadata.borrow_mut().take();
-            let state = state.ok_or_else(|| Error::closed("the shards of a core were taken before"))?;
+            let state = state.ok_or_else(|| {
+                Error::closed("the shards of a core were taken already; open the file system again")
+            })?;
             let kit_settings = kit_settings(&settings, &layout, (index, count));
             let kit = |policy| kit(policy, kit_settings);
             let core = Core::new(
@@ -265,7 +267,7 @@ async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>,
     }
     if state.memory > settings.metadata_bytes {
         return Err(Error::invalid(format!(
-            "the metadata needs {} bytes of memory, and its budget is {}; mount it with a larger budget",
+            "the metadata needs {} bytes of memory; expected at most the budget of {}; mount it with a larger budget",
             state.memory, settings.metadata_bytes
         )));
     }
@@ -275,8 +277,8 @@ async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>,
     Ok((opening, properties, state))
 }
 
-/// A file system that was read, and of which nothing was changed.
-pub(crate) struct Read {
+/// A file system that was read, without any change of the medium.
+pub(crate) struct Recovered {
     /// The log.
     pub opening: Opening<Found>,
     /// State after the last record.
@@ -291,20 +293,20 @@ pub(crate) struct Read {
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Read> {
+pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Recovered> {
     let (mut opening, properties, state) = find(zones, settings).await?;
     let source = Source::of(&mut opening, properties, state);
     let (metadata, released) = source.load(zones, |_| true).await?;
     let snapshots = source.state.snapshots.into_iter().map(|it| it.info).collect();
-    Ok(Read { opening, metadata, snapshots, released })
+    Ok(Recovered { opening, metadata, snapshots, released })
 }
 
-/// What the shards are loaded from.
+/// Source from which shards are loaded.
 struct Source {
     layout: Layout,
     identity: Identity,
     pool: Arc<ZonePool>,
-    /// What the checkpoint has of each stream.
+    /// Last record of each stream that the checkpoint covers.
     covered: Sequences,
     properties: Properties,
     state: State,
@@ -330,7 +332,7 @@ impl Source {
         }
     }
 
-    /// Loads the shards that are wanted, and puts the records over them.
+    /// Loads the shards that are wanted, and replays the records for them.
     async fn load(
         &self,
         zones: &dyn Zones,
@@ -422,18 +424,18 @@ impl Source {
         Ok(())
     }
 
-    /// Refuses blocks that the zones don't have.
+    /// Refuses blocks out of the bounds of the zones.
     fn check_extent(&self, inode: InodeNumber, extent: &Extent) -> Result<()> {
         match extent.is_within(&self.layout) {
             true => Ok(()),
             false => Err(Error::corrupt(format!(
-                "inode {inode} has {} blocks at {} of zone {}, which aren't there",
+                "inode {inode} has {} blocks at block {} of zone {}, which are out of the bounds of the zones",
                 extent.blocks, extent.position, extent.zone
             ))),
         }
     }
 
-    /// Puts the records over the shards that are wanted. A shard was changed by the records of one core.
+    /// Replays the records for the shards that are wanted. A shard was changed by the records of one core.
     fn replay(&self, metadata: &mut Metadata, is_wanted: impl Fn(Shard) -> bool) -> Result<()> {
         let mut accounts = self.pool.accounts();
         for (core, shown) in (0..).zip(&self.state.shown) {
@@ -474,7 +476,7 @@ impl Source {
 async fn page(zones: &dyn Zones, layout: &Layout, place: Place) -> Result<Buffer> {
     if place.zone >= layout.zones || place.position >= layout.zone_blocks {
         return Err(Error::corrupt(format!(
-            "the tree of the file system has a page in block {} of zone {}, which isn't there",
+            "tree page in block {} of zone {}: out of the bounds of the zones",
             place.position, place.zone
         )));
     }

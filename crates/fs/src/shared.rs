@@ -34,7 +34,7 @@ const FIRST_KEEPER: InodeNumber = 1 << 62;
 
 /// A block of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner {
+pub struct BlockOwner {
     /// The file.
     pub inode: InodeNumber,
     /// The block.
@@ -48,15 +48,15 @@ pub struct Run {
     pub place: Place,
     /// Number of blocks.
     pub blocks: u32,
-    /// Owner for which they were written.
-    pub written: Owner,
+    /// Owner that the blocks were written for.
+    pub written: BlockOwner,
     /// Present owners, in rising order.
-    pub owners: SmallVec<[Owner; 2]>,
+    pub owners: SmallVec<[BlockOwner; 2]>,
 }
 
-impl Owner {
+impl BlockOwner {
     fn after(self, blocks: u32) -> Self {
-        Owner { block: self.block + u64::from(blocks), ..self }
+        BlockOwner { block: self.block + u64::from(blocks), ..self }
     }
 }
 
@@ -86,7 +86,7 @@ impl Run {
     }
 
     /// Its blocks as an extent of an owner.
-    pub fn extent_of(&self, owner: Owner) -> (InodeNumber, Extent) {
+    pub fn extent_of(&self, owner: BlockOwner) -> (InodeNumber, Extent) {
         let Place { zone, position } = self.place;
         let extent = Extent { block: owner.block, blocks: self.blocks, zone, position, is_shared: true };
         (owner.inode, extent)
@@ -110,12 +110,12 @@ impl Run {
         let mut numbers = Numbers::new(value, "a run of shared blocks");
         let place = Place { zone: (key.offset >> 32) as u32, position: key.offset as u32 };
         let blocks = numbers.take_u32()?;
-        let mut owner = || Ok::<_, Error>(Owner { inode: numbers.take()?, block: numbers.take()? });
+        let mut owner = || Ok::<_, Error>(BlockOwner { inode: numbers.take()?, block: numbers.take()? });
         let written = owner()?;
         let mut owners = SmallVec::new();
         owners.push(owner()?);
         while !numbers.rest().is_empty() {
-            owners.push(Owner { inode: numbers.take()?, block: numbers.take()? });
+            owners.push(BlockOwner { inode: numbers.take()?, block: numbers.take()? });
         }
         let run = Run { place, blocks, written, owners };
         let is_sorted = run.owners.is_sorted_by(|one, next| one < next);
@@ -233,7 +233,7 @@ fn insert(items: &mut Forest, keeper: InodeNumber, run: Run) -> Result<()> {
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item, or where the file isn't an owner.
 pub fn lose(items: &mut Forest, inode: InodeNumber, gone: &Extent, blocks: &mut impl Blocks) -> Result<()> {
-    let first = Owner { inode, block: gone.block };
+    let first = BlockOwner { inode, block: gone.block };
     let found = change(items, inode, (gone.place(), gone.blocks), |run| {
         let own = first.after(run.place.position - gone.position);
         let at = run.owners.binary_search(&own).map_err(|_| without_owner(inode, gone))?;
@@ -305,7 +305,7 @@ fn give(
 ) -> Result<()> {
     if !part.is_shared {
         // Nothing but the owner for which it was written has it.
-        let written = Owner { inode: source, block: part.block };
+        let written = BlockOwner { inode: source, block: part.block };
         let owners = SmallVec::from_elem(written, 1);
         let run = Run { place: part.place(), blocks: part.blocks, written, owners };
         insert(items, keeper(items, inode), run)?;
@@ -313,7 +313,7 @@ fn give(
             replace(items, source, Extent { is_shared: true, ..part })?;
         }
     }
-    let first = Owner { inode, block: new.block };
+    let first = BlockOwner { inode, block: new.block };
     let found = change(items, inode, (part.place(), part.blocks), |run| {
         let own = first.after(run.place.position - part.position);
         match run.owners.binary_search(&own) {
@@ -415,7 +415,7 @@ fn parts_at(
     (block, count): (u64, u32),
     from: Place,
 ) -> Result<SmallVec<[Run; 4]>> {
-    let first = Owner { inode, block };
+    let first = BlockOwner { inode, block };
     let mut parts = SmallVec::new();
     for run in runs(items, inode, from, count) {
         let part = run?.part(&positions(from, count));

@@ -8,7 +8,7 @@ use crate::shared::{Run, is_run};
 use crate::tree::Key;
 use logkit::Layout;
 
-/// What the items of a version say of shared blocks.
+/// Extents and runs of shared blocks of one version.
 #[derive(Debug, Default)]
 pub(super) struct SharedBlocks {
     /// Extents that are marked.
@@ -23,7 +23,7 @@ impl SharedBlocks {
         self.marked.push(Mapped { inode, extent });
     }
 
-    /// Notes a run. Returns its blocks as the file has them that they were written for.
+    /// Notes a run. Returns its blocks as an extent of the file that they were written for.
     pub fn add_run(
         &mut self,
         items: &Forest,
@@ -35,7 +35,10 @@ impl SharedBlocks {
         let run = match Run::decode(*key, value) {
             Ok(run) if is_run(items, key) => run,
             Ok(_) => {
-                report.note(Kind::Item, format!("item {key}: a run of shared blocks that isn't its shard's"));
+                report.note(
+                    Kind::Item,
+                    format!("item {key}: a run of shared blocks in the tree of another shard"),
+                );
                 return None;
             }
             Err(error) => {
@@ -48,7 +51,7 @@ impl SharedBlocks {
             report.note(
                 Kind::Extent,
                 format!(
-                    "{} shared blocks at {} of zone {} aren't there",
+                    "{} shared blocks at block {} of zone {} are outside of the zones",
                     extent.blocks, extent.position, extent.zone
                 ),
             );
@@ -59,20 +62,20 @@ impl SharedBlocks {
         Some(Mapped { inode, extent })
     }
 
-    /// Compares the owners of runs with the extents that are marked, and looks for other extents with their blocks among those that are
-    /// `mapped`, which are without marks, or stand for runs.
+    /// Compares the owners of runs with the extents that are marked, and looks in `mapped` for extents without the mark that have their blocks.
+    /// `mapped` has the extents without the mark, and one for each run.
     pub fn check(self, mapped: &[Mapped], report: &mut Report) {
         let (marked, owned) = (joined(self.marked), joined(self.owned));
         for (of, others, what) in [
-            (&marked, &owned, "is marked as shared, and no run has it as an owner"),
-            (&owned, &marked, "is an owner of shared blocks, and has no such extent"),
+            (&marked, &owned, "marked as shared, and no run names them"),
+            (&owned, &marked, "named by a run, and the file has no such extent marked as shared"),
         ] {
-            // A difference is in both lists, unless one has nothing in this place.
+            // A difference shows in both lists, unless one has no extent in this place.
             for Mapped { inode, extent } in of.iter().filter(|it| !others.contains(it)) {
                 report.note(
                     Kind::Shared,
                     format!(
-                        "inode {inode}, {} blocks from block {} on, at {} of zone {}: it {what}",
+                        "inode {inode}, {} blocks from block {} on, at block {} of zone {}: {what}",
                         extent.blocks, extent.block, extent.position, extent.zone
                     ),
                 );
@@ -84,13 +87,13 @@ impl SharedBlocks {
         for (zone, position, it) in places {
             let end = |it: &Mapped| (it.extent.zone, it.extent.position.saturating_add(it.extent.blocks));
             if let Some(before) = farthest.filter(|before| end(before) > (zone, position)) {
-                // What two files have without a run is found among all versions.
+                // Blocks that two files have without a run are found by the check of all versions for overlaps.
                 if before.extent.is_shared != it.extent.is_shared {
                     let plain = if it.extent.is_shared { before } else { it };
                     report.note(
                         Kind::Shared,
                         format!(
-                            "inode {}, block {}: others share its blocks at {position} of zone {zone}, and it isn't marked",
+                            "inode {}, block {}: block {position} of zone {zone} is shared, and the extent isn't marked as shared",
                             plain.inode, plain.extent.block
                         ),
                     );

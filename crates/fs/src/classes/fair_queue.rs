@@ -1,4 +1,4 @@
-//! Start-time fair queueing with a bounded depth, SFQ(D): which request of which class is started next. It does no I/O and has no clock.
+//! Start-time fair queueing with a bounded depth, SFQ(D): the order in which the requests of classes are started. It does no I/O and has no clock.
 //!
 //! Each class has a *tag*, a virtual time, which a request moves on by its cost divided by the shares of the class. Of the classes with waiting
 //! requests the one with the smallest tag is next. The virtual time of the queue is the largest tag at which a request was started; a class that
@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 
 /// Number of a class.
 pub type ClassNumber = usize;
-/// Requests that name no class.
+/// Number of the class of requests without a class.
 pub const DEFAULT: ClassNumber = 0;
-/// Cleaner, scrub and defragmentation.
+/// Number of the class of the cleaner, scrub and defragmentation.
 pub const BACKGROUND: ClassNumber = 1;
 /// Most shares of a class.
 pub const MOST_SHARES: u32 = 1000;
@@ -49,14 +49,14 @@ impl<T> Flow<T> {
     }
 }
 
-/// The queues of the classes; `T` is what is kept of a waiting request.
+/// The queues of the classes; `T` is the type that stands for a waiting request.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     flows: Vec<Flow<T>>,
     virtual_time: u128,
     /// Cost of the requests in flight.
     in_flight: u64,
-    /// Of these, those of the background.
+    /// Part of it that belongs to the background class.
     background: u64,
     depth: u64,
     /// Number of waiting requests.
@@ -81,7 +81,7 @@ impl<T> FairQueue<T> {
             self.flows.push(Flow::new(shares, now));
         }
         let flow = &mut self.flows[class];
-        // What it is ahead of others is a number of bytes.
+        // The lead of the class over others is a number of bytes: it is rescaled to the new shares.
         let ahead = flow.tag.saturating_sub(now);
         flow.tag = flow.tag.min(now) + ahead * u128::from(flow.shares) / u128::from(shares);
         flow.shares = shares;
@@ -107,7 +107,7 @@ impl<T> FairQueue<T> {
         self.in_flight
     }
 
-    /// Whether the depth bounds what is in flight. The class of requests that name none isn't held back before another one can compete with it.
+    /// Whether the depth bounds the requests in flight. The default class isn't held back before another class can compete with it.
     #[inline]
     fn is_bounded(&self) -> bool {
         self.flows.len() > 2 || self.waiting > 0 || self.background > 0
@@ -117,7 +117,7 @@ impl<T> FairQueue<T> {
     #[inline]
     pub fn try_start(&mut self, class: ClassNumber, cost: u64) -> bool {
         if class == DEFAULT && !self.is_bounded() {
-            // What nothing competes with isn't charged.
+            // Without competition a request doesn't move the tag of its class.
             self.in_flight += cost;
             return true;
         }
@@ -159,7 +159,7 @@ impl<T> FairQueue<T> {
         self.flows[class].waiting.binary_search_by_key(&number, |request| request.number).ok()
     }
 
-    /// What is kept of a request; `None` once it has been started.
+    /// Returns the waiter of a request; `None` once it has been started.
     pub fn waiter(&mut self, class: ClassNumber, number: u64) -> Option<&mut T> {
         let place = self.place(class, number)?;
         Some(&mut self.flows[class].waiting[place].waiter)

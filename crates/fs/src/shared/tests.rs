@@ -344,7 +344,7 @@ fn a_block_has_at_most_16_owners() {
 
 #[test]
 fn other_bytes_are_no_run() {
-    let owner = |inode, block| Owner { inode, block };
+    let owner = |inode, block| BlockOwner { inode, block };
     let place = Place { zone: 7, position: 9 };
     let owners = SmallVec::from_vec(vec![owner(3, 1), owner(3, 200), owner(7, 0)]);
     let run = Run { place, blocks: 5, written: owner(2, 300), owners };
