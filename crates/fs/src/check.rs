@@ -63,7 +63,7 @@ pub enum Kind {
     Entry,
     /// The parent of a directory isn't the directory that has its name.
     Parent,
-    /// Blocks of a file are outside of the zones, or beyond the write pointer of their zone.
+    /// Blocks of a file are outside of the zones, or of what was written to them.
     Extent,
     /// Two files, or a file and a page of metadata, have the same block of a zone.
     Overlap,
@@ -281,7 +281,7 @@ impl Core {
         })
     }
 
-    /// Checks the metadata of all cores of the open file system, and the live blocks by which zones are reset.
+    /// Checks the metadata of the open file system, all that cores have, and the counts by which zones are reset.
     pub(crate) fn check(
         &self,
         parts: Vec<Contents>,

@@ -1,8 +1,7 @@
-//! The cores of the machine among which the shards of an open file system are divided, and what they tell each other of the space
-//! that they use.
+//! Cores among which the shards of an open file system are divided, and the totals of memory and space that they use.
 //!
-//! Each core has the shards whose number leaves its own as the remainder, divided by the number of cores. So nothing on the medium changes where
-//! a file system is opened with another number of cores.
+//! A core has the shards whose numbers are congruent to its own, modulo the number of cores. The medium doesn't depend on the number of
+//! cores, so a file system may be opened with any.
 
 use crate::core::Core;
 use crate::forest::Shard;
@@ -76,7 +75,7 @@ pub struct Used {
     pub inodes: AtomicU64,
 }
 
-/// Memory and space that all cores use. Each core writes its own part and reads the parts of all.
+/// Memory and space that all cores use. Each core writes its own part and reads all parts.
 #[derive(Debug)]
 pub struct Totals(Box<[Used]>);
 
@@ -97,7 +96,7 @@ impl Totals {
         &self.0[core as usize]
     }
 
-    /// A number of all cores together.
+    /// Returns the sum of a value of all cores.
     #[inline]
     pub fn sum(&self, part: impl Fn(&Used) -> &AtomicU64) -> u64 {
         self.0.iter().map(|used| part(used).load(Ordering::Relaxed)).sum()

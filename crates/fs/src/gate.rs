@@ -1,7 +1,7 @@
-//! A gate before the operations of a core: while it is shut, no operation begins, and operations on several cores have ended.
+//! Gate of a core: while it is shut, no operation begins, and no operation on several cores is in progress.
 //!
-//! A snapshot shows all operations that had ended before another one of its operations began: so the gates of all cores are shut before the first
-//! core keeps its trees, until the last one has.
+//! A snapshot that shows an operation also shows all operations that had ended before it began. So the gates of all cores are shut before the first
+//! core clones its trees, until the last one has.
 
 use runtime::sync::Notify;
 use std::cell::Cell;
@@ -10,12 +10,12 @@ use std::cell::Cell;
 #[derive(Debug, Default)]
 pub struct Gate {
     is_shut: Cell<bool>,
-    /// Operations on several cores in progress.
+    /// Number of operations on several cores in progress.
     inside: Cell<u64>,
     changed: Notify,
 }
 
-/// An operation on several cores, until this is dropped.
+/// An operation on several cores in progress, until this is dropped.
 #[derive(Debug)]
 pub struct Inside<'a>(&'a Gate);
 
@@ -35,14 +35,14 @@ impl Gate {
         }
     }
 
-    /// Passes, and notes an operation on several cores.
+    /// Waits until the gate is open, and counts an operation on several cores as in progress.
     pub async fn enter(&self) -> Inside<'_> {
         self.pass().await;
         self.inside.set(self.inside.get() + 1);
         Inside(self)
     }
 
-    /// Shuts the gate, and waits until operations on several cores that have begun on this one have ended.
+    /// Shuts the gate, and waits until the operations on several cores that have entered it have ended.
     pub async fn shut(&self) {
         self.is_shut.set(true);
         while self.inside.get() > 0 {

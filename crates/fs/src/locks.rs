@@ -1,14 +1,14 @@
-//! Inodes that an operation of several cores is about to change: until it has taken effect, other operations on their names and
+//! Locks of inodes that an operation on several cores is about to change: until it has taken effect, other operations on their names and
 //! attributes wait.
 //!
-//! An operation of one core takes no locks: it is decided and takes effect in one turn. It only waits for those that others hold.
+//! An operation on one core takes no locks, because it is decided and takes effect in one turn. It waits for locks that operations on several cores hold.
 
 use crate::inode::InodeNumber;
 use runtime::sync::Notify;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// In place of an inode: held while a directory gets another parent, so that the directories above others stay meanwhile.
+/// Number locked instead of an inode while a directory gets another parent: meanwhile the ancestors of directories don't change.
 pub const MOVES: InodeNumber = 0;
 
 /// The locked inodes of a core.
@@ -26,12 +26,12 @@ impl Locks {
         !held.is_empty() && inodes.into_iter().any(|inode| held.contains(&inode))
     }
 
-    /// Waits until some inode is no longer locked, from this call on.
+    /// Waits for the next unlock of any inode after this call.
     pub fn released(&self) -> impl Future<Output = ()> + '_ {
         self.released.notified()
     }
 
-    /// Locks inodes one after another. All callers ask for them in rising order, on all cores, so none waits for itself.
+    /// Locks inodes one after another, in rising order. All callers on all cores keep this order, so there is no deadlock.
     pub async fn lock(&self, inodes: &[InodeNumber]) {
         debug_assert!(inodes.is_sorted());
         for inode in inodes {

@@ -1,7 +1,7 @@
 //! Scrubbing: everything that files and the trees have on the medium is read and compared with its checksums, while the file system
 //! is in use.
 //!
-//! What several files share is read once, as one of them has it. Damage is reported and left as it is. [`check`](mod@crate::check) looks at the rules for items, too, of a file system that nobody uses.
+//! Blocks that several files share are read once, for one of their owners. Damage is reported and not repaired. [`check`](mod@crate::check) checks the rules for items, too, of a file system that isn't mounted.
 
 use crate::checkpoint::unseal;
 use crate::classes::fair_queue::BACKGROUND;
@@ -16,23 +16,23 @@ use block::{Buffer, Error, Result};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Extents that are looked up at a time.
+/// Most extents that are looked up at a time.
 const AT_ONCE: usize = 64;
-/// Blocks that are read at a time.
+/// Most blocks that are read at a time.
 const BLOCKS_AT_ONCE: u32 = 256;
-/// Damage that is described; the rest is only counted.
+/// Most damage that is described; the rest is only counted.
 const MOST_DESCRIBED: usize = 100;
 
-/// What a scrub has read and found.
+/// Result of a scrub.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Scrubbed {
-    /// Blocks of files that were read.
+    /// Number of blocks of files that were read.
     pub blocks: u64,
-    /// Pages of trees that were read.
+    /// Number of pages of trees that were read.
     pub pages: u64,
-    /// What is damaged or can't be read, the first ones.
+    /// Descriptions of the first blocks and pages that are damaged or can't be read.
     pub damage: Vec<String>,
-    /// Number of all damage.
+    /// Number of blocks and pages that are damaged or can't be read.
     pub damaged: u64,
 }
 
@@ -44,7 +44,7 @@ impl Scrubbed {
         }
     }
 
-    /// Adds what another core has found.
+    /// Adds the result of another core.
     pub fn add(&mut self, other: Scrubbed) {
         self.blocks += other.blocks;
         self.pages += other.pages;
@@ -58,7 +58,7 @@ impl Scrubbed {
 type OfSnapshot = (Vec<Place>, Vec<(InodeNumber, Extent)>);
 
 impl Core {
-    /// Reads everything that this core has on the medium. Adds to `progress` the blocks as they are read.
+    /// Reads all blocks and pages of this core on the medium. Adds the number of blocks read to `progress`.
     ///
     /// # Errors
     /// [`Error::Closed`] once the file system is being closed. Damage isn't an error.
@@ -83,7 +83,7 @@ impl Core {
         Ok(found)
     }
 
-    /// Reads what a snapshot has of a shard and the version after it doesn't. It may be deleted meanwhile.
+    /// Reads the blocks and pages of a shard that a snapshot has and the next newer version doesn't. It may be deleted meanwhile.
     async fn scrub_snapshot(
         &self,
         number: SnapshotNumber,
@@ -118,7 +118,7 @@ impl Core {
         Some((places, extents))
     }
 
-    /// The next extents with data of a shard, and where the others begin.
+    /// Returns the next extents with data of a shard, and the key at which further ones begin.
     fn extents_from(
         &self,
         shard: u32,
@@ -144,7 +144,7 @@ impl Core {
         any.then_some(extents)
     }
 
-    /// Reads what a file has now in the blocks of an extent.
+    /// Reads the present contents of a file in the blocks of an extent.
     async fn scrub_extent(
         &self,
         version: Option<SnapshotNumber>,
@@ -198,7 +198,7 @@ impl Core {
         let page: &mut [u8; PAGE] = buffer
             .filled_mut()
             .try_into()
-            .map_err(|_| Error::io(format!("the page of a tree in {place} was read in part")))?;
+            .map_err(|_| Error::io(format!("tree page \"{place}\": read in part")))?;
         unseal(page, &self.kit.identity, place)
     }
 }

@@ -1,14 +1,14 @@
-//! Blocks of zones that have several owners, because files were cloned.
+//! Shared blocks: blocks of zones with several owners, because files were cloned.
 //!
-//! A block lies in a place since it was written for a block of a file, or moved there by the cleaner: the record's header names the file
-//! and the block, its *written owner*, for as long as the block is there. Normally this is the only owner. Neighbouring blocks that have, or had, several are a
-//! *run*: an item by its place, in the tree of the shard of all its owners, with the written owner and the present ones. The extents of
-//! these are marked (`Extent::is_shared`), so files that weren't cloned pay nothing.
+//! A record writes a block of a zone for a block of a file, which the record's header names: its *written owner*. A move of the cleaner keeps it.
+//! Normally this is the only owner. Neighbouring blocks that have, or had, several owners are a *run*: an item by its place, in the tree of the
+//! shard of all its owners, with the written owner and the present owners. The extents of the present owners are marked
+//! (`Extent::is_shared`), so files that weren't cloned need no lookup of runs.
 //!
 //! Invariants, in each version of a shard:
 //! - The marked extents are exactly those that the owners of runs have, and no other extent has a block of a run.
-//! - A run has 1 to [`MOST_OWNERS`] owners, all different. Its written owner needn't be one of them: the place decides, not the name.
-//! - The block dies with its last owner. A run stays one, and its extents stay marked, with a single owner too.
+//! - A run has 1 to [`MOST_OWNERS`] owners, all different. Its written owner needn't be one of them: blocks are found by their place.
+//! - A block dies with its last owner. With a single owner left, a run stays a run, and its extents stay marked.
 //!
 //! So a version has a block in a place if its written owner's extent is there, or a run covers the place
 //! (`extents::visit_missing`), and only these two are asked.
@@ -29,7 +29,7 @@ use std::ops::Range;
 /// Most owners of a block; further ones get a copy.
 pub const MOST_OWNERS: usize = 16;
 
-/// No file has such a number. Those of the keepers of all shards follow; a keeper has the runs of its shard.
+/// First number of the keepers, which no file has. A shard's keeper is the inode of the items of its runs.
 const FIRST_KEEPER: InodeNumber = 1 << 62;
 
 /// A block of a file.
@@ -41,7 +41,7 @@ pub struct BlockOwner {
     pub block: u64,
 }
 
-/// Neighbouring blocks of a zone with the same owners. Owners are named by their first block; the others follow.
+/// Neighbouring blocks of a zone with the same owners. An owner is named by its first block; its other blocks follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
     /// Place of the first block.
@@ -65,7 +65,7 @@ impl Run {
         self.place.position + self.blocks
     }
 
-    /// The blocks of it at these positions, of which there are some.
+    /// Returns the part of it at these positions, which must overlap it.
     fn part(&self, positions: &Range<u32>) -> Self {
         let (from, to) = (self.place.position.max(positions.start), self.end().min(positions.end));
         let skipped = from - self.place.position;
@@ -77,7 +77,7 @@ impl Run {
         }
     }
 
-    /// Whether the other one goes on where this one ends.
+    /// Whether `next` continues this one.
     fn is_before(&self, next: &Run) -> bool {
         self.place.zone == next.place.zone
             && self.end() == next.place.position
@@ -105,7 +105,7 @@ impl Run {
     /// Decodes an item.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that no run has.
+    /// [`Error::Corrupt`] for bytes that aren't a run.
     pub fn decode(key: Key, value: &[u8]) -> Result<Self> {
         let mut numbers = Numbers::new(value, "a run of shared blocks");
         let place = Place { zone: (key.offset >> 32) as u32, position: key.offset as u32 };
@@ -125,7 +125,7 @@ impl Run {
         match is_sorted && is_within && blocks > 0 && run.owners.len() <= MOST_OWNERS {
             true => Ok(run),
             false => Err(numbers.strange(&format!(
-                "has {blocks} blocks at {} of zone {} with {} owners, in the wrong order or too many",
+                "is invalid: {blocks} blocks at block {} of zone {} with {} owners; expected blocks within a zone and 1 to 16 owners in rising order",
                 place.position,
                 place.zone,
                 run.owners.len()
@@ -153,7 +153,7 @@ fn positions(place: Place, blocks: u32) -> Range<u32> {
     place.position..place.position.saturating_add(blocks)
 }
 
-/// Runs of the shard of an inode that have blocks in a place and those after it, whole, in order.
+/// Returns the runs of an inode's shard that overlap a range of a zone, whole, in order.
 pub fn runs(
     items: &Forest,
     inode: InodeNumber,
@@ -166,7 +166,7 @@ pub fn runs(
     let is_own = move |key: &Key| {
         key.inode == keeper && key.kind == kind::SHARED && key.offset >> 32 == u64::from(place.zone)
     };
-    // One that begins before may reach into it.
+    // A run that begins before the range may reach into it.
     let before = items.last_before(&first).filter(|(key, _)| is_own(key) && *key < first);
     let before = before.map(|(key, value)| Run::decode(key, value));
     let before =
@@ -175,7 +175,7 @@ pub fn runs(
     before.into_iter().chain(rest.map(|(key, value)| Run::decode(key, value)))
 }
 
-/// Changes the parts of runs in a range of a zone; a part without owners is removed. Returns how many blocks they had.
+/// Changes the parts of runs in a range of a zone; a part without owners is removed. Returns the number of blocks of these parts.
 fn change(
     items: &mut Forest,
     inode: InodeNumber,
@@ -207,7 +207,7 @@ fn change(
     Ok(count)
 }
 
-/// Puts a run where there is none, and unites it with its neighbours.
+/// Inserts a run that overlaps no other, and unites it with its neighbours.
 fn insert(items: &mut Forest, keeper: InodeNumber, run: Run) -> Result<()> {
     let (at, mut whole) = (key(keeper, run.place), run);
     if let Some((before, value)) = items.last_before(&at).filter(|(key, _)| key.inode == keeper) {
@@ -228,7 +228,7 @@ fn insert(items: &mut Forest, keeper: InodeNumber, run: Run) -> Result<()> {
     Ok(())
 }
 
-/// Takes shared blocks from one of their owners. Those without any owner then are lost.
+/// Takes shared blocks from one of their owners. Blocks without an owner left are lost.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item, or where the file isn't an owner.
@@ -253,15 +253,15 @@ pub fn lose(items: &mut Forest, inode: InodeNumber, gone: &Extent, blocks: &mut 
 #[cold]
 fn without_owner(inode: InodeNumber, extent: &Extent) -> Error {
     Error::corrupt(format!(
-        "inode {inode}, block {}: the shared blocks at {} of zone {} don't have it as an owner",
+        "inode {inode}, block {}: marked as shared, and no run at block {} of zone {} names it as an owner",
         extent.block, extent.position, extent.zone
     ))
 }
 
-/// Gives the blocks that a range of a file has to a file of the same shard, the same one or another, in the place of those that it has from
-/// `block` on. Holes and preallocated blocks become holes. Returns how many more it has then.
+/// Shares the blocks of a range of a file with a file of the same shard, or with the same file, from `block` on. They replace the blocks there.
+/// Holes and preallocated blocks become holes. Returns by how many blocks the file has grown.
 ///
-/// `marks_source` is true but in tests which must notice that the first owner isn't told.
+/// `marks_source` is false only in tests that must notice it: the source isn't marked as shared.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MOST_OWNERS`].
@@ -274,7 +274,9 @@ pub fn share(
 ) -> Result<i64> {
     let ((source, range), (inode, block)) = (from, to);
     if items.shard_of(source) != items.shard_of(inode) {
-        return Err(Error::corrupt(format!("inodes {source} and {inode} of different shards share blocks")));
+        return Err(Error::corrupt(format!(
+            "inodes {source} and {inode} share blocks and are in different shards; expected files of one shard"
+        )));
     }
     let taken = unmap(items, inode, block..block + (range.end - range.start), blocks)?;
     let (mut at, mut given) = (range.start, 0);
@@ -296,7 +298,7 @@ pub fn share(
     }
 }
 
-/// Gives the blocks of an extent to another file, which has none there, as `new`.
+/// Shares the blocks of an extent with another file as its extent `new`; the file has no blocks there.
 fn give(
     items: &mut Forest,
     (source, part): (InodeNumber, Extent),
@@ -304,7 +306,7 @@ fn give(
     marks_source: bool,
 ) -> Result<()> {
     if !part.is_shared {
-        // Nothing but the owner for which it was written has it.
+        // Only the written owner has it.
         let written = BlockOwner { inode: source, block: part.block };
         let owners = SmallVec::from_elem(written, 1);
         let run = Run { place: part.place(), blocks: part.blocks, written, owners };
@@ -320,7 +322,7 @@ fn give(
             Err(at) if run.owners.len() < MOST_OWNERS => run.owners.insert(at, own),
             _ => {
                 return Err(Error::corrupt(format!(
-                    "shared blocks with {} owners get one",
+                    "shared blocks with {} owners get another one, or one that they have; expected at most {MOST_OWNERS} different owners",
                     run.owners.len()
                 )));
             }
@@ -333,7 +335,7 @@ fn give(
     }
 }
 
-/// Blocks of an extent, from its first one on, that may have one more owner.
+/// Number of blocks from the beginning of an extent that may get one more owner.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -349,7 +351,7 @@ pub fn shareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<
     Ok(extent.blocks)
 }
 
-/// Blocks of an extent, from its first one on, that may have no further owner.
+/// Number of blocks from the beginning of an extent that have [`MOST_OWNERS`] owners already.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -367,7 +369,7 @@ pub fn unshareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Resul
     Ok((end - extent.position).min(extent.blocks))
 }
 
-/// Visits the parts of an extent of a file that it alone has, with the names for which they were written.
+/// Visits the parts of an extent that no other file has, with the file and the blocks that they were written for.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -391,8 +393,7 @@ pub fn visit_sole(
     Ok(())
 }
 
-/// Visits the blocks of runs that were written for a file: of `count` blocks from `block` on, those which lie as if the first one were
-/// at `from`, as `extents::visit_at` does.
+/// Visits the blocks of runs that were written for a file and are in a place, as `extents::visit_at` does for extents.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -426,8 +427,8 @@ fn parts_at(
     Ok(parts)
 }
 
-/// Moves the blocks of runs that are in the old place, and notes them as blocks of the file for which they were written. Notes in `touched` the keys
-/// of items that have changed.
+/// Moves the blocks of runs that are in the old place. Adds them to the moved runs, as blocks of the file that they were written for, and the keys
+/// of changed items to `touched`.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -458,7 +459,7 @@ pub fn move_runs(
     Ok(())
 }
 
-/// Visits the blocks of an extent, which were written for this file, with an owner that has them.
+/// Visits the blocks of an extent, named by their written owner, with a present owner.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.

@@ -3,11 +3,11 @@
 //! The versions of a shard are its snapshots, the oldest first, and its present tree, which alone changes. A place in a zone is written once before
 //! the zone is reset, so the versions that have a block of a file in a place follow one another. Hence:
 //! - A block that the present tree loses stays alive if the newest snapshot has it in the same place.
-//! - What a snapshot alone keeps alive is what neither its older nor its newer neighbour has in the same place.
+//! - A snapshot alone keeps alive the blocks that neither its older nor its newer neighbour has in the same place.
 //! - A block that the cleaner moves is moved in all versions at once, and counts once.
 //!
-//! Blocks are named by the file and the block that they were written for. A version has one that is [shared] as long as any owner does: an
-//! owner is added only where the present tree has the block, so it stays true that the versions with a block follow one another.
+//! Blocks are named by the file and the block that they were written for. A version has a [shared] block as long as one of its owners is left. An
+//! owner is added only where the present tree has the block, so the versions with a block still follow one another.
 
 use crate::extents::{self, Blocks, Extent, Place, visit_at, visit_missing};
 use crate::forest::{Forest, Shard};
@@ -18,7 +18,7 @@ use crate::shared::{self, Run};
 use crate::tree::{Key, Tree, visit_differences};
 use block::{Error, Result};
 
-/// Number of a snapshot. At most [`MOST_SNAPSHOTS`] exist, and a number is given again only after all others.
+/// Number of a snapshot. At most [`MOST_SNAPSHOTS`] exist, and a number is reused only after all others.
 pub type SnapshotNumber = u16;
 
 /// Most snapshots of a file system.
@@ -53,13 +53,13 @@ impl Snapshot {
 #[derive(Debug, Clone, Default)]
 pub struct Snapshots {
     list: Vec<Snapshot>,
-    /// For tests that must notice it: snapshots keep no blocks alive.
+    /// Fault for tests that must notice it: snapshots keep no blocks alive.
     pub(crate) keeps_nothing: bool,
-    /// For tests that must notice it: the cleaner asks only the files for which blocks were written.
+    /// Fault for tests that must notice it: the cleaner asks only the written owners of blocks.
     pub(crate) ignores_shared: bool,
 }
 
-/// Blocks that the cleaner has moved: from a place to another one.
+/// Blocks that the cleaner has moved from one place to another.
 #[derive(Debug, Clone, Copy)]
 pub struct Moved {
     /// The file.
@@ -68,9 +68,9 @@ pub struct Moved {
     pub block: u64,
     /// Number of blocks.
     pub blocks: u32,
-    /// Place of the first one before.
+    /// Old place of the first block.
     pub from: Place,
-    /// Place of the first one now.
+    /// New place of the first block.
     pub to: Place,
 }
 
@@ -80,12 +80,12 @@ impl Snapshots {
         self.list.is_empty()
     }
 
-    /// All of them, the oldest first.
+    /// Snapshots, the oldest first.
     pub fn all(&self) -> &[Snapshot] {
         &self.list
     }
 
-    /// Adds one as the newest.
+    /// Adds a snapshot as the newest.
     pub fn add(&mut self, snapshot: Snapshot) {
         self.list.push(snapshot);
     }
@@ -107,7 +107,7 @@ impl Snapshots {
         newest.filter(|_| !self.keeps_nothing).map(|it| &it.metadata.items)
     }
 
-    /// Removes the tree of a shard from a snapshot. Returns the blocks that nothing but this snapshot kept alive.
+    /// Removes the tree of a shard from a snapshot. Returns the blocks that only this snapshot kept alive.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -157,7 +157,7 @@ impl Snapshots {
         Ok((items, newer.map_or(present, |it| &it.metadata.items)))
     }
 
-    /// Moves blocks in the snapshots; `runs` are those that the present version had in the old place, and gets those of the snapshots. Pages
+    /// Moves blocks in the snapshots. `runs` has the runs that the present version had in the old place, and gets those of the snapshots. Pages
     /// that have become equal are shared.
     ///
     /// # Errors
@@ -175,8 +175,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Visits the blocks of a file that any version has in a place, as `extents::visit_at` does, and those which were written for it there and have
-    /// other owners.
+    /// Visits the blocks that any version has in a place, of a file and of runs that were written for it, as `extents::visit_at` does.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -201,14 +200,14 @@ impl Snapshots {
     }
 }
 
-/// Moves those blocks in one version that are in the old place, and notes them. Returns the keys of items that may have changed.
+/// Moves the blocks of one version that are in the old place, and adds them to `runs`. Returns the keys of items that may have changed.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
 pub fn move_in(items: &mut Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) -> Result<Vec<Key>> {
     let mut touched = Vec::new();
     shared::move_runs(items, moved, runs, &mut touched)?;
-    // What only the file has for which it was written.
+    // Blocks that only their written owner has.
     let before = runs.len();
     visit_at(items, moved.inode, (moved.block, moved.blocks), moved.from, |first, count| {
         runs.push((first, count));
@@ -240,11 +239,11 @@ fn merge(runs: &mut Vec<(u64, u32)>) {
     *runs = merged;
 }
 
-/// Visits the blocks with data in the tree of a shard which a newer version doesn't have in the same place, each once, with the file that
-/// they were written for.
+/// Visits the blocks with data of a shard that a newer version doesn't have in the same place, each block once, with the file that it was
+/// written for.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item; what `visit` returns.
+/// [`Error::Corrupt`] for a damaged item; errors of `visit`.
 pub fn visit_own_blocks(
     tree: &Tree,
     newer: &Forest,
@@ -270,7 +269,7 @@ pub fn visit_own_blocks(
     outcome
 }
 
-/// The blocks with data that count by an item, with the file that they were written for: those of an extent that isn't shared, or of a run.
+/// Returns the blocks with data that an item counts, with the file that they were written for: those of an extent that isn't shared, or of a run.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.

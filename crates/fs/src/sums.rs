@@ -1,12 +1,12 @@
-//! Checksums of the data blocks of zones, by which every read is checked: those of zones that were written or read lately, in
-//! bounded memory. Those of other zones are read from the zones when they are needed.
+//! Cache of the checksums of data blocks, by which every read is checked: those of zones that were written or read lately, in
+//! bounded memory. The checksums of other zones are read from the zones when they are needed.
 //!
 //! Left to others: reading them ([`logkit::scan`]).
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// The checksums of one zone, by block. Blocks without data have any.
+/// Checksums of one zone, by block; undefined for blocks without data.
 type Zone = Rc<Vec<u32>>;
 
 /// Checksums of zones.
@@ -14,7 +14,7 @@ type Zone = Rc<Vec<u32>>;
 pub struct Sums {
     zones: BTreeMap<u32, (Zone, u64)>,
     zone_blocks: u32,
-    /// Number of zones that are kept, beside those being written.
+    /// Most zones that are kept, beside zones that are being written.
     most: usize,
     clock: u64,
 }
@@ -36,7 +36,7 @@ impl Sums {
         Rc::make_mut(of_zone)[from..from + sums.len()].copy_from_slice(sums);
     }
 
-    /// The checksums of a zone, if they are here.
+    /// Returns the checksums of a zone if they are in the cache.
     pub fn get(&mut self, zone: u32) -> Option<Zone> {
         self.clock += 1;
         let (sums, used) = self.zones.get_mut(&zone)?;
@@ -44,14 +44,14 @@ impl Sums {
         Some(sums.clone())
     }
 
-    /// Keeps the checksums of a zone that were read from it.
+    /// Adds the checksums of a zone that were read from it.
     pub fn insert(&mut self, zone: u32, sums: Zone) {
         self.clock += 1;
         self.zones.insert(zone, (sums, self.clock));
     }
 
-    /// Forgets the checksums of zones that were used least lately, if there are too many; not those of zones that are being
-    /// written, which can't be read from them yet.
+    /// Evicts the checksums of the least recently used zones above the limit, except those of zones that are being written: they can't be read
+    /// from the zone yet.
     pub fn shrink(&mut self, is_written: impl Fn(u32) -> bool) {
         if self.zones.len() <= self.most {
             return;

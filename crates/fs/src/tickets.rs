@@ -1,13 +1,13 @@
-//! Numbers of operations that end in about the order in which they began, and up to which one all have ended.
+//! Tickets: numbers of operations, and the greatest number up to which all operations have ended. They end in about the order of their numbers.
 
 use std::collections::VecDeque;
 
-/// Operations that haven't ended, and later ones.
+/// Operations from the first that hasn't ended on.
 #[derive(Debug)]
 pub struct Tickets {
-    /// Number of the first of them.
+    /// Number of the first operation that hasn't ended.
     first: u64,
-    /// Which have ended, from the first on.
+    /// Whether each operation has ended, from the first on.
     ended: VecDeque<bool>,
 }
 
@@ -18,23 +18,23 @@ impl Default for Tickets {
 }
 
 impl Tickets {
-    /// Numbers an operation: from 1 on.
+    /// Begins an operation. Returns its number, from 1 on.
     pub fn issue(&mut self) -> u64 {
         self.ended.push_back(false);
         self.issued()
     }
 
-    /// The last number.
+    /// Returns the last number that was issued.
     pub fn issued(&self) -> u64 {
         self.first + self.ended.len() as u64 - 1
     }
 
-    /// The last number up to which all operations have ended.
+    /// Returns the greatest number up to which all operations have ended.
     pub fn done(&self) -> u64 {
         self.first - 1
     }
 
-    /// Notes that an operation has ended. 0 is no operation.
+    /// Notes that an operation has ended; 0 stands for none.
     pub fn end(&mut self, ticket: u64) {
         let Some(at) = ticket.checked_sub(self.first) else { return };
         if let Some(ended) = self.ended.get_mut(at as usize) {

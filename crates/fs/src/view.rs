@@ -1,4 +1,4 @@
-//! Snapshots for programs: taking and deleting them, and reading what is in one.
+//! Snapshots for programs: taking, deleting and reading them.
 
 use crate::attributes;
 use crate::classes::Class;
@@ -31,8 +31,8 @@ pub struct SnapshotFile {
 }
 
 impl FileSystem {
-    /// Takes a snapshot: the whole file system as it is at one moment. It is durable when this returns, with all that is in it; before that, a
-    /// power cut leaves none. It shows every operation that has returned before this call. Of a write in flight of more than 64 KiB it may show
+    /// Takes a snapshot: the whole file system at one moment. It is durable with its contents when this returns; a power cut before leaves no
+    /// snapshot. It shows every operation that has returned before this call. Of a write in flight of more than 64 KiB it may show
     /// a part.
     ///
     /// # Errors
@@ -42,10 +42,10 @@ impl FileSystem {
         self.home().with(move |core: Rc<Core>| async move { core.create_snapshot(name).await }).await
     }
 
-    /// Deletes a snapshot. What it alone had is free when this returns.
+    /// Deletes a snapshot. The space that it alone had is free when this returns.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], with which it stays.
+    /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], after which the snapshot still exists.
     pub async fn delete_snapshot(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
         self.home().with(move |core: Rc<Core>| async move { core.delete_snapshot(name).await }).await
@@ -59,7 +59,7 @@ impl FileSystem {
         self.home().with(|core: Rc<Core>| async move { Ok(core.snapshot_list.there()) }).await
     }
 
-    /// A snapshot, to be read.
+    /// Opens a snapshot for reading.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -72,7 +72,7 @@ impl FileSystem {
 }
 
 impl SnapshotView {
-    /// Its name, number and time.
+    /// Name, number and time of the snapshot.
     pub fn info(&self) -> &SnapshotInfo {
         &self.info
     }
@@ -157,7 +157,7 @@ impl SnapshotFile {
         self.inode
     }
 
-    /// The same file, read in a class.
+    /// Returns the same file, whose reads are in a class.
     pub fn in_class(self, class: &Class) -> Self {
         SnapshotFile { class: class.number, ..self }
     }
@@ -186,10 +186,10 @@ impl SnapshotFile {
         self.view.of(inode, read).await
     }
 
-    /// Reads at most `length` bytes: fewer only at the end.
+    /// Reads at most `length` bytes; fewer only at the end of the file.
     ///
     /// # Errors
-    /// ESTALE once the snapshot has been deleted; [`Error::Corrupt`] for data that isn't what was written; what reading returns.
+    /// ESTALE once the snapshot has been deleted; [`Error::Corrupt`] for data with a wrong checksum; errors of reading.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Payload> {
         let (class, inode) = (self.class, self.inode);
         let version: Option<SnapshotNumber> = Some(self.view.info.number);
