@@ -40,12 +40,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Stream of what users do on a core.
+/// Stream of users' records of a core.
 pub fn user_stream(core: u32) -> StreamId {
     StreamId(2 * core as u16)
 }
 
-/// Stream of what the cleaner moves of a core's files.
+/// Stream of the cleaner's moves of a core's files.
 pub fn cleaner_stream(core: u32) -> StreamId {
     StreamId(2 * core as u16 + 1)
 }
@@ -53,30 +53,30 @@ pub fn cleaner_stream(core: u32) -> StreamId {
 /// Number of streams.
 pub const STREAMS: usize = 2 * MOST_CORES as usize;
 
-/// Zones that users leave to the cleaner: one is filled, one is being sealed, and the blocks of a victim go to a zone of each core.
+/// Number of zones that users leave to the cleaner: one is filled, one is being sealed, and the blocks of a victim go to a zone of each core.
 fn cleaner_reserve(cores: u32) -> u32 {
     2 + cores
 }
 
-/// How a file system works; none of it is on the medium.
+/// Settings of an open file system; none of them is on the medium.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Appends in flight at a time.
+    /// Most appends in flight on a core.
     pub appends_in_flight: u32,
-    /// Bytes of writes in memory; further writers wait.
+    /// Most bytes of writes in memory on a core; further writers wait.
     pub dirty_bytes: u64,
-    /// Operations in memory that aren't written; further ones wait.
+    /// Most operations in memory on a core whose records aren't written; further operations wait.
     pub queued_operations: u32,
-    /// Bytes that are written between checkpoints.
+    /// Least number of bytes that are written between two checkpoints.
     pub checkpoint_after: u64,
-    /// Bytes of checksums that are kept in memory.
+    /// Most bytes of checksums in memory on a core.
     pub sums_bytes: u64,
-    /// Most bytes of memory for metadata. A file system that needs more isn't opened, and one that has as many takes no more files.
+    /// Most bytes of memory for metadata. A file system that needs more isn't opened; one that has reached it refuses new files.
     pub metadata_bytes: u64,
     /// Number of cores among which the shards are divided, as far as the file system has shards and zones for them; `None` for
     /// those of the runtime.
     pub cores: Option<u32>,
-    /// The policy of cleaning by its name, and its parameters; without these, the best known ones for the number of zones.
+    /// Name of the cleaning policy, and its parameters; `None` for the best known ones for the number of zones.
     pub cleaning: (String, Option<logkit::cleaning::Parameters>),
     /// [`logkit::Settings::read_request_bytes`].
     pub read_request_bytes: u64,
@@ -90,7 +90,7 @@ pub struct Settings {
     pub broken: Option<Broken>,
 }
 
-/// Rules that tests break.
+/// Rules that tests break on purpose.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
@@ -106,21 +106,21 @@ pub enum Broken {
     ForgetsLost,
     /// Inodes without names stay.
     KeepsOrphans,
-    /// An operation on inodes of several cores is a record for each.
+    /// An operation on inodes of several cores is one record for each core.
     SplitsOperations,
     /// Blocks that the present tree loses die although a snapshot has them.
     ForgetsSnapshots,
-    /// A file that is cloned isn't told that others have its blocks, which die with it.
+    /// The extents of a file that is cloned aren't marked as shared: its blocks die with it.
     ForgetsSource,
-    /// The cleaner moves shared blocks only for the files that they were written for.
+    /// The cleaner moves shared blocks only for their written owners.
     IgnoresShared,
-    /// No rule: the cores keep their trees for a snapshot one long after the other.
+    /// Breaks no rule: the cores clone their trees for a snapshot with long pauses in between.
     SlowSnapshots,
-    /// A snapshot is taken of each core at another moment, long after the other ones.
+    /// The gates stay open, and the cores clone their trees for a snapshot with long pauses in between.
     SnapshotsApart,
     /// Requests of all classes are started in order of arrival.
     IgnoresShares,
-    /// The cleaner waits for its turn although writers wait for the cleaner.
+    /// The cleaner waits for its turn while writers wait for the cleaner.
     CleanerWaits,
 }
 
@@ -143,23 +143,23 @@ impl Default for Settings {
     }
 }
 
-/// What a write in flight holds: its memory, and the turn of its class.
+/// Permits of a write in flight: its memory, and the turn of its class.
 #[derive(Debug)]
 pub(crate) struct Admitted {
     permit: Permit,
     turn: Option<Turn>,
 }
 
-/// The time of an operation.
+/// Returns the present time.
 pub fn now() -> Time {
     runtime::wall_clock().as_nanos() as Time
 }
 
 /// A core of a file system.
 pub struct Core {
-    /// Its number.
+    /// Number of the core.
     pub(crate) index: u32,
-    /// Where all are; set once they have been made.
+    /// All cores; set once they have been made.
     cores: OnceCell<Cores>,
     pub(crate) totals: Arc<Totals>,
     pub(crate) kit: Rc<Kit>,
@@ -171,11 +171,11 @@ pub struct Core {
     /// Places of pages that the next checkpoint no longer has.
     pub(crate) released: Released,
     pub(crate) nodes: Nodes,
-    /// Inodes that operations of several cores are about to change.
+    /// Locks of operations on several cores.
     pub(crate) locks: Locks,
-    /// Before operations, while a snapshot is taken.
+    /// Keeps operations from beginning while a snapshot is taken.
     pub(crate) gate: Gate,
-    /// The snapshots of the file system; of the home.
+    /// The snapshots of the file system; used on the home only.
     pub(crate) snapshot_list: SnapshotList,
     /// Blocks that only deleted snapshots had: they die when the next checkpoint is durable.
     pub(crate) dropped: RefCell<Lost>,
@@ -187,23 +187,23 @@ pub struct Core {
     /// Size of requests in bytes that programs are told to prefer.
     pub(crate) block_size: u64,
     metadata_bytes: u64,
-    /// Whose reads, writes and syncs are next.
+    /// Order in which reads, writes and syncs are started.
     pub(crate) classes: Rc<Classes>,
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
-    /// Reads of checksums from zones at a time.
+    /// Permits for reads of checksums from zones.
     pub(crate) loading: Rc<Semaphore>,
     /// Blocks of capacity that are reserved for writes in flight.
     growing: Cell<u64>,
     tickets: RefCell<Tickets>,
     /// Number of changes that took effect when they were submitted, and whose records haven't committed.
     shown: Cell<u64>,
-    /// Number of the last operation up to which all are durable.
+    /// Number of the last operation up to which all operations are durable.
     pub(crate) durable: Cell<u64>,
     /// Number of records that were replayed at the opening.
     pub(crate) replayed: Cell<u64>,
-    /// Class of zones that users' records go to: one, so that they are written in the order of their numbers.
+    /// The only class of zones for users' records, so that they are written in the order of their numbers.
     class: u8,
     broken: Option<Broken>,
 }
@@ -214,12 +214,13 @@ impl std::fmt::Debug for Core {
     }
 }
 
-/// Zones that aren't for files: of each lane and of the cleaner, on each core, a zone is open and one is being sealed; a checkpoint has one.
+/// Number of zones that files can't have: roots, the reserve of the cleaner, two zones for each core's lanes and cleaner (one open, one being
+/// sealed), and those of checkpoints.
 pub(crate) fn reserved_zones(lanes: u32, cores: u32) -> u32 {
     ROOT_ZONES + cleaner_reserve(cores) + cores * 2 * (lanes + 1) + 2
 }
 
-/// Settings of the kit for these of a file system.
+/// Returns the settings of the kit for those of a file system.
 pub fn kit_settings(
     settings: &Settings,
     layout: &logkit::Layout,
@@ -309,13 +310,12 @@ impl Core {
         core
     }
 
-    /// Tells the core where all are.
+    /// Sets the handles of all cores, once.
     pub(crate) fn set_cores(&self, cores: Cores) {
-        // They are told once.
         self.cores.set(cores).ok();
     }
 
-    /// Where all cores are.
+    /// All cores.
     pub(crate) fn cores(&self) -> &Cores {
         self.cores.get().expect("cores are told of each other before anything else")
     }
@@ -326,7 +326,7 @@ impl Core {
         self.totals.cores() == 1 || self.cores().index_of(inode) == self.index
     }
 
-    /// Tells other cores what this one uses.
+    /// Publishes the memory and space that this core uses to the other cores.
     pub(crate) fn publish(&self) {
         let (metadata, used) = (self.metadata.borrow(), self.totals.of(self.index));
         used.preallocated.store(metadata.preallocated, Relaxed);
@@ -342,7 +342,7 @@ impl Core {
         used.inodes.store(metadata.count(), Relaxed);
     }
 
-    /// A file in use.
+    /// Returns a file in use.
     pub(crate) fn node(&self, inode: InodeNumber) -> Rc<Node> {
         self.nodes.get(inode, self.tickets.borrow().issued())
     }
@@ -353,7 +353,7 @@ impl Core {
         cfg!(debug_assertions) && self.broken == Some(rule)
     }
 
-    /// Number of changes that a checkpoint of this moment shows, and whose records follow it.
+    /// Number of changes that a checkpoint at this moment would show, and whose records would follow it.
     pub(crate) fn shown(&self) -> u64 {
         self.shown.get()
     }
@@ -375,7 +375,7 @@ impl Core {
         }
     }
 
-    /// Most blocks of files, beside the pages of checkpoints, what users leave to the cleaner, and zones that are being written.
+    /// Most blocks of files: those of all zones, less the pages of checkpoints, the reserve of the cleaner, and zones that are being written.
     pub fn capacity(&self) -> u64 {
         let layout = &self.kit.layout;
         let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
@@ -389,7 +389,7 @@ impl Core {
         (blocks - blocks / 16).saturating_sub(pages)
     }
 
-    /// Blocks of files, with preallocated ones and those that are reserved for writes in flight.
+    /// Blocks of files, preallocated ones and those reserved for writes in flight included.
     pub fn used(&self) -> u64 {
         self.kit.pool.live_data()
             + self.totals.sum(|used| &used.preallocated)
@@ -410,8 +410,8 @@ impl Core {
         }
     }
 
-    /// Refuses operations without data that need space. They take effect when they are submitted and can't be refused later, so they are
-    /// also refused as long as the device below has no space beside that of the last zones, which are left to removals.
+    /// Refuses operations without data that need space. They take effect when they are submitted, and can't be refused later. So they are also
+    /// refused while the device below has space only for the zones that are left to removals.
     ///
     /// # Errors
     /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
@@ -457,7 +457,7 @@ impl Core {
             changes.iter().try_for_each(|it| metadata.apply(it, Place { zone: 0, position: 0 }, &mut lost));
         drop(metadata);
         if let Err(error) = applied {
-            // A part of it may have taken effect.
+            // A part of the changes may have taken effect.
             self.fail(&error);
             return Err(error);
         }
@@ -475,7 +475,7 @@ impl Core {
         let count = changes.len() as u32;
         self.shown.set(self.shown.get() + u64::from(count));
         self.publish();
-        // As much as making a file with a short name takes.
+        // Bytes of the changes that make a file with a short name.
         let mut meta = Vec::with_capacity(64);
         Change::encode_submitted(&changes, &mut meta);
         let origin = Origin::Submitted { lost, meta, count, _permit: permit };
@@ -490,13 +490,13 @@ impl Core {
         ticket
     }
 
-    /// This core's part of a record that another one has written.
+    /// Returns the item of this core's part of a record that another core has written.
     pub(crate) fn shared_item(&self, changes: Changes) -> Item {
         let ticket = self.tickets.borrow_mut().issue();
         Item { changes, data: Payload::default(), origin: Origin::Shared, ticket }
     }
 
-    /// Turn of a class and permits for a write in memory. Without a class it takes no turn.
+    /// Waits for the turn of a class and for the memory of a write. Without a class it takes no turn.
     pub(crate) async fn admit_data(&self, class: Option<ClassNumber>, blocks: u64) -> Admitted {
         let turn = match class {
             // Before the permits, which classes share.
@@ -523,7 +523,7 @@ impl Core {
         Admitted { permit, turn }: Admitted,
         held: RangeGuard,
     ) -> Result<u64> {
-        // No lane takes it once they have ended.
+        // Lanes that have ended take no items.
         self.check_open()?;
         let growth = changes.iter().map(Change::blocks).sum();
         self.growing.set(self.growing.get() + u64::from(growth));
@@ -546,7 +546,7 @@ impl Core {
         let written = self.written(ticket).await?;
         let flushed = flusher::flush(self).await;
         if let Err(error) = &flushed {
-            // What was written may be lost, whatever later flushes say.
+            // Writes before the failed flush may be lost even if a later flush succeeds.
             self.fail(&error.in_context("making files durable"));
         }
         flushed?;
@@ -554,7 +554,7 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until the operations up to this one have taken effect and are written. Returns the last one of which that is so.
+    /// Waits until the operations up to this one are written and have taken effect. Returns the number of the last such operation.
     ///
     /// # Errors
     /// The failure of the log.
@@ -585,7 +585,7 @@ impl Core {
         self.sync(self.issued()).await
     }
 
-    /// Completes an item that has taken effect, or won't.
+    /// Completes an item that has taken effect, or never will.
     fn end(&self, item: &Item, outcome: &Result<()>) {
         match &item.origin {
             Origin::Write { request, growth, .. } => {

@@ -3,7 +3,7 @@
 //! The number of a FUSE node is that of its inode; its generation is 0, since numbers of inodes are never given again. A request that
 //! comes to another shard goes to the file system's home as one message. Permissions and locks are the kernel's.
 //!
-//! # What the kernel caches
+//! # Caches of the kernel
 //! The kernel alone changes a mounted file system, so it keeps names, attributes and data as long as it likes. With its writeback cache
 //! it also owns size and times of regular files: it sends the size by writes and the times by SETATTR. So no other request sets the
 //! times of a regular file: they would differ from those that programs have seen. All kernels that a session takes have this cache.

@@ -178,7 +178,7 @@ impl Owner for Core {
         Ok(live)
     }
 
-    /// What other cores have is moved in any case: a move of a block that has died meanwhile takes no effect.
+    /// Blocks of other cores count as live: a move of a block that has died meanwhile takes no effect.
     fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
         if !self.is_here(piece.name.inode) {
             return visit(0, piece.count);
@@ -243,7 +243,7 @@ fn item_of_move((change, data): CleanerMove) -> Item {
 }
 
 impl Core {
-    /// What the records of a zone gave to files, by the core that has the file.
+    /// Returns the blocks that the records of a zone gave to files, for each core.
     fn pieces_of(&self, victim: &Victim) -> Result<Vec<Vec<Piece<Name>>>> {
         let mut pieces: Vec<Vec<Piece<Name>>> = self.cores().all().iter().map(|_| Vec::new()).collect();
         for (record, found) in victim.records().iter().enumerate() {
@@ -264,7 +264,7 @@ impl Core {
         Ok(pieces)
     }
 
-    /// The parts of these pieces, of files of this core, that are live.
+    /// Returns the live parts of these pieces of files of this core.
     fn live_here(&self, zone: u32, pieces: Vec<Piece<Name>>) -> Result<Vec<Piece<Name>>> {
         let (mut live, metadata) = (Vec::new(), self.metadata.borrow());
         for piece in pieces {
@@ -284,7 +284,7 @@ impl Core {
     async fn move_here(self: Rc<Self>, class: u8, moves: Vec<CleanerMove>) -> Result<()> {
         let taken = self.mover.borrow_mut().take();
         let Some(mut mover) = taken else {
-            return Err(Error::closed("the file system is being closed: nothing is moved any more"));
+            return Err(Error::closed("the file system is being closed; open it again"));
         };
         let outcome = mover.append(&self, class, moves.into_iter().map(item_of_move)).await;
         *self.mover.borrow_mut() = Some(mover);
@@ -299,11 +299,11 @@ impl Core {
         }
     }
 
-    /// Makes durable what this core has appended.
+    /// Makes the appends of this core durable.
     async fn flush_own(&self) -> Result<()> {
         let flushed = self.kit.flush().await;
         if let Err(error) = &flushed {
-            // What was written may be lost, whatever later flushes say.
+            // Writes before the failed flush may be lost even if a later flush succeeds.
             self.fail(&error.in_context("making files durable"));
         }
         flushed

@@ -13,22 +13,22 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How the names of these attributes begin.
+/// Prefix of the names of these attributes.
 const PREFIX: &[u8] = b"siltstone.";
 
-/// What can be asked and told.
+/// Controls, each an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Control {
-    /// Get: the status of the file system.
+    /// Get: returns the status of the file system.
     Status,
-    /// Set: reads everything, in the background. Get: how far it is, or what it has found.
+    /// Set: starts a scrub in the background. Get: returns its progress, or its result.
     Scrub,
-    /// Set: defragments a file. Get: its number of fragments.
+    /// Set: defragments a file. Get: returns its number of fragments.
     Defrag,
 }
 
 impl Control {
-    /// What an attribute with this name stands for; `None` for one that files have.
+    /// Returns the control of this name; `None` for an attribute of a file.
     ///
     /// # Errors
     /// ENODATA for an unknown one.
@@ -41,7 +41,7 @@ impl Control {
             _ => Err(os(
                 libc::ENODATA,
                 format!(
-                    "attribute \"{}\"; expected siltstone.status, siltstone.scrub or siltstone.defrag",
+                    "attribute \"{}\" is unknown; expected siltstone.status, siltstone.scrub or siltstone.defrag",
                     crate::directory::show(name)
                 ),
             )),
@@ -53,13 +53,13 @@ impl Control {
 #[derive(Debug, Clone, Default)]
 struct Scrub {
     is_running: bool,
-    /// Blocks that it has read, and those that there were when it began.
+    /// Number of blocks that it has read, of `blocks` in use when it began.
     progress: Arc<AtomicU64>,
     blocks: u64,
     ended: Option<Result<Scrubbed>>,
 }
 
-/// The file system of a mount, and what was asked of it.
+/// The file system of a mount, with the state of its controls.
 #[derive(Debug, Clone)]
 pub(super) struct Controlled {
     files: FileSystem,
@@ -69,7 +69,9 @@ pub(super) struct Controlled {
 fn check_root(node: InodeNumber, control: Control) -> Result<()> {
     match node == ROOT {
         true => Ok(()),
-        false => Err(os(libc::EINVAL, format!("{control:?} of inode {node}; expected the mount point"))),
+        false => {
+            Err(os(libc::EINVAL, format!("control {control:?} of inode {node}; expected the mount point")))
+        }
     }
 }
 
@@ -82,7 +84,7 @@ impl Controlled {
         self.scrub.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers, as JSON.
+    /// Returns the value of a control as JSON.
     pub async fn get(&self, node: InodeNumber, control: Control) -> Result<Vec<u8>> {
         let answer = match control {
             Control::Status => {
@@ -117,10 +119,12 @@ impl Controlled {
         status
     }
 
-    /// Carries out what an administrator has told.
+    /// Carries out a control.
     pub async fn set(&self, node: InodeNumber, control: Control) -> Result<()> {
         match control {
-            Control::Status => Err(os(libc::EPERM, "the status can't be set")),
+            Control::Status => {
+                Err(os(libc::EPERM, "attribute \"siltstone.status\" can't be set; expected a get"))
+            }
             Control::Scrub => {
                 check_root(node, control)?;
                 self.begin_scrub().await

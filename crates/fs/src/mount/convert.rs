@@ -6,26 +6,26 @@ use crate::inode::{Inode, InodeNumber, Time};
 use fuse::{SetAttributes, SetTime, Timestamp};
 use std::time::Duration;
 
-/// Time for which the kernel may cache names, absent names and attributes. Nothing changes them but the kernel itself.
+/// Time for which the kernel may cache names, absent names and attributes. Only the kernel changes them.
 pub const CACHED: Duration = Duration::from_secs(24 * 3600);
 /// Time for which the kernel may cache attributes of regular files: the number of their blocks changes when it writes its cache back.
 pub const CACHED_REGULAR: Duration = Duration::from_secs(1);
 
 const SECOND: i64 = 1_000_000_000;
 
-/// A time for the kernel.
+/// Converts a time for the kernel.
 pub fn timestamp(time: Time) -> Timestamp {
     Timestamp { seconds: time.div_euclid(SECOND), nanoseconds: time.rem_euclid(SECOND) as u32 }
 }
 
-/// A time of the kernel; one before 1677 or after 2262 becomes the nearest that there is.
+/// Converts a time of the kernel; a time before 1677 or after 2262 becomes the nearest one in this range.
 pub fn time(timestamp: Timestamp) -> Time {
     let time = i128::from(timestamp.seconds) * i128::from(SECOND) + i128::from(timestamp.nanoseconds);
     // The smallest value stands for times that stay.
     time.clamp(i128::from(Time::MIN + 1), i128::from(Time::MAX)) as Time
 }
 
-/// Attributes of an inode for the kernel; `block_size` is the size of requests that programs are told to prefer.
+/// Converts the attributes of an inode for the kernel; `block_size` is the size of requests that programs are told to prefer.
 pub fn attributes(number: InodeNumber, inode: &Inode, block_size: u64) -> fuse::Attributes {
     fuse::Attributes {
         node: number,
@@ -43,7 +43,7 @@ pub fn attributes(number: InodeNumber, inode: &Inode, block_size: u64) -> fuse::
     }
 }
 
-/// How long the kernel may cache the attributes of an inode.
+/// Time for which the kernel may cache the attributes of an inode.
 pub fn cached_for(inode: &Inode) -> Duration {
     match inode.mode & libc::S_IFMT {
         libc::S_IFREG => CACHED_REGULAR,
@@ -51,14 +51,14 @@ pub fn cached_for(inode: &Inode) -> Duration {
     }
 }
 
-/// Whether a request takes privileges from a file: setuid and setgid bits, and capabilities. A new owner always does.
+/// Whether a request takes privileges from a file: setuid and setgid bits, and capabilities. A change of the owner always does.
 pub fn takes_privileges(old: &Inode, set: &SetAttributes) -> bool {
     let is_given_away = (set.uid.is_some() || set.gid.is_some()) && !old.is_directory();
     set.clear_set_id || is_given_away
 }
 
-/// A mode without the bits that a write or a new owner clears: setuid; and setgid of a file that its group may execute, since on others
-/// it stands for mandatory locks.
+/// Returns a mode without the bits that a write or a change of the owner clears: setuid; and setgid of a file that its group may execute, since
+/// on other files it stands for mandatory locks.
 pub fn without_privileges(mode: u32) -> u32 {
     match mode & libc::S_IXGRP {
         0 => mode & !libc::S_ISUID,
@@ -66,7 +66,7 @@ pub fn without_privileges(mode: u32) -> u32 {
     }
 }
 
-/// What a request of the kernel sets, besides the size. `None` if that is nothing.
+/// Returns the attributes that a request of the kernel sets, the size excluded; `None` if it sets none.
 ///
 /// The time of the last change of the inode is the kernel's if it sends one.
 pub fn changes(old: &Inode, set: &SetAttributes, now: Time) -> Option<Attributes> {

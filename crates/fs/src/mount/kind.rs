@@ -64,14 +64,14 @@ pub const KIND: Kind = Kind {
     build: |arguments| Call::new(async move { build(&arguments).await }),
 };
 
-/// Size of the zones of a new file system on a device of this size.
+/// Default size of the zones of a new file system on a device of `disk` bytes.
 pub fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
     let power = if share == 0 { 0 } else { 1 << share.ilog2() };
     power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
 }
 
-/// Opens the zones on a device; with `format`, they are made.
+/// Opens the zones on a device; with `format`, makes them first.
 ///
 /// # Errors
 /// As [`zones::OnDevice::open`].
@@ -89,13 +89,13 @@ pub async fn zones_on(
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
-/// Most memory for metadata unless a user says otherwise: half of the machine's.
+/// Default of the most bytes of memory for metadata: half of the machine's memory.
 pub fn default_memory() -> u64 {
     let info = rustix::system::sysinfo();
     (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 2
 }
 
-/// Whether a user may by default let others use its mounts: the kernel lets root.
+/// Default of `allow_other`: true for root.
 pub fn allows_other_by_default() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -113,7 +113,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     if arguments.contract("on")? == Some(Contract::Zones) && arguments.given("zone_size") {
         return Err(arguments.refuse(
             "zone_size",
-            "the stack brings zones, whose size is theirs; expected no zone_size: leave it out",
+            "the file system is on zones, which have a size; expected no zone_size; leave the key out",
         ));
     }
     Ok(Shape::default())
@@ -140,7 +140,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     if arguments.given("block_size") && found.block_size != properties.block_size {
         files.close().await?;
         return Err(Error::invalid(format!(
-            "block_size {}: expected {}, that of the existing file system; leave the key out",
+            "block_size {}: the existing file system has another one; expected {}; leave the key out",
             properties.block_size, found.block_size
         )));
     }
@@ -227,7 +227,10 @@ impl Door for FsDoor {
     fn start(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             if self.mounted().is_some() {
-                return Err(Error::busy(format!("{}: it is mounted already", self.path().display())));
+                return Err(Error::busy(format!(
+                    "mount point \"{}\": the file system is mounted already; unmount it first",
+                    self.path().display()
+                )));
             }
             let mounted = Mounted::mount(&self.files, self.config.clone()).await?;
             *self.mounted() = Some(Arc::new(mounted));

@@ -12,13 +12,13 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// Time within which everything becomes durable without anybody asking for it. The kernel sends neither sync(2) nor syncfs(2) to
+/// Interval of syncs, which bounds the time until a change is durable without a sync. The kernel sends neither sync(2) nor syncfs(2) to
 /// a FUSE server.
 pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
-/// Time limit for the users of a mount to close their files when it ends.
+/// Time that the users of a mount have to close their files when it ends.
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Where and how to mount.
+/// Options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountConfig {
     /// Mount point: an existing directory.
@@ -112,17 +112,17 @@ impl Mounted {
     /// As [`Session::stop`]. The session has ended in any case.
     pub async fn unmount(&self, limit: Duration) -> Result<()> {
         let stopped = self.session.stop(limit).await;
-        // It keeps the connection alive.
+        // The notifier keeps the connection alive.
         self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.stop.stop();
-        // The kernel forgets everything at an unmount, and doesn't say so.
+        // The kernel drops all references at an unmount without a FORGET.
         let forget = |core: Rc<Core>| async move {
             core.nodes.unrefer_all();
             core.remove_orphans();
             Ok(())
         };
         match self.files.each(forget).await {
-            // It was closed before.
+            // The file system was closed before.
             Ok(()) | Err(Error::Closed(_)) => stopped,
             Err(error) => stopped.and(Err(error)),
         }
@@ -135,9 +135,9 @@ fn check_directory(path: &Path) -> Result<()> {
         // Left by a killed server; mounting replaces it.
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Ok(()),
         Err(error) => Err(Error::from_io(&error, &format!("mount point {shown}"))),
-        Ok(metadata) if !metadata.is_dir() => {
-            Err(Error::invalid(format!("mount point {shown}: not a directory; expected one")))
-        }
+        Ok(metadata) if !metadata.is_dir() => Err(Error::invalid(format!(
+            "mount point {shown}: not a directory; expected a directory; create one, or name another"
+        ))),
         Ok(_) => Ok(()),
     }
 }
