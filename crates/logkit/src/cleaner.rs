@@ -1,10 +1,10 @@
-//! Cleaning: live data of a zone is appended elsewhere, so that the zone can be reset.
+//! The cleaner: appends the live data of a zone elsewhere, so that the zone can be reset.
 //!
 //! A move is a record of the cleaner's own stream, so users' writes never wait for one. It takes effect when it commits, and
 //! only for blocks whose location hasn't changed: a write that committed in between takes precedence.
 //!
 //! The cleaner's task observes a small state, gets the next action from [`decision::next`], and carries it out. [`pace`] decides
-//! the speed of the moves, and has the argument why no writer waits for ever.
+//! the speed of the moves; its documentation has the argument why no writer waits for ever.
 //!
 //! Left to others: reading a victim (`victim`), appending moves (`mover`), resetting zones (`reset`), the choice of a victim (the
 //! policy), and finding live data (the owner).
@@ -23,7 +23,7 @@ use block::{Error, Result};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A victim with its pieces; those from `next` on haven't been moved.
+/// The victim in progress with its pieces; those from `next` on haven't been moved.
 #[derive(Debug)]
 struct InHand<N> {
     victim: Victim,
@@ -33,7 +33,7 @@ struct InHand<N> {
 }
 
 impl<N> InHand<N> {
-    /// Whether live blocks are left to move.
+    /// Whether it has live blocks that haven't been moved.
     fn has_moves(&self, kit: &Kit) -> bool {
         self.next < self.pieces.len() && kit.pool.live(self.victim.zone()) > 0
     }
@@ -51,13 +51,13 @@ struct Answers {
 enum Chosen {
     /// The policy chose no victim.
     Nothing(Choice),
-    /// There is a victim.
+    /// The policy chose a victim, whose live pieces are known.
     Victim,
-    /// The victim could not be read, and isn't cleaned again before the log is reopened.
+    /// The victim couldn't be read; it isn't cleaned again until the log is opened again.
     Unreadable,
 }
 
-/// Work in a task of its own, and its outcome, so that moves don't wait for a flush or a checkpoint.
+/// Work in a task of its own with its outcome, so that moves don't wait for a flush or a checkpoint.
 #[derive(Debug, Default)]
 struct BackgroundTask(Option<Rc<RefCell<Option<Result<()>>>>>);
 
@@ -216,7 +216,7 @@ impl<O: Owner> Cleaner<O> {
         }
     }
 
-    /// Returns the state on which the decision depends.
+    /// Collects the state on which the decision depends.
     fn observe(&self, answers: Answers) -> State {
         let owner = &*self.owner;
         let kit = owner.kit();
@@ -251,7 +251,7 @@ impl<O: Owner> Cleaner<O> {
             is_blocked: moves_wait(owner),
             pace: answers.pace,
         };
-        // Counting the zones of checkpoints takes time, so it is left out where the decision doesn't depend on it.
+        // Counting the zones of checkpoints takes time, so it is done only where the decision depends on it.
         let frees_pages = state.is_urgent()
             && answers.choice == Choice::Nothing
             && kit.since_checkpoint() > 0
@@ -279,7 +279,7 @@ impl<O: Owner> Cleaner<O> {
         });
     }
 
-    /// Resets the count of consecutive failures after a success; writers look for a zone again.
+    /// Resets the count of consecutive failures after a success, and wakes writers that wait for a zone.
     async fn done(&mut self) {
         self.failures = 0;
         self.owner.kit().set_stuck(None);
@@ -287,7 +287,7 @@ impl<O: Owner> Cleaner<O> {
         runtime::yield_now().await;
     }
 
-    /// Notes the outcome of an action.
+    /// Notes the outcome of an action: a failure is counted and kept for the decision.
     async fn ended(&mut self, outcome: Result<()>) {
         let Err(error) = outcome else { return self.done().await };
         self.failures = self.failures.saturating_add(1);
@@ -297,8 +297,8 @@ impl<O: Owner> Cleaner<O> {
         self.error = Some(error);
     }
 
-    /// Wakes waiting writers if a zone is free or none can be freed, and waits to be woken. Otherwise writers aren't woken: they
-    /// would only request the same work again.
+    /// Waits to be woken. Before that, wakes waiting writers if a zone is free or none can be freed; otherwise they would only request the same work
+    /// again.
     async fn wait(&self, woken: impl Future<Output = ()>, until_commit: bool) {
         let kit = self.owner.kit();
         if until_commit {
@@ -336,7 +336,7 @@ impl<O: Owner> Cleaner<O> {
                 Chosen::Victim
             }
             Err(error) => {
-                leave_as_it_is(kit, candidate.zone.0, &error);
+                exclude(kit, candidate.zone.0, &error);
                 Chosen::Unreadable
             }
         }
@@ -375,28 +375,28 @@ impl<O: Owner> Cleaner<O> {
                     kit.pool.set_full(zone);
                     return Err(error);
                 }
-                leave_as_it_is(kit, zone, &error);
+                exclude(kit, zone, &error);
             }
         }
         Ok(())
     }
 
-    /// Makes a victim without live blocks dead, so that it is reset; one with unreadable live blocks is excluded from cleaning.
+    /// Ends the victim: without live blocks it becomes dead, and is reset; with unreadable live blocks it is excluded from cleaning.
     fn end_victim(&mut self) {
         let kit = self.owner.kit();
         let Some(InHand { victim, .. }) = self.in_hand.take() else { return };
         let zone = victim.zone();
         let state = kit.pool.get(zone);
         match state.live {
-            // Overwrites by users and the moves together have freed all blocks. Those that are dying follow with their records;
-            // until then the zone isn't chosen again.
+            // Users' overwrites and the moves have freed all blocks. Dying blocks die when their records commit; until then the
+            // zone isn't chosen again.
             left if left <= state.dying => {
                 kit.pool.set_full(zone);
                 count(&kit.counters.cleaned_zones, 1);
             }
             left => {
                 tracing::error!(
-                    "zone {zone}: {left} live blocks can't be moved; it is excluded until the log is reopened"
+                    "zone {zone}: {left} live blocks can't be moved; it is excluded until the log is opened again"
                 );
                 kit.set_damaged(zone);
             }
@@ -404,7 +404,7 @@ impl<O: Owner> Cleaner<O> {
         kit.pace.pass(None);
     }
 
-    /// Releases the victim, if there is one: it may be chosen again.
+    /// Releases the victim, so that it may be chosen again.
     fn release_victim(&mut self) {
         if let Some(in_hand) = self.in_hand.take() {
             self.owner.kit().pool.set_full(in_hand.victim.zone());
@@ -441,9 +441,9 @@ fn nothing_to_clean(advice: &str) -> Error {
     Error::no_space(format!("the log has no free zone, and no zone is worth cleaning; {advice}"))
 }
 
-/// Excludes a zone with unreadable blocks from cleaning until the log is reopened.
-fn leave_as_it_is(kit: &Kit, zone: u32, error: &Error) {
-    tracing::error!("zone {zone} can't be cleaned, and is excluded until the log is reopened: {error}");
+/// Excludes a zone with unreadable blocks from cleaning until the log is opened again.
+fn exclude(kit: &Kit, zone: u32, error: &Error) {
+    tracing::error!("zone {zone} can't be cleaned, and is excluded until the log is opened again: {error}");
     kit.set_damaged(zone);
 }
 

@@ -1,7 +1,7 @@
-//! What one shard of a log consists of, and how its zones are opened, sealed and left.
+//! The parts of a log on one shard, and the opening, sealing and abandoning of its zones.
 //!
-//! The parts keep their state private; [`Kit`] holds one of each, and what they have in common: the failure of the log, its
-//! closing, and the events by which tasks wake each other.
+//! The parts keep their state private. [`Kit`] holds one of each, and their common state: the failure of the log, its closing, and the events by
+//! which tasks wake each other.
 
 use crate::checkpoint::Checkpoints;
 use crate::cleaning::Policy;
@@ -26,33 +26,33 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How a log works; none of it is on the medium.
+/// Settings of an open log; none of them is on the medium.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Stream of what users write.
+    /// Stream of users' records.
     pub user_stream: StreamId,
-    /// Stream of what the cleaner moves.
+    /// Stream of the cleaner's moves.
     pub cleaner_stream: StreamId,
-    /// Number of appends of users' records in flight at a time.
+    /// Most appends of users' records in flight.
     pub appends_in_flight: u32,
-    /// Number of data blocks that a zone takes which the cleaner fills.
+    /// Number of data blocks in a zone that the cleaner fills.
     pub data_blocks: u32,
-    /// Number of data blocks of single entries that a record takes.
+    /// Number of data blocks that a record takes, of entries of one block each.
     pub record_blocks: u32,
     /// Number of free zones that only the cleaner may take.
     pub cleaner_reserve: u32,
     /// Least number of blocks that are appended between checkpoints; more while a checkpoint would be large.
     pub checkpoint_blocks: u64,
-    /// With less than this share of all zones free, cleaning gains on users' writes; 0 to 1, at least what the cleaner needs.
+    /// With less than this share of all zones free, cleaning gains on users' writes; 0 to 1, at least the share that the cleaner needs.
     pub low_watermark: f64,
     /// With less than this share of all zones free, cleaning is paced to users' writes; 0 to 1.
     pub high_watermark: f64,
-    /// Most steps of the entries of a record beside those for its data.
+    /// Most steps of a record's entries, those for its data excluded.
     pub most_steps: u64,
-    /// Fixed cost of a read of a victim, as the number of bytes that could be read meanwhile: shorter gaps between live data are read, too.
-    /// With 0 only live data is read, with `u64::MAX` all from the first live block of the zone to the last one.
+    /// Fixed cost of a read of a victim, as the number of bytes that could be read in the same time: gaps between live data up to this length are
+    /// read, too. 0 reads only live data; `u64::MAX` reads everything from the first live block of the zone to the last one.
     pub read_request_bytes: u64,
-    /// Whether lanes have their next zone [opened ahead](crate::prepare), so that no record of users waits for that.
+    /// Whether the next zones of lanes are [opened ahead](crate::prepare), so that no record of users waits for the opening of a zone.
     pub prepare_zones: bool,
 }
 
@@ -85,18 +85,18 @@ pub fn count(counter: &AtomicU64, value: u64) {
     counter.fetch_add(value, Ordering::Relaxed);
 }
 
-/// Events by which tasks wake each other: those of a shard, and where an [`Event`] says so, of all shards.
+/// Events by which tasks wake each other: tasks of this shard, and for an [`Event`], of all shards.
 #[derive(Debug)]
 pub struct Events {
     /// An entry was queued, or an append has ended.
     pub work: Notify,
-    /// A zone was freed, or no zone will be.
+    /// A zone was freed, or none can be freed.
     pub freed: Event,
     /// The cleaner may have something to do.
     pub cleaner: Event,
     /// Capacity was given back.
     pub settled: Notify,
-    /// Entries that were acknowledged earlier have committed, or won't.
+    /// Entries that were acknowledged before have committed, or never will.
     pub committed: Notify,
 }
 
@@ -119,12 +119,12 @@ impl Events {
     }
 }
 
-/// What a kit is made of: the state that was recovered, or that of a new log.
+/// Parts of a new kit: the recovered state, or that of a new log.
 #[derive(Debug)]
 pub struct Parts {
     /// Division of the zones.
     pub layout: Layout,
-    /// What binds records to this log.
+    /// Identity that binds records to this log.
     pub identity: Identity,
     /// Number of times that the log has been opened.
     pub epoch: u64,
@@ -152,7 +152,7 @@ pub struct Peer {
 pub struct Kit {
     /// Division of the zones.
     pub layout: Layout,
-    /// How the log works.
+    /// Settings of the log.
     pub settings: Settings,
     /// The zones, through this shard's handle.
     pub zones: Rc<dyn Zones>,
@@ -170,9 +170,9 @@ pub struct Kit {
     pub counters: Arc<Counters>,
     /// Makes appends durable.
     pub flusher: Rc<Flusher>,
-    /// Which zone to clean, and which data is written together.
+    /// Policy that chooses victims and the class of each write.
     pub policy: RefCell<Box<dyn Policy>>,
-    /// How fast the cleaner moves.
+    /// Pace of the cleaner's moves.
     pub pace: Pace,
     /// Space of the device below.
     pub space: Space,
@@ -202,7 +202,7 @@ impl std::fmt::Debug for Kit {
     }
 }
 
-/// Dead zones are being reset, until this is dropped.
+/// A reset of dead zones in progress, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Resetting<'a>(&'a Kit);
 
@@ -214,7 +214,7 @@ impl Drop for Resetting<'_> {
 }
 
 impl Kit {
-    /// The home shard of a log, which writes the streams `own`.
+    /// Returns the kit of the home shard of a log, which writes the streams `own`.
     pub fn new(
         parts: Parts,
         zones: Rc<dyn Zones>,
@@ -228,7 +228,7 @@ impl Kit {
         Self::with(peer, checkpoints, zones, settings, policy, own)
     }
 
-    /// Another shard of a log, which writes the streams `own`. It knows the newest root at the time it joins, and takes no
+    /// Returns the kit of another shard of a log, which writes the streams `own`. It has the newest root at the time it joins, and takes no
     /// checkpoints. All shards join before lanes and cleaner are started.
     pub fn join(
         peer: Peer,
@@ -241,7 +241,7 @@ impl Kit {
         Self::with(peer, checkpoints, zones, settings, policy, own)
     }
 
-    /// The log, for another shard to join.
+    /// Returns the log, for another shard to join.
     pub fn peer(&self) -> Peer {
         let root = self.checkpoints.root().clone();
         let Kit { layout, identity, epoch, shared, .. } = self;
@@ -315,7 +315,7 @@ impl Kit {
         self.shared.since_checkpoint.load(Ordering::Relaxed)
     }
 
-    /// Counts blocks that a checkpoint would spare a recovery.
+    /// Counts appended blocks, which a recovery would replay without a checkpoint.
     pub fn note_appended(&self, blocks: u64) {
         self.shared.since_checkpoint.fetch_add(blocks, Ordering::Relaxed);
     }
@@ -331,7 +331,7 @@ impl Kit {
         self.shared.failed.get()
     }
 
-    /// Sets the error of the log unless it has failed before; returns what its users are told.
+    /// Sets the error of the log unless it has failed before. Returns the error for its users.
     pub(crate) fn set_failed(&self, error: &Error) -> Error {
         let told = Error::read_only(format!("the log takes no more writes: {}", error.detail()));
         tracing::error!("{told}");
@@ -340,7 +340,7 @@ impl Kit {
         told
     }
 
-    /// Whether the log is being closed. What is queued is still written.
+    /// Whether the log is being closed. Queued entries are still written.
     pub fn is_closing(&self) -> bool {
         self.is_closing.get()
     }
@@ -353,7 +353,7 @@ impl Kit {
         self.events.freed.notify_all();
     }
 
-    /// Why the cleaner can't free any zone at the moment, if so.
+    /// Error by which the cleaner can't free any zone at the moment; `None` if it can.
     pub fn stuck(&self) -> Option<Error> {
         self.shared.stuck.get()
     }
@@ -363,7 +363,7 @@ impl Kit {
         self.shared.stuck.is_set()
     }
 
-    /// Sets why the cleaner can't free any zone.
+    /// Sets the error by which the cleaner can't free any zone.
     pub fn set_stuck(&self, error: Option<Error>) {
         self.shared.stuck.set(error);
     }
@@ -379,17 +379,17 @@ impl Kit {
         Resetting(self)
     }
 
-    /// Notes that something may be freed that couldn't be before: writers are not refused before the cleaner has looked.
+    /// Notes that the cleaner may be able to free a zone again: writers aren't refused before it has tried.
     pub fn look_again(&self) {
         self.set_stuck(None);
         self.events.cleaner.notify_all();
     }
 
-    /// Makes durable what this shard has appended by now. Where records join streams of several shards, clients need
+    /// Makes the present appends of this shard durable. Where records join streams of several shards, clients need
     /// [`flusher::flush`](crate::flusher::flush).
     ///
     /// # Errors
-    /// What flushing the zones returns.
+    /// Errors of flushing the zones.
     pub async fn flush(&self) -> Result<()> {
         self.flusher.flush().await
     }
@@ -406,8 +406,8 @@ impl Kit {
         Some(ZoneWriter::new(taken, class, &self.layout, summary))
     }
 
-    /// Seals a zone in a task of its own: summary, finish. Returns once that has begun, which waits while as many are
-    /// being sealed as there are lanes: zones may have a limit on how many are open.
+    /// Seals a zone in a task of its own: appends the summary and finishes the zone. Returns when the task has begun. Waits while as many zones are
+    /// being sealed as there are lanes, because zones may have a limit of open ones.
     pub async fn seal(self: &Rc<Self>, zone: ZoneWriter) {
         let permit = self.sealing.acquire(1).await;
         let kit = self.clone();
@@ -418,7 +418,7 @@ impl Kit {
         self.tasks.spawn(sealing).detach();
     }
 
-    /// Seals a zone: summary, finish. A zone for which that fails keeps its records and takes no more.
+    /// Seals a zone: appends the summary and finishes the zone. A zone that can't be sealed keeps its records and takes no more.
     pub async fn seal_now(&self, zone: ZoneWriter) {
         let (number, end) = (zone.zone(), zone.position());
         if zone.is_empty() {
@@ -434,14 +434,14 @@ impl Kit {
                 self.look_again();
             }
             Err(error) => {
-                tracing::warn!("sealing zone {number}: {error}");
+                tracing::warn!("zone {number} can't be sealed: {error}; its records are kept");
                 self.abandon(number, end).await;
                 self.note_no_space(&error);
             }
         }
     }
 
-    /// Finishes a zone to which an append failed, as it is, so that its records can be read and cleaned.
+    /// Finishes a zone to which an append failed, without a summary, so that its records can be read and cleaned.
     pub async fn abandon(&self, zone: u32, end: u32) {
         self.pool.note_end(zone, end, true);
         match self.zones.finish(ZoneIndex(zone)).await {
@@ -451,14 +451,14 @@ impl Kit {
             }
             Err(error) => {
                 tracing::warn!(
-                    "finishing zone {zone}: {error}; it isn't used again before the log is reopened"
+                    "zone {zone} can't be finished: {error}; it isn't used until the log is opened again"
                 );
                 self.set_damaged(zone);
             }
         }
     }
 
-    /// Leaves a zone as it is until the log is opened again.
+    /// Excludes a zone from use until the log is opened again.
     pub fn set_damaged(&self, zone: u32) {
         self.pool.set_damaged(zone);
         self.events.settled.notify_all();

@@ -1,8 +1,7 @@
 //! The zones of a log: which are free, being written, full or dead, and how much of each is live.
 //!
-//! Any shard may use the pool: a mutex is held for a few instructions and never over an await. The space of the device below
-//! is known by zone ([`space`](crate::space)), and a zone keeps its space when it is reset. A *backed* zone has space for most of its
-//! blocks.
+//! Any shard may use the pool: a mutex is held for a few instructions and never over an await. The pool has the space of the device below
+//! for each zone ([`space`](crate::space)); a reset doesn't change it. A *backed* zone has space for most of its blocks.
 //!
 //! Left to others: opening and sealing zones (`zone_writer`), resetting dead ones (`reset`), choosing which to clean
 //! ([`cleaning`](crate::cleaning)).
@@ -23,7 +22,7 @@ pub use last_records::LastRecords;
 /// Class of zones that hold checkpoints.
 pub const CHECKPOINT_CLASS: u8 = 0xFF;
 
-/// What a zone is used for.
+/// Use of a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Usage {
     /// Empty, and not taken.
@@ -36,16 +35,16 @@ pub enum Usage {
     Full,
     /// Being cleaned.
     Cleaning,
-    /// Nothing in it is live; it waits to be reset.
+    /// Without live blocks; it waits to be reset.
     Dead,
-    /// Couldn't be read or finished; it is left as it is.
+    /// Couldn't be read or finished; it isn't used until the log is opened again.
     Damaged,
 }
 
 /// State of one zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Zone {
-    /// What it is used for.
+    /// Use of the zone.
     pub usage: Usage,
     /// Class under which it is written.
     pub class: u8,
@@ -53,21 +52,21 @@ pub struct Zone {
     pub generation: u64,
     /// Number of its data blocks that are live.
     pub live: u32,
-    /// Of these, the number that an operation has freed whose record hasn't committed. They can't be moved, and die when it does.
+    /// Number of live blocks that an operation has freed whose record hasn't committed. They can't be moved, and die when the record commits.
     pub dying: u32,
     /// Number of data blocks that were written to it.
     pub written: u32,
     /// Number of its blocks that were written, headers and summary included; of an open zone, by records that have committed.
     pub end: u32,
-    /// All records before this block have committed; 0 where that isn't known.
+    /// Block before which all records have committed; 0 if unknown.
     pub committed: u32,
     /// Clock when it was opened.
     pub opened: u64,
     /// Clock when its last block died.
     pub changed: u64,
-    /// Its last record of each stream that is replayed.
+    /// Last record of each stream that is replayed.
     pub last: LastRecords,
-    /// Number of its first blocks for which the device below has space, as far as is known.
+    /// Number of blocks from its beginning that are known to have space on the device below.
     pub space: u32,
 }
 
@@ -93,11 +92,11 @@ impl Zone {
 /// A zone that was taken to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// Its number.
+    /// Number of the zone.
     pub zone: u32,
     /// Number of times that it has been reset.
     pub generation: u64,
-    /// The device below has no space beside that for the first blocks, so many: only these may be written.
+    /// Number of blocks from its beginning that may be written while the device below has no other space; `None` for all.
     pub limit: Option<u32>,
 }
 
@@ -110,26 +109,27 @@ struct State {
     free_backed: u32,
     /// Blocks of [useful](Self::useful) space in free zones.
     free_space: u64,
-    /// Number of first blocks for which a zone has space that is backed.
+    /// Number of blocks with space at which a zone is backed.
     backed_blocks: u32,
-    /// The device below has no space: only that which zones are known to have is used.
+    /// Whether only space is used that zones are known to have, because the device below has no other.
     only_backed: bool,
     /// Dead zones that wait to be reset.
     dead: Vec<u32>,
-    /// Number of the dead zones that a reset has taken and not reset yet.
+    /// Number of dead zones that a reset has taken and not reset yet.
     resetting: u32,
     /// Zones without records that are open on the medium already; all of them free, or taken and not yet appended to.
     prepared: SmallVec<[u32; 8]>,
-    /// Number of zones that were free, and are being opened ahead or reset after that.
+    /// Number of zones that aren't free while they are being opened ahead, or reset after that.
     preparing: u32,
-    /// Zones for data that were taken; some of them are no longer open.
+    /// Zones for data that were taken, some of which aren't open any more.
     open: Vec<u32>,
-    /// Zones that changed since [`ZonePool::take_touched`], and of each zone whether it is one of them.
+    /// Zones that changed since the last [`ZonePool::take_touched`].
     touched: Vec<u32>,
+    /// For each zone, whether it is in `touched`.
     is_touched: Vec<bool>,
 }
 
-/// Counts that are read for each write: changed under the lock of the state, read without it.
+/// Counts that each write reads: changed under the lock of the state, read without it.
 #[derive(Debug)]
 struct Counts {
     /// Live data blocks in zones that aren't for checkpoints.
@@ -137,7 +137,7 @@ struct Counts {
     damaged: AtomicU32,
 }
 
-/// Clock when a zone was opened, and its class in the lowest 8 bits: a copy that is read for each write without the lock.
+/// Clock when a zone was opened, and its class in the lowest 8 bits: a copy that each write reads without the lock.
 #[derive(Debug, Default)]
 struct Opened(AtomicU64);
 
@@ -156,7 +156,7 @@ pub struct ZonePool {
     opened: Box<[Opened]>,
 }
 
-/// Access to the counts of live blocks for several changes. Holds the pool's lock: no other method of it may be called.
+/// Access to the counts of live blocks for several changes. Holds the pool's lock: other methods of the pool would deadlock.
 #[derive(Debug)]
 pub struct Accounts<'a> {
     state: MutexGuard<'a, State>,
@@ -181,8 +181,8 @@ impl State {
         self.zones[zone as usize].space >= self.backed_blocks
     }
 
-    /// Blocks of a zone that are used while there is no space elsewhere. More than a backed zone has aren't counted, nor those of
-    /// zones that have so few that headers and summaries would take much of them.
+    /// Number of blocks of a zone that are used while there is no space elsewhere: at most those of a backed zone, and 0 for a zone with less than
+    /// half of these, of which headers and summaries would take too much.
     fn useful(&self, zone: u32) -> u32 {
         match self.zones[zone as usize].space {
             space if space < self.backed_blocks.div_ceil(2) => 0,
@@ -190,7 +190,7 @@ impl State {
         }
     }
 
-    /// Counts the space of a zone that becomes free, or is taken.
+    /// Adds the space of a zone that becomes free, or subtracts that of a zone that is taken.
     fn count_space(&mut self, zone: u32, is_free: bool) {
         let (backed, useful) = (u32::from(self.is_backed(zone)), u64::from(self.useful(zone)));
         match is_free {
@@ -203,7 +203,7 @@ impl State {
         }
     }
 
-    /// Number of free zones whose space is known: several that have a part of it count as one.
+    /// Known space of free zones, as a number of backed zones.
     fn free_known(&self) -> u32 {
         (self.free_space / u64::from(self.backed_blocks)) as u32
     }
@@ -215,8 +215,8 @@ impl State {
         }
     }
 
-    /// Index among the free zones of the one to take while there is no space elsewhere. Users get the one with most space, since not
-    /// every record of theirs may be divided; all others what is left.
+    /// Index among the free zones of the zone to take while there is no space elsewhere: for users the zone with the most space, because some of
+    /// their records can't be divided; for others the zone with the least.
     fn choose_known(&self, is_users: bool) -> Option<usize> {
         let known =
             self.free.iter().map(|zone| self.useful(*zone)).enumerate().filter(|(_, space)| *space > 0);
@@ -227,7 +227,7 @@ impl State {
         .map(|(at, _)| at)
     }
 
-    /// Index among the free zones of the one to take, where more than `keep` are free; prepared ones first or last.
+    /// Index among the free zones of the zone to take, if more than `keep` are free; prepared zones first or last.
     fn choose(&self, keep: u32, prepared_first: bool) -> Option<usize> {
         let find = |is_wanted: &dyn Fn(u32) -> bool| {
             let is_preferred = |zone: u32| self.prepared.contains(&zone) == prepared_first && is_wanted(zone);
@@ -239,7 +239,7 @@ impl State {
         };
         match self.only_backed {
             true => self.choose_known(prepared_first),
-            // The backed ones stay for the cleaner and for checkpoints, unless there are more of them.
+            // Backed zones stay for the cleaner and for checkpoints, unless more than `keep` are backed.
             false if self.free_backed <= keep => {
                 find(&|zone| !self.is_backed(zone)).or_else(|| find(&|_| true))
             }
@@ -251,7 +251,7 @@ impl State {
         self.prepared.retain(|prepared| *prepared != zone);
     }
 
-    /// Makes a zone empty, keeps what is known of its space, and counts it.
+    /// Makes a zone empty, and counts its space, which it keeps.
     fn make_free(&mut self, zone: u32, generation: u64) {
         let space = self.zones[zone as usize].space;
         *self.change(zone) = Zone { space, ..Zone::free(generation) };
@@ -275,7 +275,7 @@ impl State {
 }
 
 impl Accounts<'_> {
-    /// Notes that so many more blocks of a zone are live.
+    /// Adds live blocks to a zone.
     #[inline]
     pub fn add_live(&mut self, zone: u32, blocks: u32) {
         let entry = self.state.change(zone);
@@ -286,7 +286,7 @@ impl Accounts<'_> {
         }
     }
 
-    /// Notes that an operation has freed so many live blocks of a zone, which die when its record commits
+    /// Notes that an operation has freed live blocks of a zone, which die when its record commits
     /// ([`remove_dying`](Self::remove_dying)).
     #[inline]
     pub fn begin_dying(&mut self, zone: u32, blocks: u32) {
@@ -300,7 +300,7 @@ impl Accounts<'_> {
         );
     }
 
-    /// Notes that so many blocks died, at this clock, which [were dying](Self::begin_dying).
+    /// Removes [dying](Self::begin_dying) blocks of a zone from its live blocks, at this clock.
     #[inline]
     pub fn remove_dying(&mut self, zone: u32, blocks: u32, clock: u64) {
         let entry = self.state.change(zone);
@@ -308,7 +308,7 @@ impl Accounts<'_> {
         self.remove_live(zone, blocks, clock);
     }
 
-    /// Notes that so many blocks of a zone died, at this clock.
+    /// Removes live blocks from a zone, at this clock; marks a full zone without live blocks as dead.
     #[inline]
     pub fn remove_live(&mut self, zone: u32, blocks: u32, clock: u64) {
         let entry = self.state.change(zone);
@@ -327,7 +327,7 @@ impl Accounts<'_> {
 }
 
 impl ZonePool {
-    /// Pool of so many zones, about which nothing is known.
+    /// Returns a pool of `zones` zones whose state is unknown: they count as damaged.
     pub fn new(zones: u32) -> Self {
         let counts = Counts { live_data: AtomicU64::new(0), damaged: AtomicU32::new(zones) };
         let state = Mutex::new(State {
@@ -369,7 +369,7 @@ impl ZonePool {
         self.lock().zones[zone as usize].live
     }
 
-    /// Clock when a zone was opened, and its class, of a zone that isn't free.
+    /// Clock when a zone was opened, and its class; for zones that aren't free.
     #[inline]
     pub fn opened(&self, zone: u32) -> (u64, u8) {
         let opened = self.opened[zone as usize].0.load(Ordering::Relaxed);
@@ -387,23 +387,23 @@ impl ZonePool {
         zones.iter().all(|(zone, generation)| state.zones[*zone as usize].generation > *generation)
     }
 
-    /// Number of zones that are wanted.
+    /// Number of zones for which `is_wanted` holds.
     pub fn count(&self, is_wanted: impl Fn(&Zone) -> bool) -> u32 {
         self.lock().zones.iter().filter(|zone| is_wanted(zone)).count() as u32
     }
 
-    /// Number of zones of these that are wanted.
+    /// Returns those of these zones for which `is_wanted` holds.
     pub fn filter(&self, zones: &[u32], is_wanted: impl Fn(&Zone) -> bool) -> Vec<u32> {
         let state = self.lock();
         zones.iter().copied().filter(|zone| is_wanted(&state.zones[*zone as usize])).collect()
     }
 
-    /// Changes the state of a zone; for a pool that is made from what is on the medium.
+    /// Changes the state of a zone, for a pool that is made from the medium.
     pub fn restore<T>(&self, zone: u32, change: impl FnOnce(&mut Zone) -> T) -> T {
         change(self.lock().change(zone))
     }
 
-    /// Makes a zone count as changed.
+    /// Marks a zone as changed.
     pub fn touch(&self, zone: u32) {
         self.lock().touch(zone);
     }
@@ -417,14 +417,14 @@ impl ZonePool {
         taken
     }
 
-    /// Makes a zone free with this generation, of whose space nothing is known.
+    /// Makes a zone free with this generation, and no known space.
     pub fn set_free(&self, zone: u32, generation: u64) {
         let mut state = self.lock();
         *state.change(zone) = Zone::free(generation);
         state.free.push_back(zone);
     }
 
-    /// Notes that a zone was reset, to this generation. It keeps the space below that it had taken.
+    /// Notes that a zone was reset to this generation. It keeps its space of the device below.
     pub fn set_reset(&self, zone: u32, generation: u64) {
         let mut state = self.lock();
         state.forget_prepared(zone);
@@ -432,7 +432,7 @@ impl ZonePool {
         state.free.push_back(zone);
     }
 
-    /// Sets the number of first blocks for which a zone has space that is backed; at least 1.
+    /// Sets the number of blocks with space at which a zone is backed; at least 1.
     pub fn set_backed_blocks(&self, blocks: u32) {
         let state = &mut *self.lock();
         state.backed_blocks = blocks.max(1);
@@ -442,8 +442,7 @@ impl ZonePool {
         }
     }
 
-    /// Number of free zones; while the device below has no space, of those whose space is known, where several that have a part of it
-    /// count as one.
+    /// Number of free zones; while the device below has no other space, as [`free_known`](Self::free_known).
     pub fn free(&self) -> u32 {
         self.lock().free()
     }
@@ -458,7 +457,7 @@ impl ZonePool {
         self.lock().free_backed
     }
 
-    /// Number of free zones whose space is known, where several that have a part of it count as one.
+    /// Known space of free zones, as a number of backed zones.
     pub fn free_known(&self) -> u32 {
         self.lock().free_known()
     }
@@ -473,12 +472,12 @@ impl ZonePool {
         self.lock().only_backed = only;
     }
 
-    /// Number of zones that are left as they are because they couldn't be read or finished.
+    /// Number of zones that aren't used because they couldn't be read or finished.
     pub fn damaged(&self) -> u32 {
         self.counts.damaged.load(Ordering::Relaxed)
     }
 
-    /// Counts live data and damaged zones again and orders free zones by generation: ends a recovery.
+    /// Ends a recovery: counts live data and damaged zones again, and orders free zones by generation.
     pub fn recount(&self) {
         let state = &mut *self.lock();
         self.opened.iter().zip(&state.zones).for_each(|(opened, zone)| opened.set(zone));
@@ -490,12 +489,12 @@ impl ZonePool {
         state.free.make_contiguous().sort_by_key(|zone| zones[*zone as usize].generation);
     }
 
-    /// Takes the free zone that isn't backed and would be used last out of the others, a prepared one only if there is no other, to be
-    /// [reserved](block::Zones::reserve); [`end_reserving`](Self::end_reserving) follows.
+    /// Takes the free zone that isn't backed and would be used last, a prepared zone only if there is no other, to
+    /// [reserve](block::Zones::reserve) space for it; [`end_reserving`](Self::end_reserving) follows.
     pub fn begin_reserving(&self) -> Option<u32> {
         let state = &mut *self.lock();
         let is_wanted = |zone: &u32| !state.is_backed(*zone);
-        // One is always found where any isn't backed: else the cleaner would ask again and again.
+        // A zone is found whenever any isn't backed: otherwise the cleaner would ask in a loop.
         let unprepared = |zone: &u32| is_wanted(zone) && !state.prepared.contains(zone);
         let at =
             state.free.iter().rposition(unprepared).or_else(|| state.free.iter().rposition(is_wanted))?;
@@ -504,7 +503,7 @@ impl ZonePool {
         Some(zone)
     }
 
-    /// Puts a zone back, for whose first blocks, so many, space was reserved: it is used last if it is backed now, else first.
+    /// Puts a zone back, whose first `blocks` blocks have space now: it is used last if it is backed, otherwise first.
     pub fn end_reserving(&self, zone: u32, blocks: u32) {
         let mut state = self.lock();
         let entry = state.change(zone);
@@ -516,7 +515,7 @@ impl ZonePool {
         }
     }
 
-    /// Takes a free zone for this class, if more than `keep` are free; prepared ones first or last.
+    /// Takes a free zone for this class, if more than `keep` are free; prepared zones first or last.
     pub fn take(&self, class: u8, keep: u32, prepared_first: bool, clock: u64) -> Option<Taken> {
         let mut state = self.lock();
         if state.free() <= keep {
@@ -540,7 +539,7 @@ impl ZonePool {
         Some(Taken { zone, generation, limit })
     }
 
-    /// Takes a free zone out of the others to be opened ahead, if more than `keep` are free and fewer than `most` are prepared;
+    /// Takes a free zone to be opened ahead, if more than `keep` are free and fewer than `most` are prepared;
     /// none while the device below has no space. [`end_preparing`](Self::end_preparing) follows.
     pub fn begin_preparing(&self, keep: u32, most: u32) -> Option<u32> {
         let state = &mut *self.lock();
@@ -559,7 +558,7 @@ impl ZonePool {
         Some(zone)
     }
 
-    /// Puts a zone back that was taken to be opened ahead; it is used next. `is_open`: it is open on the medium now.
+    /// Puts a zone back that was taken to be opened ahead; it is used next. `is_open` tells whether it is open on the medium now.
     pub fn end_preparing(&self, zone: u32, is_open: bool) {
         let state = &mut *self.lock();
         state.preparing -= 1;
@@ -570,14 +569,14 @@ impl ZonePool {
         }
     }
 
-    /// Notes that a zone couldn't be opened ahead, or reset after that: it isn't free any more.
+    /// Notes that opening a zone ahead, or resetting it after that, has failed: it isn't free any more.
     pub fn fail_preparing(&self, zone: u32) {
         let mut state = self.lock();
         state.preparing -= 1;
         state.change(zone).usage = Usage::Open;
     }
 
-    /// Takes a free zone that is prepared out of the others, to be reset. [`end_discarding`](Self::end_discarding) or
+    /// Takes a free zone that is prepared, to be reset. [`end_discarding`](Self::end_discarding) or
     /// [`fail_preparing`](Self::fail_preparing) follows.
     pub fn begin_discarding(&self) -> Option<u32> {
         let state = &mut *self.lock();
@@ -589,7 +588,7 @@ impl ZonePool {
         Some(zone)
     }
 
-    /// Notes that a zone that was prepared was reset, to this generation.
+    /// Notes that a prepared zone was reset to this generation.
     pub fn end_discarding(&self, zone: u32, generation: u64) {
         self.lock().preparing -= 1;
         self.set_reset(zone, generation);
@@ -601,7 +600,7 @@ impl ZonePool {
         state.free.iter().filter(|zone| state.prepared.contains(zone)).count() as u32
     }
 
-    /// Number of zones that were free, and are being opened ahead or reset after that.
+    /// Number of zones that aren't free while they are being opened ahead, or reset after that.
     pub fn preparing(&self) -> u32 {
         self.lock().preparing
     }
@@ -623,7 +622,7 @@ impl ZonePool {
         entry.written += blocks;
     }
 
-    /// Notes that the record that ends before this block has committed; `is_in_order`: and all before it in the zone.
+    /// Notes that the record that ends before this block has committed. `is_in_order` tells that all records before it in the zone have, too.
     pub fn note_committed(&self, zone: u32, position: u32, is_in_order: bool) {
         let mut state = self.lock();
         let entry = state.change(zone);
@@ -633,8 +632,7 @@ impl ZonePool {
         }
     }
 
-    /// Number of zones for data that are open, and of the data blocks that they can still take: of `zone_blocks` blocks of a
-    /// zone, `data_blocks` are data.
+    /// Number of open zones for data, and of data blocks that they can still take, if `data_blocks` of the `zone_blocks` blocks of a zone are data.
     pub fn open_space(&self, data_blocks: u32, zone_blocks: u32) -> (u32, u64) {
         let state = self.lock();
         let left = |zone: &Zone| {
@@ -650,18 +648,18 @@ impl ZonePool {
         self.counts.live_data.load(Ordering::Relaxed)
     }
 
-    /// Notes that so many more blocks of a zone are live.
+    /// Adds live blocks to a zone.
     pub fn add_live(&self, zone: u32, blocks: u32) {
         self.accounts().add_live(zone, blocks);
     }
 
-    /// Notes that so many blocks of a zone died, at this clock.
+    /// Removes live blocks from a zone, at this clock.
     pub fn remove_live(&self, zone: u32, blocks: u32, clock: u64) {
         self.accounts().remove_live(zone, blocks, clock);
     }
 
-    /// Notes where a zone ends that takes no more records: it has space up to there. `is_all`: and for no more, because an append
-    /// after that has failed.
+    /// Notes the end of a zone that takes no more records: it has space up to there. `is_all` tells that it has no more, because an append after
+    /// that has failed.
     pub fn note_end(&self, zone: u32, end: u32, is_all: bool) {
         let mut state = self.lock();
         let entry = state.change(zone);
@@ -669,12 +667,12 @@ impl ZonePool {
         (entry.end, entry.space) = (end, before.max(end));
     }
 
-    /// Notes that a zone takes no more records. Returns whether nothing in it is live.
+    /// Notes that a zone takes no more records. Returns whether it is dead.
     pub fn set_full(&self, zone: u32) -> bool {
         self.lock().set_full(zone)
     }
 
-    /// Leaves a zone as it is until the log is opened again.
+    /// Excludes a zone from use until the log is opened again.
     pub fn set_damaged(&self, zone: u32) {
         let mut state = self.lock();
         let was = std::mem::replace(&mut state.change(zone).usage, Usage::Damaged);
@@ -696,7 +694,7 @@ impl ZonePool {
         dead
     }
 
-    /// Notes that so many of the dead zones that were taken haven't been reset yet.
+    /// Sets the number of taken dead zones that haven't been reset yet.
     pub fn note_resetting(&self, zones: usize) {
         self.lock().resetting = zones as u32;
     }
@@ -724,18 +722,19 @@ impl ZonePool {
         state.free() + state.dead.len() as u32 + state.resetting + state.preparing
     }
 
-    /// Whether any zone that waits to be reset is wanted.
+    /// Whether `is_wanted` holds for any zone that waits to be reset.
     pub fn any_dead(&self, is_wanted: impl Fn(&Zone) -> bool) -> bool {
         let state = self.lock();
         state.dead.iter().any(|zone| is_wanted(&state.zones[*zone as usize]))
     }
 
-    /// Lets `choose` choose one of the candidates: the full zones with data of which cleaning would gain anything. A zone of
-    /// `zone_blocks` blocks that the cleaner fills takes `data_blocks`; fewer while zones are filled only as far as they are known to have
-    /// space, and what has less is moved in vain, and would be again and again.
-    /// Zones with a record that hasn't committed are left out: what is live in them can still grow. Returns whether there is
-    /// any of these, too, among the zones that `choose` examined. It takes no time where `choose` examines none. The pool is locked while it
-    /// runs: no other method of it may be called.
+    /// Lets `choose` choose a victim among the candidates: the full zones with data of which cleaning would gain space. Returns it, and whether
+    /// a zone that `choose` examined was left out because a record in it hasn't committed: its live blocks can still grow.
+    ///
+    /// A zone of `zone_blocks` blocks that the cleaner fills takes `data_blocks` of data; fewer while zones are filled only as far as they are
+    /// known to have space. Moving a zone that frees no more than that would gain nothing, and would be repeated.
+    ///
+    /// Zones that `choose` doesn't examine take no time. The pool is locked while it runs: other methods of the pool would deadlock.
     pub fn choose(
         &self,
         (data_blocks, zone_blocks): (u32, u32),
@@ -746,13 +745,13 @@ impl ZonePool {
         let has_uncommitted = Cell::new(false);
         let candidate = |number: usize| {
             let zone = &state.zones[number];
-            // What records cost beside their data is garbage, too, as soon as they can be packed better.
+            // Headers and unused space of records count as garbage, because the cleaner packs the data better.
             let written = match state.only_backed {
                 true => data_blocks.saturating_sub(zone_blocks.saturating_sub(state.useful(number as u32))),
                 false => data_blocks,
             };
             let live = zone.live.saturating_sub(zone.dying);
-            // Of a zone whose blocks are all dying nothing can be moved.
+            // In a zone whose live blocks are all dying, no block can be moved.
             let is_dying = live == 0 && zone.live > 0;
             if zone.usage != Usage::Full || zone.class == CHECKPOINT_CLASS || live >= written || is_dying {
                 return None;

@@ -1,18 +1,17 @@
-//! An underlying device that runs out of space: a sparse file on a full file system, a thin volume.
+//! Space of the device below the log, which may run out: a sparse file on a full file system, a thin volume.
 //!
-//! The log has free zones, but an append to one of them fails with ENOSPC because the device allocates space at the first write of
-//! a block. The blocks of a zone that were written once, or reserved ([`block::Zones::reserve`]), keep their space when the zone is
+//! An append to a free zone fails with ENOSPC because the device allocates space at the first write of a block. The blocks of a zone that were written once, or reserved ([`block::Zones::reserve`]), keep their space when the zone is
 //! reset, and only these are used while there is no space. A zone with space for seven eighths of its blocks is *backed*. The log
 //! continues with what zones are known to have:
 //! - Space is reserved in advance for the zones that are kept for the cleaner and checkpoints, and for the filler
 //!   ([`Kit::back_reserve`]).
 //! - After ENOSPC free zones count by the space that they are known to have, and are written no further. So no space is lost where
-//!   zones end early: what a reset gives back is what was written. Cleaning, checkpoints and resets work, and a log with
+//!   zones end early: a reset gives back the space of all blocks that were written. Cleaning, checkpoints and resets work, and a log with
 //!   nothing to clean refuses writes with ENOSPC as any full log does ([`pace`](crate::pace)).
 //! - The record that failed keeps its number, which must be filled: replay ends at a missing number. Its writes are refused. Its
 //!   changes without data, such as discards, are written under that number to a zone of their own, the *filler*; so are later
-//!   discards. If no change is left, an empty record is written. The filler leaves checkpoints their zones, because these free the
-//!   fillers before: a filler that is full is dead once a checkpoint covers it. It waits for the cleaner until then.
+//!   discards. If no change is left, an empty record is written. The filler leaves free zones to checkpoints, because a checkpoint frees
+//!   earlier fillers: a full filler is dead once a checkpoint covers it. Until then a new filler waits for the cleaner.
 //! - If no zone takes that record either, it is retried ten times a second. Until it is written all changes are refused,
 //!   and records that follow it wait. Requests that wait for one of these records get ENOSPC; the record takes effect later or
 //!   never, as a failed write may.
@@ -22,8 +21,8 @@
 //!   space. Once a record has been written then, writes are acknowledged from the buffer again.
 //!
 //! All shards share this state, as they share the zones: a record that waits for space on one shard may be a member of a stream of
-//! another, whose later records can't commit either. That shard refuses and answers the same as the one that writes the record,
-//! each time it is notified.
+//! another, whose later records can't commit either. Each time it is notified, that shard refuses changes and answers requests as the
+//! shard that writes the record does.
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
@@ -40,7 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Least time after ENOSPC in which only space is used that zones are known to have.
+/// Least time after ENOSPC in which only the known space of zones is used.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Time between attempts to fill the number of a record.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
@@ -50,14 +49,14 @@ const MOST_RESERVED_IN_VAIN: usize = 16;
 const MOST_ATTEMPTS: usize = 4;
 /// Longest time that a record waits for the cleaner to free a zone, before changes are refused.
 const MOST_PATIENCE: Duration = Duration::from_secs(1);
-/// Zones beside those that users leave to others of which space is reserved: the filler.
+/// Number of zones for which space is reserved beside those that users leave to others: the filler.
 const FILLERS: u32 = 1;
 
-/// State of the underlying device's space, the same for all shards. Questions take no lock.
+/// State of the underlying device's space, the same for all shards. Reads of `is_short`, `is_doubtful` and `unfilled` take no lock.
 #[derive(Debug, Default)]
 pub(crate) struct SharedSpace {
-    /// Error for changes that find no space, and the time of the last ENOSPC; `None` while there may be space. Held while the pool is
-    /// told, so that only backed zones count exactly as long as there is an error.
+    /// Error for changes that find no space, and the time of the last ENOSPC; `None` while there may be space. Locked while the
+    /// pool changes, so that free zones count by their known space exactly as long as there is an error.
     short: Mutex<Option<(Error, runtime::Instant)>>,
     /// Whether `short` has an error.
     is_short: AtomicBool,
@@ -72,7 +71,7 @@ impl SharedSpace {
         self.short.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the error, or forgets it, and lets only backed zones or all zones count. Returns whether there was an error.
+    /// Sets or clears the error, and lets free zones count by their known space or all of them. Returns whether an error was set before.
     fn set_short(
         &self,
         mut short: MutexGuard<'_, Option<(Error, runtime::Instant)>>,
@@ -112,7 +111,7 @@ impl Space {
         &self.shared.space
     }
 
-    /// Returns whether only backed zones are used, because the device below had no space.
+    /// Returns whether free zones count by their known space, because the device below had no other.
     pub fn is_short(&self) -> bool {
         self.shared().is_short.load(Ordering::Acquire)
     }
@@ -150,7 +149,7 @@ impl Space {
 }
 
 impl Kit {
-    /// Notes that an append has failed. If the device below has no space, only backed zones count as free from now on.
+    /// Notes that an append has failed. After ENOSPC free zones count by their known space.
     pub fn note_no_space(&self, error: &Error) {
         if !matches!(error, Error::NoSpace(_)) {
             return;
@@ -165,7 +164,7 @@ impl Kit {
         self.events.cleaner.notify_all();
     }
 
-    /// Lets all free zones count again a second after the last ENOSPC, if the cleaner can free none: there may be space by now. Returns
+    /// Lets all free zones count again if the last ENOSPC was a second ago and the cleaner can free none, since the device may have space now. Returns
     /// whether they count again.
     pub fn look_for_space(&self) -> bool {
         if !self.space.is_short() || self.space.has_unfilled() || !self.is_stuck() {
@@ -177,8 +176,8 @@ impl Kit {
         is_over && space.set_short(short, None, &self.pool)
     }
 
-    /// Refuses changes that take effect before they are written, while the device below has no space and users find no zone that is known
-    /// to have some. The cleaner looks whether it can free one.
+    /// Refuses changes that take effect before they are written, while the device below has no space and users find no zone with known space.
+    /// Wakes the cleaner, which may free one.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -192,15 +191,15 @@ impl Kit {
         }
     }
 
-    /// Notes that a lane or the cleaner has written a record.
+    /// Notes that a lane or the cleaner has written a record: the device below has space, unless free zones count by their known space.
     pub fn note_space(&self) {
         if self.space.is_doubtful() && !self.space.is_short() {
             self.space.shared().is_doubtful.store(false, Ordering::Release);
         }
     }
 
-    /// Returns whether space should be reserved now: fewer free zones are known to have space than users leave to the cleaner and
-    /// to checkpoints, or than lanes need while there is no other space.
+    /// Returns whether space should be reserved now: fewer free zones have known space than users leave to the cleaner, to checkpoints and to the
+    /// filler, and than lanes need while there is no other space.
     pub fn wants_reserve(&self, kept_zones: u32) -> bool {
         let lanes = if self.space.is_short() { self.settings.appends_in_flight } else { 0 };
         let wanted = (kept_zones + FILLERS + lanes).min(self.pool.all_free());
@@ -208,9 +207,9 @@ impl Kit {
         !was_in_vain && self.pool.free_known() < wanted
     }
 
-    /// Reserves space for a free zone: as much as makes it backed or, where there is less, half of that. Returns false if there was no
-    /// zone, or no space for several of them. The zones that were reset last are tried first, because most of their space is still
-    /// allocated.
+    /// Reserves space for a free zone: enough to make it backed or, where there is less, half of that. Returns false without a free zone that isn't
+    /// backed, or after [`MOST_RESERVED_IN_VAIN`] zones without space. Zones that were reset last are tried first, because most of their space is
+    /// still allocated.
     pub async fn back_reserve(&self) -> bool {
         let backed = self.layout.backed_blocks();
         for _ in 0..MOST_RESERVED_IN_VAIN {
@@ -224,7 +223,7 @@ impl Kit {
                         reserved = blocks;
                         break;
                     }
-                    Err(error) => tracing::debug!("no space could be reserved for zone {zone}: {error}"),
+                    Err(error) => tracing::debug!("zone {zone}: no space could be reserved: {error}"),
                 }
             }
             self.pool.end_reserving(zone, reserved);
@@ -237,8 +236,8 @@ impl Kit {
         false
     }
 
-    /// Takes the filler, or opens one if more than `keep` zones are free. If there are none that are known to have space, some is
-    /// reserved first: a zone whose first append failed can't be reset before the record is written elsewhere.
+    /// Takes the filler, or opens one if more than `keep` zones are free. Without a free zone with known space, space is reserved first: a zone
+    /// whose first append failed can't be reset before the record is written elsewhere.
     async fn filler_zone(&self, keep: u32) -> Option<ZoneWriter> {
         let open = self.space.filler.borrow_mut().take();
         if let Some(zone) = open.or_else(|| self.try_open_zone(0, keep)) {
@@ -259,7 +258,7 @@ pub(crate) async fn seal_filler(kit: &Kit) {
     }
 }
 
-/// Refuses the data of a record that found no space, and writes the rest of it to the filler, under its number.
+/// Refuses the data of a record that found no space, and writes its other entries to the filler, under its number.
 pub(crate) async fn refuse_record<O: Owner>(
     owner: &Rc<O>,
     number: Number,
@@ -274,7 +273,7 @@ pub(crate) async fn refuse_record<O: Owner>(
     fill(owner, number, batch, frozen, error).await;
 }
 
-/// Refuses the entries queued under this class, except those that only free blocks: these go to the filler.
+/// Refuses the entries queued under this class, except entries that only free blocks: these go to the filler.
 pub(crate) async fn write_without_data<O: Owner>(
     owner: &Rc<O>,
     class: u8,
@@ -323,7 +322,7 @@ async fn fill<O: Owner>(
         if let Ok(alone) = runtime::timeout(BETWEEN_ATTEMPTS, space.filling.acquire(1)).await {
             break alone;
         }
-        // The record before it may wait for space: the requests of this one are answered meanwhile.
+        // An earlier record may wait for space: the requests of this one are answered meanwhile.
         if space.has_unfilled() {
             batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         }
@@ -352,10 +351,10 @@ async fn fill<O: Owner>(
                     return written(&**owner, number, batch);
                 }
                 Err(error) => {
-                    tracing::warn!("record {sequence} could not be filled: {error}");
+                    tracing::warn!("record {sequence} could not be written to the filler: {error}");
                     kit.abandon(zone.zone(), zone.position()).await;
                     kit.note_no_space(&error);
-                    // A zone that the cleaner frees has no space either.
+                    // A zone that the cleaner frees would have no space either.
                     is_patient = false;
                     failures += usize::from(!matches!(error, Error::NoSpace(_)));
                     if failures >= MOST_ATTEMPTS {
@@ -389,7 +388,7 @@ async fn fill<O: Owner>(
         }
         batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         refuse_waiting(&**owner, error);
-        // On other shards, for the records that follow one which is a member of their streams.
+        // Other shards do the same, for records that follow a joint record in their streams.
         kit.member().notify_others(shards::SHORT);
         runtime::sleep(BETWEEN_ATTEMPTS).await;
     }

@@ -7,14 +7,15 @@ use crate::scan::{self, Found};
 use block::{Buffer, Data, Error, Result};
 use std::ops::Range;
 
-/// Usual value of [`Settings::read_request_bytes`](crate::Settings::read_request_bytes). fio, randread, direct, iodepth=8, on a virtual SSD,
+/// Default of [`Settings::read_request_bytes`](crate::Settings::read_request_bytes). fio, randread, direct, iodepth=8, on a virtual SSD,
 /// 2026-11-21: 45 800 reads of 4 KiB a second or 1568 of 1 MiB, so 19 µs per request and 2.5 µs per 4 KiB.
 pub const READ_REQUEST_BYTES: u64 = 32 << 10;
 /// Longest read of a victim, in bytes.
 const LARGEST_READ: usize = 1 << 20;
-/// Number of reads of a victim in flight.
+/// Most reads of a victim in flight.
 const READS: usize = 8;
-/// A run of live blocks of the victim.
+
+/// Run of live blocks of the victim.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece<N> {
     /// First block in the zone.
@@ -79,7 +80,7 @@ impl Victim {
     /// Reads the records of a zone.
     ///
     /// # Errors
-    /// Errors of reading.
+    /// Errors of reading; [`Error::Invalid`] if the report lacks the zone.
     pub(crate) async fn find(kit: &Kit, candidate: &Candidate) -> Result<Self> {
         let zone = candidate.zone.0;
         let report = kit.zones.report(candidate.zone, 1).await?;
@@ -164,7 +165,7 @@ fn read_cost(request_bytes: u64, block: usize) -> ReadCost {
 mod tests {
     use super::*;
 
-    /// Of a zone of 1024 blocks of which each `of`th is live.
+    /// Lengths of the reads of a zone of 1024 blocks, every `of`th of which is live.
     fn reads(of: usize) -> Vec<u64> {
         reads_at_cost(READ_REQUEST_BYTES, of)
     }

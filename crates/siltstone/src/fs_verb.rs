@@ -1,4 +1,4 @@
-//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems; those that are mounted are in `mounted`.
+//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems. The verbs for mounted ones are in `mounted`.
 
 mod mounted;
 mod snapshots;
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// Bytes at the beginning of an image that are looked at before it is formatted: superblocks of other formats are there.
+/// Bytes at the beginning of an image that must be zeros before it is formatted: superblocks of other formats are there.
 const LOOKED_AT: u64 = 1 << 20;
 
 /// Carries out the verb.
@@ -79,7 +79,7 @@ fn check_exists(image: &str) -> Result<(), Failure> {
     }
 }
 
-/// What a file system stands on.
+/// Storage below a file system.
 enum Base {
     Device(Arc<dyn DevicePart>),
     Zones(Arc<dyn ZonesPart>),
@@ -139,9 +139,9 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
         && found.len() != size
     {
         return usage(format!(
-            "{image}: it has {}, and --size is {}; leave --size out to take the file as it is, or remove it first",
-            format_size(found.len()),
-            format_size(size)
+            "{image}: --size is {}; expected {}, the size of the file; leave --size out, or remove the file first",
+            format_size(size),
+            format_size(found.len())
         ));
     }
     let stack = stack_of(&image, arguments.size)?;
@@ -169,7 +169,7 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
     ))
 }
 
-/// Formats; returns the bytes that files can have.
+/// Formats. Returns the capacity for files in bytes.
 async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Result<u64> {
     let settings = Settings::default();
     let files = match base {
@@ -178,7 +178,7 @@ async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Res
         }
         Base::Zones(_) if zone_size.is_some() => {
             return Err(Error::invalid(
-                "--zone-size: the stack brings zones, whose size is theirs; leave it out",
+                "--zone-size: the stack has zones, which have a size; leave --zone-size out",
             ));
         }
         Base::Zones(zones) => FileSystem::format(zones, properties, &settings).await?.on_lent_zones(),
@@ -188,11 +188,11 @@ async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Res
     Ok(statistics?.blocks * fs::format::BLOCK)
 }
 
-/// Refuses an image that holds something.
+/// Refuses an image that isn't empty.
 async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
     let refuse = |what: String| {
         Err(Error::already_exists(format!(
-            "{image}: it holds {what}: if that may be lost, format it with --force"
+            "{image}: it holds {what}; expected an empty image; format it with --force if its contents may be lost"
         )))
     };
     let part = match base {
@@ -216,7 +216,7 @@ async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
     if let Some(at) = first.filled().iter().position(|byte| *byte != 0) {
         return refuse(format!("{} (byte {at} isn't zero)", zones::sector::describe(first.filled())));
     }
-    // Only of a regular file it is known where it has data.
+    // Only a regular file reports where it has data.
     let mut block = 0;
     while is_file && block < all.0 {
         let mut next = block;
@@ -239,7 +239,7 @@ async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings)
     let opened = match base(built, plan)? {
         Base::Device(device) => match zones_on(device, false, None).await {
             Ok(zones) => FileSystem::open(zones, settings).await,
-            // It advises on a verb that isn't this one.
+            // The error of the zones advises another verb.
             Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
             Err(error) => Err(error),
         },
@@ -247,7 +247,7 @@ async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings)
     };
     opened.map_err(|error| match error {
         Error::Protocol(detail) => {
-            Error::protocol(format!("{image}: {detail}; siltstone fs format {image} makes a new one"))
+            Error::protocol(format!("{image}: {detail}; siltstone fs format {image} makes a new file system"))
         }
         other => other.in_context(image),
     })
@@ -287,7 +287,7 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
 async fn serve(files: &FileSystem, config: MountConfig) -> Result<(), Failure> {
     let image = config.source.clone();
     let mounted = Mounted::mount(files, config).await?;
-    // The handler stands before anybody can know that there is something to stop.
+    // The handler is installed before the line is printed: a program that reads the line may send a signal.
     let mut signal = std::pin::pin!(runtime::stop_signal());
     let mut ended = std::pin::pin!(mounted.ended());
     let early = std::future::poll_fn(|context| Poll::Ready(signal.as_mut().poll(context))).await;
@@ -378,7 +378,7 @@ fn of_image(image: &str) -> Result<Status, Failure> {
     with_image(image, async |files| status(files).await)
 }
 
-/// Opens the file system of an image, does something with it, and closes it.
+/// Opens the file system of an image, calls `work`, and closes the file system.
 fn with_image<R: Send + 'static>(
     image: &str,
     work: impl AsyncFnOnce(&FileSystem) -> Result<R> + Send + 'static,

@@ -3,7 +3,7 @@
 use crate::stream::{Sequences, StreamId};
 use smallvec::SmallVec;
 
-/// The last record of each stream in a zone. Few streams share a zone.
+/// Number of the last record of each stream in a zone. Few streams share a zone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LastRecords(SmallVec<[(StreamId, u64); 2]>);
 
@@ -17,7 +17,7 @@ impl LastRecords {
         }
     }
 
-    /// The last record of this stream; 0 without one.
+    /// Number of the last record of this stream; 0 without one.
     pub fn of(&self, stream: StreamId) -> u64 {
         self.0.iter().find(|(own, _)| *own == stream).map_or(0, |(_, last)| *last)
     }

@@ -11,14 +11,14 @@ const IMAGE_HELP: &str =
 #[command(after_help = "Examples:
   siltstone fs format vol.img --size 8GiB        create a file with an empty file system
   siltstone fs mount vol.img /mnt                mount it, until Ctrl-C, SIGTERM or umount /mnt
-  siltstone fs status vol.img                    show sizes, of one that isn't mounted
-  siltstone fs status /mnt                       show sizes, of a mounted one
+  siltstone fs status vol.img                    show the sizes of a file system that isn't mounted
+  siltstone fs status /mnt                       show the sizes of a mounted file system
   siltstone fs check vol.img --data              look for damage, in the metadata and in all data
-  siltstone fs scrub /mnt                        compare all data with its checksums, of a mounted one
-  siltstone fs defrag /mnt/database              write files of a mounted one in fewer pieces
-  siltstone fs snapshot create /mnt before       keep the file system as it is now, to be read in /mnt/.snapshots/before
+  siltstone fs scrub /mnt                        compare all data of a mounted file system with its checksums
+  siltstone fs defrag /mnt/database              write files of a mounted file system in fewer pieces
+  siltstone fs snapshot create /mnt before       take a snapshot, which is read in /mnt/.snapshots/before
 
-A stack may mount one, too: a door of the kind fs, served by siltstone serve. siltstone stack kinds fs lists its keys.")]
+A stack mounts a file system with a door of the kind fs, served by siltstone serve. siltstone stack kinds fs lists its keys.")]
 pub enum FsVerb {
     Format(FsFormat),
     Mount(FsMount),
@@ -33,17 +33,17 @@ pub enum FsVerb {
 /// Take, list and delete snapshots of a file system, mounted or not
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
-  siltstone fs snapshot create /mnt before       of a mounted one: the same as mkdir /mnt/.snapshots/before
-  siltstone fs snapshot list vol.img             of one that isn't mounted
-  siltstone fs snapshot delete /mnt before       the same as rmdir /mnt/.snapshots/before
+  siltstone fs snapshot create /mnt before       take a snapshot of a mounted file system, as mkdir /mnt/.snapshots/before does
+  siltstone fs snapshot list vol.img             list the snapshots of a file system that isn't mounted
+  siltstone fs snapshot delete /mnt before       delete a snapshot, as rmdir /mnt/.snapshots/before does
 
-A snapshot is the whole file system at one moment, and can only be read: in the directory .snapshots/NAME of the mount, which ls of the root doesn't show. It takes space for what is changed or removed afterwards. At most 256 exist.")]
+A snapshot is the whole file system at one moment, read-only, in the directory .snapshots/NAME of the mount; a listing of the root doesn't show .snapshots. It takes space for files that are changed or removed afterwards. At most 256 exist.")]
 pub enum FsSnapshotVerb {
-    /// Take a snapshot, which is durable when this ends
+    /// Take a snapshot; it is durable when the command ends
     Create(FsSnapshot),
     /// List snapshots, the oldest first
     List(FsSnapshots),
-    /// Delete a snapshot, and free what it alone has
+    /// Delete a snapshot, and free the space that it alone has
     Delete(FsSnapshot),
 }
 
@@ -71,14 +71,14 @@ pub struct FsSnapshots {
 /// Make an empty file system
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone fs format vol.img --size 8GiB                      create vol.img, which takes space as it is written
-  siltstone fs format vol.img --size 8GiB --block-size 64KiB   programs are told to prefer requests of 64 KiB
+  siltstone fs format vol.img --size 8GiB                      create the sparse file vol.img
+  siltstone fs format vol.img --size 8GiB --block-size 64KiB   tell programs to prefer requests of 64 KiB
   siltstone fs format /dev/sdx                                 take a whole block device
-  siltstone fs format /dev/sdx --force                         although it holds something, which is lost
-  siltstone fs format stack.toml                               on a stack that exists: a log, a cache, a mirror
+  siltstone fs format /dev/sdx --force                         overwrite a device that isn't empty
+  siltstone fs format stack.toml                               use an existing stack: a log, a cache, a mirror
 
-An image that holds anything is refused without --force. Whatever the block size is, what is rewritten and checked are 4 KiB, and \
-long runs take no more metadata than short ones, so that larger blocks are only a hint to programs (st_blksize). Zones are the unit that is cleaned; the default is 1/256 of the image, from 128KiB to 64MiB.")]
+An image that isn't empty is refused without --force. The block size is only a hint to programs (st_blksize): blocks of 4 KiB are \
+written and checked, and a long run of blocks takes no more metadata than a short one. Zones are the unit of cleaning.")]
 pub struct FsFormat {
     #[arg(help = IMAGE_HELP)]
     pub image: String,
@@ -91,7 +91,7 @@ pub struct FsFormat {
     /// Set the size of a zone [default: 1/256 of the image, 128KiB to 64MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub zone_size: Option<u64>,
-    /// Format an image that holds something; its contents are lost
+    /// Format an image that isn't empty; its contents are lost
     #[arg(long)]
     pub force: bool,
 }
@@ -99,28 +99,28 @@ pub struct FsFormat {
 /// Mount a file system, until SIGINT, SIGTERM or an unmount
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone fs mount vol.img /mnt            prints a line once it is mounted
-  siltstone fs mount vol.img /mnt &          leave the shell to its user
+  siltstone fs mount vol.img /mnt            mount it, and print a line when it is mounted
+  siltstone fs mount vol.img /mnt &          mount it in the background of the shell
   umount /mnt                                make everything durable, close the image and end the server
 
 Stays in the foreground. While files are open, Ctrl-C waits for 10 s; then their users get errors. fsync makes a file durable; \
-everything else becomes durable within 5 s. After a kill or a power cut the next mount has everything that was durable. Needs \
+everything else becomes durable within 5 s. After a kill or a power cut the next mount recovers everything that was durable. Needs \
 /dev/fuse, and root or fusermount3.")]
 pub struct FsMount {
     #[arg(help = IMAGE_HELP)]
     pub image: String,
     /// Mount point, an existing directory
     pub directory: PathBuf,
-    /// Let other users use it, as permissions allow [default: if mounted by root]
+    /// Let other users use the mount, as permissions allow [default: for root only]
     #[arg(long)]
     pub allow_other: bool,
-    /// Set the number of shards
+    /// Set the number of shards, the threads of the server; the file system uses at most 16
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub shards: u32,
-    /// Set the most memory for metadata, such as 2GiB; a file system that needs more isn't mounted [default: half of the machine's]
+    /// Limit the memory for metadata, such as 2GiB; a file system that needs more isn't mounted [default: half of the machine's memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Set the shares of the cleaner, scrub and defragmentation in the I/O, beside 100 of everything else
+    /// Set the I/O shares of the cleaner, scrub and defragmentation, 1 to 1000; all other I/O has 100
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub background_shares: u32,
 }
@@ -128,8 +128,8 @@ pub struct FsMount {
 /// Show sizes of a file system
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone fs status vol.img          opens it as a mount does, and closes it again
-  siltstone fs status /mnt --json")]
+  siltstone fs status vol.img          open the image as a mount does, show it, and close it
+  siltstone fs status /mnt --json      ask the server of the mount")]
 pub struct FsStatus {
     /// The image of a file system that isn't mounted, or the mount point of one that is
     #[arg(value_name = "IMAGE|DIRECTORY")]
@@ -142,11 +142,11 @@ pub struct FsStatus {
 /// Look for damage in a file system that isn't mounted
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone fs check vol.img            names, link counts, blocks of files, space
-  siltstone fs check vol.img --data     reads every block of every file, too
+  siltstone fs check vol.img            check names, link counts, blocks of files, space
+  siltstone fs check vol.img --data     read every block of every file, too
 
 Nothing is written, and nothing is repaired. A file system that wasn't closed is checked as the next mount finds it. Exits with 0 \
-if nothing is wrong, with 1 if anything is.")]
+without problems, with 1 otherwise.")]
 pub struct FsCheck {
     #[arg(help = IMAGE_HELP)]
     pub image: String,
@@ -158,14 +158,14 @@ pub struct FsCheck {
     pub json: bool,
 }
 
-/// Compare everything in a mounted file system with its checksums
+/// Compare all data and metadata of a mounted file system with its checksums
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone fs scrub /mnt           reads all data and metadata, while the file system is used
-  siltstone fs scrub /mnt --json
+  siltstone fs scrub /mnt           read all data and metadata, while the file system is in use
+  siltstone fs scrub /mnt --json    print the result as JSON
 
-As root. Nothing is repaired; a damaged block is named with its file. Exits with 0 if nothing is damaged, with 1 if anything is. \
-siltstone fs check looks at a file system that isn't mounted, and at the rules of its metadata, too.")]
+Needs root. Nothing is repaired; a damaged block is named with its inode. Exits with 0 without damage, with 1 otherwise. \
+siltstone fs check checks a file system that isn't mounted, and the rules of its metadata, too.")]
 pub struct FsScrub {
     /// The mount point
     pub directory: PathBuf,
@@ -177,11 +177,11 @@ pub struct FsScrub {
 /// Write files of a mounted file system in fewer pieces
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone fs defrag /mnt/data.db      one file
-  siltstone fs defrag /mnt              all files
+  siltstone fs defrag /mnt/data.db      defragment one file
+  siltstone fs defrag /mnt              defragment all files
 
-As root. Neighbouring blocks of a file that lie in several places are written again as one, up to 1MiB at a time; contents, times and \
-holes stay. Files may be in use. The cleaner does the same to what it moves.")]
+Needs root. Neighbouring blocks of a file that lie in several places are written again as one run, up to 1MiB at a time. Contents, times \
+and holes don't change. Files may be in use. The cleaner does the same to the blocks that it moves.")]
 pub struct FsDefrag {
     /// A file, or a directory with all files below it
     pub path: PathBuf,

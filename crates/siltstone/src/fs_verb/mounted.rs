@@ -1,4 +1,4 @@
-//! Verbs for mounted file systems: they reach the server through extended attributes of the mount ([`fs::mount`]).
+//! Verbs for mounted file systems. They reach the server through extended attributes of the mount ([`fs::mount`]).
 
 use crate::arguments::{FsDefrag, FsScrub};
 use crate::failure::Failure;
@@ -13,15 +13,18 @@ use std::time::Duration;
 
 /// Type of mounted file systems in `/proc/mounts`.
 const MOUNT_TYPE: &str = "fuse.siltstone";
-/// Longest answer: the kernel passes no longer attributes.
+/// Longest answer in bytes: the kernel's limit for the value of an attribute.
 const LONGEST: usize = 64 << 10;
-/// Time between two looks at a scrub.
+/// Interval at which the progress of a scrub is read.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 fn failed(path: &Path, error: impl Into<std::io::Error>) -> Failure {
     let error = error.into();
     match error.raw_os_error() {
-        Some(libc::EPERM) => Failure::World(format!("{}: only root controls a file system", path.display())),
+        Some(libc::EPERM) => Failure::World(format!(
+            "{}: permission denied; expected root; run the command as root",
+            path.display()
+        )),
         Some(libc::EBUSY) => {
             Failure::World(format!("{}: a scrub is running already; wait until it has ended", path.display()))
         }
@@ -36,12 +39,12 @@ pub(super) struct Mount {
     pub(super) at: PathBuf,
 }
 
-/// A word of `/proc/mounts`, which has octal escapes for blanks and backslashes.
+/// Decodes a word of `/proc/mounts`, which has octal escapes for blanks and backslashes.
 fn unescaped(word: &str) -> String {
     word.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
-/// The mount of a file system of siltstone that a path is in.
+/// Returns the mount of a file system of siltstone that a path is in.
 fn mount_of(path: &Path) -> Result<Option<Mount>, Failure> {
     let path = std::fs::canonicalize(path).map_err(|error| failed(path, error))?;
     let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(|error| failed(&path, error))?;
@@ -49,7 +52,7 @@ fn mount_of(path: &Path) -> Result<Option<Mount>, Failure> {
         let mut words = line.split(' ').map(unescaped);
         Some((words.next()?, PathBuf::from(words.next()?), words.next()?))
     };
-    // A later mount covers an earlier one at the same place; the innermost one counts.
+    // A later mount covers an earlier one at the same place, and the innermost mount has the path.
     let innermost = mounts
         .lines()
         .filter_map(of_line)
@@ -73,8 +76,12 @@ pub(super) fn mount_at(directory: &Path) -> Result<Mount, Failure> {
 fn ask(path: &Path, name: &str) -> Result<Value, Failure> {
     let mut buffer = vec![0; LONGEST];
     let length = rustix::fs::getxattr(path, name, &mut buffer[..]).map_err(|error| failed(path, error))?;
-    serde_json::from_slice(&buffer[..length])
-        .map_err(|error| Failure::World(format!("{}: answered strangely: {error}", path.display())))
+    serde_json::from_slice(&buffer[..length]).map_err(|error| {
+        Failure::World(format!(
+            "{}: invalid answer of the server: {error}; expected JSON; use the program that mounted it",
+            path.display()
+        ))
+    })
 }
 
 fn tell(path: &Path, name: &str) -> Result<(), Failure> {
@@ -85,7 +92,7 @@ fn tell(path: &Path, name: &str) -> Result<(), Failure> {
 /// Status of the file system that is mounted at a directory.
 ///
 /// # Errors
-/// Another directory.
+/// Errors for a directory that isn't a mount point; those of the server.
 pub fn status(directory: &Path) -> Result<Status, Failure> {
     let mount = mount_at(directory)?;
     let mut status = Status::new();
@@ -97,10 +104,10 @@ pub fn status(directory: &Path) -> Result<Status, Failure> {
     Ok(status)
 }
 
-/// Reads everything, and says what is damaged.
+/// Reads all data and metadata, and prints the damage.
 ///
 /// # Errors
-/// Another directory; a user other than root; [`Failure::Said`] for damage.
+/// Errors for a directory that isn't a mount point, or a user other than root; [`Failure::Said`] for damage.
 pub fn scrub(arguments: &FsScrub) -> Result<(), Failure> {
     let mount = mount_at(&arguments.directory)?;
     tell(&mount.at, "siltstone.scrub")?;
@@ -149,7 +156,7 @@ pub fn defrag(arguments: &FsDefrag) -> Result<(), Failure> {
     let path = &arguments.path;
     if mount_of(path)?.is_none() {
         return Err(Failure::Usage(format!(
-            "{}: it isn't in a mounted file system of siltstone; expected a file or a directory of one",
+            "{}: not in a mounted file system of siltstone; expected a file or a directory in one",
             path.display()
         )));
     }

@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 /// Directory of a mount with its snapshots.
 const DIRECTORY: &str = ".snapshots";
 
-/// A snapshot: its name, and the second in which it was taken.
+/// Name of a snapshot, and the time in seconds at which it was taken.
 type Listed = (String, u64);
 
 /// Carries out the verb.
 ///
 /// # Errors
-/// A wrong image, directory or name; those of the file system.
+/// Errors for a wrong image, directory or name; those of the file system.
 pub(super) fn snapshot(verb: &FsSnapshotVerb) -> Result<(), Failure> {
     match verb {
         FsSnapshotVerb::Create(arguments) => create(arguments),
@@ -38,7 +38,7 @@ fn mounted(what: &str) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// Refuses names that would be paths of the mount.
+/// Refuses names that would be other paths of the mount.
 fn check_name(name: &str) -> Result<(), Failure> {
     fs::snapshot_list::check_name(name).map_err(|error| Failure::Usage(error.detail().to_owned()))
 }
@@ -72,13 +72,15 @@ fn delete(arguments: &FsSnapshot) -> Result<(), Failure> {
 fn failed(name: &str, error: &std::io::Error) -> Failure {
     Failure::World(match error.kind() {
         std::io::ErrorKind::AlreadyExists => {
-            format!("snapshot \"{name}\": there is one of this name; choose another name, or delete it first")
+            format!("snapshot \"{name}\" exists already; choose another name, or delete it first")
         }
         std::io::ErrorKind::NotFound => {
             format!("snapshot \"{name}\" doesn't exist; siltstone fs snapshot list shows those that do")
         }
         std::io::ErrorKind::StorageFull => {
-            format!("snapshot \"{name}\": no space, or 256 snapshots; remove files or snapshots")
+            format!(
+                "snapshot \"{name}\": no space, or 256 snapshots exist already; delete files or snapshots"
+            )
         }
         _ => format!("snapshot \"{name}\": {error}"),
     })
