@@ -208,7 +208,7 @@ impl Kit {
     }
 
     /// Reserves space for a free zone: enough to make it backed or, where there is less, half of that. Returns false without a free zone that isn't
-    /// backed, or after [`MOST_RESERVED_IN_VAIN`] zones without space. Zones that were reset last are tried first, because most of their space is
+    /// backed, or after 16 zones without space. Zones that were reset last are tried first, because most of their space is
     /// still allocated.
     pub async fn back_reserve(&self) -> bool {
         let backed = self.layout.backed_blocks();
