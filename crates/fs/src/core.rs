@@ -120,7 +120,7 @@ pub enum Broken {
     SnapshotsApart,
     /// Requests of all classes are started in order of arrival.
     IgnoresShares,
-    /// The cleaner waits for its turn while writers wait for the cleaner.
+    /// The cleaner waits for its turn although writers wait for the cleaner.
     CleanerWaits,
 }
 
