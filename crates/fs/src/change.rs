@@ -94,14 +94,14 @@ pub const KEEP_TIMES: Time = Time::MIN;
 pub enum Change {
     /// Puts an item into the tree.
     Put {
-        /// Its key.
+        /// Key of the item.
         key: Key,
-        /// Its value.
+        /// Value of the item.
         value: Value,
     },
     /// Removes an item.
     Delete {
-        /// Its key.
+        /// Key of the item.
         key: Key,
     },
     /// Sets attributes of an inode.

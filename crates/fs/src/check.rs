@@ -118,11 +118,11 @@ impl fmt::Display for Problem {
 pub struct Report {
     /// The first problems.
     pub problems: Vec<Problem>,
-    /// Number of further ones.
+    /// Number of further problems.
     pub further: u64,
     /// Number of inodes.
     pub inodes: u64,
-    /// Of these, the number of those without names: they were open.
+    /// Number of orphans: inodes without names, which were open.
     pub orphans: u64,
     /// Number of blocks with data of files and of snapshots.
     pub blocks: u64,

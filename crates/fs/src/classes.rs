@@ -288,7 +288,7 @@ impl Drop for Turn {
 }
 
 impl Core {
-    /// As [`sync`](Self::sync), in the turn of a class.
+    /// Makes operations durable as [`sync`](Self::sync) does, in the turn of a class.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).

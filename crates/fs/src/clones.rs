@@ -237,7 +237,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// The first blocks of a range that can be shared in one turn.
+    /// Returns the first blocks of a range that can be shared in one turn.
     fn next(metadata: &Metadata, inode: InodeNumber, rest: Copied) -> Result<Self> {
         let (source, target) = (metadata.inode(rest.from)?, metadata.inode(inode)?);
         let length = rest.length.min(source.size.saturating_sub(rest.from_offset));

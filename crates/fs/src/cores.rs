@@ -16,7 +16,7 @@ pub fn core_of(shard: Shard, cores: u32) -> u32 {
     shard % cores
 }
 
-/// Where the cores are. The first one is the home: the cleaner and checkpoints run there.
+/// Handles of the cores. The first core is the home, which runs the cleaner and checkpoints.
 #[derive(Debug, Clone)]
 pub struct Cores {
     homes: Arc<[Home<Core>]>,
@@ -67,7 +67,7 @@ pub struct Used {
     pub growing: AtomicU64,
     /// Pages of its trees.
     pub pages: AtomicU64,
-    /// Of these, those that the next checkpoint writes.
+    /// Pages that the next checkpoint writes.
     pub unstored: AtomicU64,
     /// Bytes of memory of its trees, those of snapshots included.
     pub memory: AtomicU64,

@@ -200,7 +200,7 @@ impl Core {
         self.read_in(DEFAULT, None, inode, offset, length).await
     }
 
-    /// As [`read`](Self::read), in the turn of a class, of a snapshot; `None` for the present version.
+    /// Reads as [`read`](Self::read) does, in the turn of a class; from a snapshot, or from the present version with `None`.
     ///
     /// # Errors
     /// As [`read_version`](Self::read_version).
@@ -217,7 +217,7 @@ impl Core {
         self.read_version(version, inode, offset, length).await
     }
 
-    /// As [`read_in`](Self::read_in), without a turn.
+    /// Reads as [`read_in`](Self::read_in) does, without a turn.
     ///
     /// # Errors
     /// As [`read`](Self::read); ESTALE for a deleted snapshot.
@@ -373,7 +373,7 @@ fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) ->
 /// The checksums of the data blocks in a zone, by its records; 0 for other blocks.
 ///
 /// # Errors
-/// What reading returns.
+/// Errors of reading.
 pub(crate) async fn sums_in(
     zones: &dyn Zones,
     layout: &Layout,
@@ -392,7 +392,7 @@ pub(crate) async fn sums_in(
 pub(crate) enum Cut {
     /// All bytes from this one on, which is the new size.
     From(u64),
-    /// These bytes.
+    /// The bytes of this range.
     Range(Range<u64>),
 }
 

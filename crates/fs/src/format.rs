@@ -91,18 +91,18 @@ impl Properties {
 /// State of a shard at a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardState {
-    /// Its tree.
+    /// Tree of the shard.
     pub tree: Stored,
-    /// Its inodes.
+    /// Inodes of the shard.
     pub inodes: Inodes,
 }
 
 /// A snapshot, as checkpoints have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotState {
-    /// Its name and number.
+    /// Name, number and time of the snapshot.
     pub info: SnapshotInfo,
-    /// Its tree of each shard.
+    /// Tree of each shard.
     pub trees: Vec<Stored>,
 }
 

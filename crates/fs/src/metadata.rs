@@ -46,7 +46,7 @@ pub struct Metadata {
     pub preallocated: u64,
     /// Snapshots of these shards.
     pub snapshots: Snapshots,
-    /// For tests that must notice it: the file that is cloned isn't told that others have its blocks.
+    /// Fault for tests that must notice it: the extents of a file that is cloned aren't marked as shared.
     pub(crate) forgets_source: bool,
 }
 

@@ -27,9 +27,9 @@ pub struct New {
     pub uid: u32,
     /// Group; that of the directory if it has the setgid bit.
     pub gid: u32,
-    /// Of a device node, the device.
+    /// Device, for a device node.
     pub device: u32,
-    /// Of a symbolic link, the target.
+    /// Target, for a symbolic link.
     pub target: Vec<u8>,
 }
 

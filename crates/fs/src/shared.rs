@@ -85,7 +85,7 @@ impl Run {
             && self.owners.iter().map(|owner| owner.after(self.blocks)).eq(next.owners.iter().copied())
     }
 
-    /// Its blocks as an extent of an owner.
+    /// Returns its blocks as an extent of an owner.
     pub fn extent_of(&self, owner: BlockOwner) -> (InodeNumber, Extent) {
         let Place { zone, position } = self.place;
         let extent = Extent { block: owner.block, blocks: self.blocks, zone, position, is_shared: true };

@@ -29,7 +29,7 @@ pub const LARGEST_NUMBER: SnapshotNumber = 0x7FFF;
 /// A snapshot of a core.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Its number.
+    /// Number of the snapshot.
     pub number: SnapshotNumber,
     /// The metadata of that moment, without snapshots.
     pub metadata: Metadata,

@@ -87,7 +87,7 @@ impl Load {
     /// Begins to load a tree that shares no pages with trees in memory. Places of its pages will be released to `released`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if there can't be such a tree.
+    /// [`Error::Corrupt`] if `stored` is contradictory.
     pub fn new(stored: &Stored, released: &Released) -> Result<Self> {
         Self::begin(stored, Family::new(released), BTreeMap::new())
     }
@@ -96,7 +96,7 @@ impl Load {
     /// too, and not read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if there can't be such a tree; [`Error::Invalid`] if `trees` is empty, or they aren't clones of each
+    /// [`Error::Corrupt`] if `stored` is contradictory; [`Error::Invalid`] if `trees` is empty, or they aren't clones of each
     /// other or loaded beside each other.
     pub fn beside(stored: &Stored, trees: &[&Tree]) -> Result<Self> {
         let Some(first) = trees.first() else {
@@ -114,10 +114,10 @@ impl Load {
         Self::begin(stored, first.family.clone(), known)
     }
 
-    /// As [`beside`](Self::beside), beside trees whose pages are in `known`, and which are of the family of `tree`.
+    /// Begins to load a tree as [`beside`](Self::beside) does, beside trees of the family of `tree` whose pages are in `known`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if there can't be such a tree.
+    /// [`Error::Corrupt`] if `stored` is contradictory.
     pub fn beside_known(stored: &Stored, tree: &Tree, known: Known) -> Result<Self> {
         Self::begin(stored, tree.family.clone(), known.0)
     }
