@@ -12,12 +12,12 @@
 //! An inode stays while it is open or while the kernel refers to it: each lookup counts one reference until the kernel forgets it. So a
 //! removed working directory, or a file that is held with `O_PATH`, can still be looked at.
 //!
-//! Modules: [`convert`] between the attributes of both sides, `actions` what requests do beyond one call of the shard, `serve` the
+//! Modules: `convert` between the attributes of both sides, `actions` what requests do beyond one call of the shard, `serve` the
 //! requests, `snapshots` those in `.snapshots`, [`mounted`] a mount from its beginning to its end, [`kind`] the kind `fs` of a stack.
 
 mod actions;
 mod control;
-pub mod convert;
+mod convert;
 pub mod kind;
 pub mod mounted;
 mod serve;

@@ -65,7 +65,7 @@ pub const KIND: Kind = Kind {
 };
 
 /// Default size of the zones of a new file system on a device of `disk` bytes.
-pub fn default_zone_size(disk: u64) -> u64 {
+fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
     let power = if share == 0 { 0 } else { 1 << share.ilog2() };
     power.clamp(SMALLEST_ZONE, LARGEST_ZONE)

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Interval of syncs, which bounds the time until a change is durable without a sync. The kernel sends neither sync(2) nor syncfs(2) to
 /// a FUSE server.
-pub const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
+const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// Time that the users of a mount have to close their files when it ends.
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 
