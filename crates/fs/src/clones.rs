@@ -1,7 +1,8 @@
 //! Copies of ranges of files: blocks are shared where that is possible, and other data is copied.
 //!
 //! Whole blocks of 4 KiB are shared, between files of one shard or within one file, if both ranges begin at the same bytes of a block. The last
-//! block of the source may be a part of a block if the other file ends there, too. A block with [`MOST_OWNERS`](crate::shared::MOST_OWNERS) owners is copied.
+//! block of the source may be a part of a block if the other file ends there, too. A block with
+//! [`MOST_OWNERS`](crate::shared::MOST_OWNERS) owners is copied.
 //!
 //! Writes in flight to either range take effect before their blocks are shared, and later ones after. One step shares up to
 //! [`EXTENTS_AT_ONCE`] extents, and is atomic over a power cut. Another write may come between two steps.

@@ -1,7 +1,8 @@
 //! Locks of inodes that an operation on several cores is about to change: until it has taken effect, other operations on their names and
 //! attributes wait.
 //!
-//! An operation on one core takes no locks, because it is decided and takes effect in one turn. It waits for locks that operations on several cores hold.
+//! An operation on one core takes no locks, because it is decided and takes effect in one turn. It waits for locks that operations on several
+//! cores hold.
 
 use crate::inode::InodeNumber;
 use runtime::sync::Notify;

@@ -1,7 +1,8 @@
 //! Scrubbing: everything that files and the trees have on the medium is read and compared with its checksums, while the file system
 //! is in use.
 //!
-//! Blocks that several files share are read once, for one of their owners. Damage is reported and not repaired. [`check`](mod@crate::check) checks the rules for items, too, of a file system that isn't mounted.
+//! Blocks that several files share are read once, for one of their owners. Damage is reported and not repaired. [`check`](mod@crate::check) checks
+//! the rules for items, too, of a file system that isn't mounted.
 
 use crate::checkpoint::unseal;
 use crate::classes::fair_queue::BACKGROUND;

@@ -1,7 +1,7 @@
 //! Space of the device below the log, which may run out: a sparse file on a full file system, a thin volume.
 //!
-//! An append to a free zone fails with ENOSPC because the device allocates space at the first write of a block. The blocks of a zone that were written once, or reserved ([`block::Zones::reserve`]), keep their space when the zone is
-//! reset, and only these are used while there is no space. A zone with space for seven eighths of its blocks is *backed*. The log
+//! An append to a free zone fails with ENOSPC because the device allocates space at the first write of a block. The blocks of a zone
+//! that were written once, or reserved ([`block::Zones::reserve`]), keep their space when the zone is reset, and only these are used while there is no space. A zone with space for seven eighths of its blocks is *backed*. The log
 //! continues with what zones are known to have:
 //! - Space is reserved in advance for the zones that are kept for the cleaner and checkpoints, and for the filler
 //!   ([`Kit::back_reserve`]).
