@@ -206,6 +206,9 @@ impl Core {
         offset: u64,
         length: usize,
     ) -> Result<Payload> {
+        // Programs may name any length to read all that there is.
+        let size = self.in_version(version, |metadata| metadata.inode(inode))?.size;
+        let length = length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
         // Before zones are kept from being reset: turns are held by writes that wait for zones.
         let _turn = self.classes.take(class, length as u64).await;
         self.read_version(version, inode, offset, length).await
