@@ -68,7 +68,7 @@ pub struct Settings {
     pub checkpoint_after: u64,
     /// Bytes of checksums that are kept in memory.
     pub sums_bytes: u64,
-    /// Most bytes of memory for metadata. A file system that needs more isn't opened, and one that has as many takes no more files.
+    /// Most bytes of memory for metadata. A file system that needs more isn't opened, and one that has seven eighths of it takes no more files.
     pub metadata_bytes: u64,
     /// Number of cores among which the shards are divided, as far as the file system has shards and zones for them; `None` for
     /// those of the runtime.
@@ -429,11 +429,12 @@ impl Core {
     pub fn check_space_for_item(&self) -> Result<()> {
         self.kit.check_known_space(self.kept_zones())?;
         let memory = self.totals.sum(|used| &used.memory);
-        match memory < self.metadata_bytes {
+        // Writes and removals aren't refused, and a file system that needs more than the budget isn't opened again: an eighth is left to them.
+        match memory < self.metadata_bytes - self.metadata_bytes / 8 {
             true => self.check_space(1),
             false => Err(Error::no_space(format!(
-                "the metadata takes {memory} bytes of memory, and its budget is {}; remove files or snapshots, or mount it with \
-                 a larger budget",
+                "the metadata takes {memory} bytes of memory, and its budget is {}, of which new files leave an eighth; remove files or \
+                 snapshots, or mount it with a larger budget",
                 self.metadata_bytes
             ))),
         }

@@ -465,3 +465,31 @@ fn a_file_system_whose_metadata_needs_more_than_its_budget_is_not_opened() {
         files.close().await.unwrap();
     });
 }
+
+/// Files are refused before there are so many that the file system isn't opened again.
+#[test]
+fn a_file_system_whose_budget_is_used_up_is_opened_again() {
+    in_world(empty(SETUP.disk), || async {
+        let settings = fs::Settings { metadata_bytes: 64 << 10, ..SETUP.settings() };
+        for life in 0..3 {
+            let files = match life {
+                0 => {
+                    let properties = Properties { shards: 4, ..Properties::default() };
+                    let zones = zones(Some(SETUP.zone)).await.unwrap();
+                    FileSystem::format(zones, properties, &settings).await
+                }
+                _ => FileSystem::open(zones(None).await.unwrap(), &settings).await,
+            };
+            let files = files.unwrap_or_else(|error| panic!("life {life}: {error}"));
+            let full = loop {
+                let made =
+                    files.create(&format!("/{life}-{}", files.statistics().await.unwrap().inodes)).await;
+                if let Err(error) = made {
+                    break error;
+                }
+            };
+            assert!(matches!(full, Error::NoSpace(_)), "{full}");
+            files.close().await.unwrap();
+        }
+    });
+}
