@@ -661,7 +661,10 @@ mod tests {
         };
         assert!(is_refused(Change::Unmap { inode: 7, from: 5, to: 3 }));
         assert!(is_refused(Change::Preallocate { inode: 7, from: 5, to: 3 }));
-        assert!(is_refused(Change::Preallocate { inode: 7, from: 0, to: u64::MAX }), "more than any file has");
+        assert!(
+            is_refused(Change::Preallocate { inode: 7, from: 0, to: u64::MAX }),
+            "more than any file has"
+        );
     }
 
     #[test]

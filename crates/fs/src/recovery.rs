@@ -452,7 +452,9 @@ impl Source {
                 let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
                 // In a later epoch there are other operations.
                 let is_of_checkpoint = record.header.epoch == self.state.epoch;
-                for Recorded { change, is_submitted } in Change::decode_record(&record.meta, record.header.blocks)? {
+                for Recorded { change, is_submitted } in
+                    Change::decode_record(&record.meta, record.header.blocks)?
+                {
                     if is_submitted && is_of_checkpoint && shown > 0 {
                         shown -= 1;
                         continue;
@@ -472,7 +474,8 @@ impl Source {
 /// Refuses a number for the next inode of a shard that isn't the shard's, or that isn't larger than all others: a new file would take the place
 /// of another one.
 fn check_next(tree: &Tree, shard: Shard, shards: u32, next: InodeNumber) -> Result<()> {
-    let last = tree.last_before(&Key::new(FIRST_KEEPER - 1, u8::MAX, u64::MAX)).map_or(0, |(key, _)| key.inode);
+    let last =
+        tree.last_before(&Key::new(FIRST_KEEPER - 1, u8::MAX, u64::MAX)).map_or(0, |(key, _)| key.inode);
     match next % u64::from(shards) == u64::from(shard) && next > last.max(ROOT) && next < FIRST_KEEPER {
         true => Ok(()),
         false => Err(Error::corrupt(format!(
@@ -517,7 +520,10 @@ mod tests {
         items.put(&Key::new(9, kind::INODE, 0), &[1]);
         items.put(&Key::new(FIRST_KEEPER + 1, kind::SHARED, 0), &[1]);
         let next = |shard: Shard, next: InodeNumber| check_next(items.tree(shard), shard, 4, next);
-        assert_eq!((next(1, 13), next(1, 41), next(0, 4), next(1, 5).is_err()), (Ok(()), Ok(()), Ok(()), true));
+        assert_eq!(
+            (next(1, 13), next(1, 41), next(0, 4), next(1, 5).is_err()),
+            (Ok(()), Ok(()), Ok(()), true)
+        );
         assert!(next(1, 9).is_err() && next(1, 14).is_err(), "it is there, and another shard's");
         assert!(next(2, 1).is_err() && next(0, 0).is_err() && next(0, FIRST_KEEPER).is_err(), "no file's");
     }
