@@ -550,7 +550,7 @@ impl Core {
     /// Makes the operations up to this one durable.
     ///
     /// # Errors
-    /// The failure of the log, which stays; what flushing returns.
+    /// The failure of the log, which stays; what flushing returns; [`Error::NoSpace`] while a record waits for space.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
         if self.durable.get() >= ticket || self.breaks(Broken::NeverFlushes) {
             return Ok(());
@@ -569,7 +569,7 @@ impl Core {
     /// Waits until the operations up to this one have taken effect and are written. Returns the last one of which that is so.
     ///
     /// # Errors
-    /// The failure of the log.
+    /// The failure of the log; [`Error::NoSpace`] while a record waits for space: the operations are written once there is some.
     pub(crate) async fn written(&self, ticket: u64) -> Result<u64> {
         loop {
             let committed = self.kit.events.committed.notified();
@@ -580,6 +580,7 @@ impl Core {
             if done >= ticket {
                 return Ok(done);
             }
+            self.kit.space.check()?;
             committed.await;
         }
     }

@@ -25,8 +25,8 @@ const REMOVED_AT_ONCE: usize = 512;
 /// Files with more blocks than this are removed piece by piece, in the background.
 const REMOVED_WHOLE: u64 = 4096;
 
-/// Time between attempts to remove an inode while no record can be written for lack of space.
-const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
+/// Time between attempts to remove an inode, or to close the file system, while no record can be written for lack of space.
+pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 
 /// Sizes of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -481,7 +481,7 @@ impl Core {
                 let permit = match core.admit().await {
                     Ok(permit) => permit,
                     // Nothing else would remove it before the file system is opened again.
-                    Err(Error::NoSpace(_)) => {
+                    Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
                         runtime::sleep(BETWEEN_ATTEMPTS).await;
                         continue;
                     }
