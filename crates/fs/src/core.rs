@@ -68,7 +68,7 @@ pub struct Settings {
     pub checkpoint_after: u64,
     /// Bytes of checksums that are kept in memory.
     pub sums_bytes: u64,
-    /// Most bytes of memory for metadata. A file system that needs more isn't opened, and one that has as many takes no more files.
+    /// Most bytes of memory for metadata. A file system that needs more isn't opened, and one that has seven eighths of it takes no more files.
     pub metadata_bytes: u64,
     /// Number of cores among which the shards are divided, as far as the file system has shards and zones for them; `None` for
     /// those of the runtime.
@@ -433,11 +433,12 @@ impl Core {
     pub fn check_space_for_item(&self) -> Result<()> {
         self.kit.check_known_space(self.kept_zones())?;
         let memory = self.totals.sum(|used| &used.memory);
-        match memory < self.metadata_bytes {
+        // Writes and removals aren't refused, and a file system that needs more than the budget isn't opened again: an eighth is left to them.
+        match memory < self.metadata_bytes - self.metadata_bytes / 8 {
             true => self.check_space(1),
             false => Err(Error::no_space(format!(
-                "the metadata takes {memory} bytes of memory, and its budget is {}; remove files or snapshots, or mount it with \
-                 a larger budget",
+                "the metadata takes {memory} bytes of memory, and its budget is {}, of which new files leave an eighth; remove files or \
+                 snapshots, or mount it with a larger budget",
                 self.metadata_bytes
             ))),
         }
@@ -553,7 +554,7 @@ impl Core {
     /// Makes the operations up to this one durable.
     ///
     /// # Errors
-    /// The failure of the log, which stays; what flushing returns.
+    /// The failure of the log, which stays; what flushing returns; [`Error::NoSpace`] while a record waits for space.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
         if self.durable.get() >= ticket || self.breaks(Broken::NeverFlushes) {
             return Ok(());
@@ -572,7 +573,7 @@ impl Core {
     /// Waits until the operations up to this one have taken effect and are written. Returns the last one of which that is so.
     ///
     /// # Errors
-    /// The failure of the log.
+    /// The failure of the log; [`Error::NoSpace`] while a record waits for space: the operations are written once there is some.
     pub(crate) async fn written(&self, ticket: u64) -> Result<u64> {
         loop {
             let committed = self.kit.events.committed.notified();
@@ -583,6 +584,7 @@ impl Core {
             if done >= ticket {
                 return Ok(done);
             }
+            self.kit.space.check()?;
             committed.await;
         }
     }
@@ -831,7 +833,7 @@ impl Core {
         let mut pieces: Vec<Vec<Piece<Name>>> = self.cores().all().iter().map(|_| Vec::new()).collect();
         for (record, found) in victim.records().iter().enumerate() {
             let mut first = 0;
-            for Recorded { change, .. } in Change::decode_all(&found.meta)? {
+            for Recorded { change, .. } in Change::decode_record(&found.meta, found.header.blocks)? {
                 let (Change::Map { inode, block, blocks, .. } | Change::Move { inode, block, blocks, .. }) =
                     change
                 else {

@@ -16,7 +16,7 @@ use crate::format::Properties;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::namespace::{self, New, Renaming};
 use crate::node::Node;
-use crate::operations::Statistics;
+use crate::operations::{BETWEEN_ATTEMPTS, Statistics};
 use crate::path::{self, Walk};
 use crate::recovery;
 use crate::scrub::Scrubbed;
@@ -195,7 +195,7 @@ impl FileSystem {
     /// # Errors
     /// The failure of the log; what writing returns.
     pub async fn close(&self) -> Result<()> {
-        let mut closed = self.sync().await;
+        let mut closed = self.sync_with_patience().await;
         let end = |core: Rc<Core>| async move {
             core.kit.begin_closing();
             core.kit.tasks.ended().await;
@@ -230,6 +230,18 @@ impl FileSystem {
         match self.owns_zones {
             true => closed.and(forgotten).and(self.zones.close().await),
             false => closed.and(forgotten),
+        }
+    }
+
+    /// Makes everything durable, and waits for space where there is none: what was acknowledged isn't given up.
+    async fn sync_with_patience(&self) -> Result<()> {
+        let waits =
+            |core: Rc<Core>| async move { Ok(core.kit.failure().is_none() && !core.kit.is_closing()) };
+        loop {
+            match self.sync().await {
+                Err(Error::NoSpace(_)) if self.with(waits).await? => runtime::sleep(BETWEEN_ATTEMPTS).await,
+                outcome => return outcome,
+            }
         }
     }
 
@@ -543,7 +555,7 @@ impl FileSystem {
     /// Makes everything durable.
     ///
     /// # Errors
-    /// The failure of the log, which stays.
+    /// The failure of the log, which stays; [`Error::NoSpace`] while a record waits for space of the device below.
     pub async fn sync(&self) -> Result<()> {
         self.each(|core| async move { core.sync_all().await }).await
     }
@@ -740,7 +752,7 @@ impl File {
     /// Makes durable what was done to the file, its name included.
     ///
     /// # Errors
-    /// The failure of the log, which stays.
+    /// The failure of the log, which stays; [`Error::NoSpace`] while a record waits for space of the device below.
     pub async fn sync(&self) -> Result<()> {
         let class = self.class;
         self.with(move |core, node| async move { core.sync_in(class, node.ticket.get()).await }).await

@@ -1,6 +1,7 @@
 //! Inodes: what a file system knows of a file beside its names and its data.
 
 use crate::change::Value;
+use crate::data::LARGEST_FILE;
 use crate::encoding::{Numbers, from_signed, to_signed};
 use crate::tree::Key;
 use block::Result;
@@ -194,6 +195,9 @@ impl Inode {
         let (mode, created) = (mode as u32, created as Time);
         if FileType::of(mode).is_none() {
             return Err(strange(&format!("has the mode {mode:o}, which is of no type of file")));
+        }
+        if size > LARGEST_FILE {
+            return Err(strange(&format!("has {size} bytes; expected at most {LARGEST_FILE}")));
         }
         let time = |since: u64| created.wrapping_add(to_signed(since));
         Ok(Inode {

@@ -24,7 +24,7 @@ use block::{Error, Payload, Result};
 use logkit::{Joint, StreamId, lane};
 use runtime::sync::oneshot;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -199,8 +199,11 @@ impl Core {
     /// Reads the inodes of all directories above these.
     async fn read_above(&self, directories: Vec<InodeNumber>, view: &mut View) -> Result<()> {
         for directory in directories {
-            let mut at = directory;
+            let (mut at, mut passed) = (directory, BTreeSet::new());
             while at != ROOT {
+                if !passed.insert(at) {
+                    return Err(Error::corrupt(format!("directory {at} is below itself")));
+                }
                 let inode = match view.metadata.inode(at) {
                     Ok(inode) => inode,
                     Err(_) => {

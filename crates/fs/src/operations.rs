@@ -18,11 +18,15 @@ use block::{Error, Result};
 use smallvec::smallvec;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Blocks of a removed file that are taken from it at a time.
 const REMOVED_AT_ONCE: usize = 512;
 /// Files with more blocks than this are removed piece by piece, in the background.
 const REMOVED_WHOLE: u64 = 4096;
+
+/// Time between attempts to remove an inode, or to close the file system, while no record can be written for lack of space.
+pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 
 /// Sizes of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -468,12 +472,21 @@ impl Core {
             let metadata = core.metadata.borrow();
             metadata.items.get(&orphan(inode)).is_some() && !core.nodes.is_open(inode)
         };
-        if !is_unused(self) || self.check_open().is_err() {
+        if !is_unused(self) || !matches!(self.check_open(), Ok(()) | Err(Error::NoSpace(_))) {
             return;
         }
         let core = self.clone();
         let removing = async move {
-            while let Ok(permit) = core.admit().await {
+            loop {
+                let permit = match core.admit().await {
+                    Ok(permit) => permit,
+                    // Nothing else would remove it before the file system is opened again.
+                    Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
+                        runtime::sleep(BETWEEN_ATTEMPTS).await;
+                        continue;
+                    }
+                    Err(_) => break,
+                };
                 if !is_unused(&core) {
                     break;
                 }

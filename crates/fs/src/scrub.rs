@@ -67,12 +67,16 @@ impl Core {
         let shards = self.metadata.borrow().items.shards();
         for shard in 0..shards {
             self.scrub_pages(shard, &mut found).await?;
-            let mut from = Key::MIN;
-            while let Some(extents) = self.extents_from(shard, &mut from, &mut found) {
+            let mut from = Some(Key::MIN);
+            while let Some(first) = from {
+                let extents;
+                (extents, from) = self.extents_from(shard, &first, &mut found);
                 for (inode, extent) in extents {
                     self.check_open()?;
                     self.scrub_extent(None, inode, &extent, progress, &mut found).await;
                 }
+                // There may be many items without data.
+                runtime::yield_now().await;
             }
             let snapshots: Vec<SnapshotNumber> =
                 self.metadata.borrow().snapshots.all().iter().map(|it| it.number).collect();
@@ -118,18 +122,17 @@ impl Core {
         Some((places, extents))
     }
 
-    /// The next extents with data of a shard, and where the others begin.
+    /// The next extents with data of a shard, and where the others begin, if there may be any.
     fn extents_from(
         &self,
         shard: u32,
-        from: &mut Key,
+        from: &Key,
         found: &mut Scrubbed,
-    ) -> Option<Vec<(InodeNumber, Extent)>> {
+    ) -> (Vec<(InodeNumber, Extent)>, Option<Key>) {
         let metadata = self.metadata.borrow();
-        let (mut extents, mut any) = (Vec::new(), false);
+        let (mut extents, mut next) = (Vec::new(), None);
         for (key, value) in metadata.items.tree(shard).range(from).take(AT_ONCE) {
-            any = true;
-            *from = Key { offset: key.offset.saturating_add(1), ..key };
+            next = key.next();
             let owned = match own_blocks(&key, value) {
                 Ok(Some((inode, extent))) => {
                     let push = |inode, extent| extents.push((inode, extent));
@@ -141,7 +144,7 @@ impl Core {
                 found.note(&error);
             }
         }
-        any.then_some(extents)
+        (extents, next)
     }
 
     /// Reads what a file has now in the blocks of an extent.

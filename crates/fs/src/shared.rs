@@ -30,7 +30,7 @@ use std::ops::Range;
 pub const MOST_OWNERS: usize = 16;
 
 /// No file has such a number. Those of the keepers of all shards follow; a keeper has the runs of its shard.
-const FIRST_KEEPER: InodeNumber = 1 << 62;
+pub const FIRST_KEEPER: InodeNumber = 1 << 62;
 
 /// A block of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

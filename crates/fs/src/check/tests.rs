@@ -217,3 +217,16 @@ fn the_list_of_problems_is_bounded() {
     assert_eq!((report.problems.len(), report.further), (10, 40));
     assert!(!report.is_sound() && report.has(Kind::Stray));
 }
+
+#[test]
+fn counts_of_inodes_that_none_has_do_no_harm() {
+    let mut metadata = Metadata::new(Forest::new(2, &Released::new()), 1);
+    for shard in 0..2 {
+        metadata.set_inodes(shard, Inodes { count: u64::MAX, ..metadata.inodes(shard) });
+    }
+    assert!(report_of(&metadata).has(Kind::Count));
+    let mut metadata = sound();
+    metadata.set_inodes(0, Inodes { count: 0, ..metadata.inodes(0) });
+    apply(&mut metadata, Change::Remove { inode: 4 }, 0);
+    assert!(report_of(&metadata).has(Kind::Count));
+}

@@ -5,7 +5,8 @@
 use crate::world::{Setup, checked, empty, zones};
 use block::{Data, Error, Part};
 use conformance::budget::Budget;
-use fs::core::Broken;
+use fs::change::Attributes;
+use fs::core::{Broken, Core};
 use fs::inode::FileType;
 use fs::namespace::Renaming;
 use fs::{FileSystem, OpenOptions};
@@ -354,4 +355,29 @@ fn operations_that_are_a_record_for_each_core_are_noticed() {
     let noticed = (1..200).find(|seed| world(*seed, Some(Broken::SplitsOperations)).is_err());
     assert!(noticed.is_some(), "it isn't noticed");
     println!("noticed with seed {noticed:?}");
+}
+
+#[test]
+fn directories_that_damage_has_put_below_each_other_are_refused() {
+    let setup = Setup { disk: 24 << 20, cores: 3, ..Setup::draw_cores(&mut Random::new(1)) };
+    let main = move || async move {
+        let files = setup.format().await.unwrap();
+        for path in ["/0", "/1", "/0/moved"] {
+            files.make_directory(path).await.unwrap();
+        }
+        let mut numbers = [0; 2];
+        for entry in files.read_directory("/").await.unwrap() {
+            numbers[usize::from(entry.name[..] == *b"1")] = entry.inode;
+        }
+        for (inode, parent) in [(numbers[0], numbers[1]), (numbers[1], numbers[0])] {
+            let attributes = Attributes { parent: Some(parent), ..Attributes::default() };
+            let set = move |core: Rc<Core>| async move { core.set_attributes(inode, attributes).await };
+            files.cores().of(inode).with(set).await.unwrap();
+        }
+        let moved = files.rename("/0/moved", "/1/moved", Renaming::Replace).await;
+        assert!(matches!(moved, Err(Error::Corrupt(_))), "{moved:?}");
+        assert!(files.attributes("/0/moved").await.is_ok());
+    };
+    let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(3);
+    runtime::simulate(world.with_files(empty(setup.disk)), main).unwrap();
 }
