@@ -357,3 +357,26 @@ fn a_close_waits_for_space_and_ends_once_there_is() {
     let world = Simulation { trace_lines: 0, most_events: 300_000, ..Simulation::new(1) };
     runtime::simulate(world, main).unwrap();
 }
+
+/// Appends fail for minutes although their space is reserved, as on a copy-on-write host: each attempt to write the record costs a zone.
+#[test]
+fn zones_are_left_when_space_comes_back_after_minutes() {
+    let main = || async {
+        let (zones, files) = without_space().await;
+        let file = files.create("/file").await.unwrap();
+        file.sync().await.unwrap();
+        for round in 1..4 {
+            zones.message("rules on").await.unwrap();
+            file.truncate(round << 20).await.unwrap();
+            runtime::sleep(Duration::from_secs(300)).await;
+            assert!(matches!(file.sync().await, Err(Error::NoSpace(_))));
+            zones.message("rules off").await.unwrap();
+            // Longer than the longest time between attempts.
+            runtime::sleep(Duration::from_secs(40)).await;
+            file.sync().await.unwrap();
+        }
+        files.close().await.unwrap();
+    };
+    let world = Simulation { trace_lines: 0, most_events: 3_000_000, ..Simulation::new(1) };
+    runtime::simulate(world, main).unwrap();
+}
