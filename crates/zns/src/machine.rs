@@ -306,7 +306,9 @@ impl Zone {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use State::{Closed, Empty, ExplicitlyOpened as Explicit, Full, ImplicitlyOpened as Implicit, Offline, ReadOnly};
+    use State::{
+        Closed, Empty, ExplicitlyOpened as Explicit, Full, ImplicitlyOpened as Implicit, Offline, ReadOnly,
+    };
 
     const CAPACITY: u64 = 8;
 
@@ -341,7 +343,10 @@ mod tests {
             (Command::Write { at: 3, length: 5 }, writes(invalid, Ok(Full), Ok(Full), Ok(Full))),
             (Command::Write { at: 3, length: 6 }, writes(invalid, boundary, boundary, boundary)),
             (Command::Write { at: 3, length: u64::MAX }, writes(invalid, boundary, boundary, boundary)),
-            (Command::Append { at: 0, length: 2 }, writes(Ok(Implicit), Ok(Implicit), Ok(Explicit), Ok(Implicit))),
+            (
+                Command::Append { at: 0, length: 2 },
+                writes(Ok(Implicit), Ok(Implicit), Ok(Explicit), Ok(Implicit)),
+            ),
             (Command::Append { at: 0, length: 5 }, writes(Ok(Implicit), Ok(Full), Ok(Full), Ok(Full))),
             (Command::Append { at: 0, length: 8 }, writes(Ok(Full), boundary, boundary, boundary)),
             (Command::Append { at: 0, length: 9 }, writes(boundary, boundary, boundary, boundary)),
@@ -401,7 +406,8 @@ mod tests {
     /// With both limits reached by other zones, only commands that need a resource are refused.
     #[test]
     fn limits_refuse_what_needs_a_resource() {
-        let needing = [Command::Append { at: 0, length: 2 }, Command::Append { at: 0, length: 8 }, Command::Open];
+        let needing =
+            [Command::Append { at: 0, length: 2 }, Command::Append { at: 0, length: 8 }, Command::Open];
         for (max_open, max_active) in [(2, 0), (0, 3), (2, 3), (3, 2)] {
             for state in State::ALL {
                 for (command, row) in table() {
@@ -412,11 +418,17 @@ mod tests {
                     counts.active = counts.active.max(max_active);
                     let before = (zone, counts);
                     let unlimited = row[State::ALL.iter().position(|it| *it == state).expect("listed")];
-                    let needs = matches!(command, Command::Write { .. }) || needing.contains(&command)
+                    let needs = matches!(command, Command::Write { .. })
+                        || needing.contains(&command)
                         || matches!(command, Command::Append { .. });
                     let expected = match unlimited {
                         Ok(_) if needs && state == Empty && max_active != 0 => Err(ZoneStatus::TooManyActive),
-                        Ok(_) if needs && !state.is_open() && state.is_active() | (state == Empty) && max_open != 0 => {
+                        Ok(_)
+                            if needs
+                                && !state.is_open()
+                                && state.is_active() | (state == Empty)
+                                && max_open != 0 =>
+                        {
                             Err(ZoneStatus::TooManyOpen)
                         }
                         other => other,
