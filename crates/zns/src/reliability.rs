@@ -187,7 +187,8 @@ mod tests {
     }
 
     fn mean_rate(stress: Stress) -> f64 {
-        (0..20_000).map(|number| model().rate(page(number), stress)).sum::<f64>() / 20_000.0
+        let model = model();
+        (0..20_000).map(|number| model.rate(page(number), stress)).sum::<f64>() / 20_000.0
     }
 
     /// The mean over pages, layers and blocks is the published fit.
