@@ -19,7 +19,7 @@ use block::{
 };
 use runtime::file::{File, SharedFile};
 use runtime::{Instant, Random};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use zones::gate::Gate;
 
@@ -78,6 +78,8 @@ pub(crate) struct Drive {
     /// Requests to the file in flight.
     pub(crate) requests: AtomicU32,
     pub(crate) idle: Gate,
+    /// Whether a clean stop was noted: a power cut changes nothing any more.
+    pub(crate) stopped: AtomicBool,
     /// Time at which the drive was opened, and the second of its clock then.
     pub(crate) opened: Instant,
     pub(crate) counters: Counters,
@@ -914,10 +916,11 @@ impl Drive {
             }
             self.write_header(access, index).await?;
         }
-        match &access.file {
-            Some(file) => self.write_superblock(file, true).await,
-            None => Ok(()),
+        if let Some(file) = &access.file {
+            self.write_superblock(file, true).await?;
         }
+        self.stopped.store(true, Ordering::Release);
+        Ok(())
     }
 }
 

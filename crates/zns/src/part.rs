@@ -17,7 +17,7 @@ use runtime::file::{File, OpenOptions};
 use stack::Tell;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use zones::gate::Gate;
 use zones::sector;
@@ -275,6 +275,7 @@ impl Zns {
             epoch: AtomicU64::new(0),
             requests: AtomicU32::new(0),
             idle: Gate::default(),
+            stopped: AtomicBool::new(false),
             opened: runtime::now(),
             counters: Counters::default(),
             profile,

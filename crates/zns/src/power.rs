@@ -45,6 +45,9 @@ impl Drive {
             slot.gate.open();
         }
         self.idle.wait_until(|| self.requests.load(Ordering::Acquire) == 0).await;
+        if self.stopped.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let mut random = Random::new(lock(&self.timing).random.next_u64());
         for index in (0..self.geometry.zones).map(ZoneIndex) {
             let damages = self.cut_zone(&mut self.slot(index).lock(), now, &mut random, file.is_none());
