@@ -103,7 +103,7 @@ impl Reliability {
     /// Raw bit error rate of a page with equally many bits of both values.
     pub fn rate(&self, page: PageId, stress: Stress) -> f64 {
         let (cycles, reads) =
-            (f64::from(stress.cycles), f64::from(stress.reads) / f64::from(page.pages.max(1)));
+            (f64::from(stress.cycles.max(1)), f64::from(stress.reads) / f64::from(page.pages.max(1)));
         let mean = 1.48e-3
             + 3.90e-10 * cycles.powf(2.05)
             + 6.28e-5 * cycles.powf(0.14) * stress.hours.max(0.0).powf(0.54)
