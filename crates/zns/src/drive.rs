@@ -10,11 +10,11 @@
 use crate::flash::{Layout, Schedule};
 use crate::format::{self, AREA, Superblock};
 use crate::machine::{Command, Resources, State, ZoneStatus};
-use crate::profile::{Finish, Profile};
+use crate::profile::Profile;
 use crate::reliability::{self, PageId, Reliability, Stress};
 use crate::zone::{Program, Slot, Zone, apply_key};
 use block::{
-    Buffer, Data, Durability, EraseGuarantee, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
+    Buffer, Durability, EraseGuarantee, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry,
     ZoneIndex, ZoneReport,
 };
 use runtime::file::{File, SharedFile};
@@ -22,9 +22,6 @@ use runtime::{Instant, Random};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use zones::gate::Gate;
-
-/// Bytes that are written at a time when a zone of a file is erased.
-const ERASE_STEP: u64 = 1 << 20;
 
 /// Faults that are drawn from the seed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -97,7 +94,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A request to the file, counted while it lives.
-struct Request<'a>(&'a Drive);
+pub(crate) struct Request<'a>(&'a Drive);
 
 impl Drop for Request<'_> {
     fn drop(&mut self) {
@@ -105,6 +102,17 @@ impl Drop for Request<'_> {
             self.0.idle.open();
         }
     }
+}
+
+/// Place of an append.
+struct Reserved<'a> {
+    /// Offset in the zone.
+    start: u64,
+    /// Time of the acknowledgement, in nanoseconds.
+    deadline: u64,
+    /// Key for bytes that are still to be written to a file.
+    key: Option<[u8; 32]>,
+    request: Option<Request<'a>>,
 }
 
 impl Drive {
@@ -122,7 +130,7 @@ impl Drive {
         lock(&self.superblock).clock + self.opened.elapsed().as_secs()
     }
 
-    async fn until(&self, deadline: u64) {
+    pub(crate) async fn until(&self, deadline: u64) {
         if self.timed && deadline > 0 {
             runtime::sleep_until_precisely(Instant::from_nanoseconds(deadline)).await;
         }
@@ -135,13 +143,13 @@ impl Drive {
         }
     }
 
-    fn request(&self) -> Request<'_> {
+    pub(crate) fn request(&self) -> Request<'_> {
         self.requests.fetch_add(1, Ordering::AcqRel);
         Request(self)
     }
 
     /// Locks a zone without an owner.
-    async fn lock_unowned(&self, zone: ZoneIndex, epoch: u64) -> Result<MutexGuard<'_, Zone>> {
+    pub(crate) async fn lock_unowned(&self, zone: ZoneIndex, epoch: u64) -> Result<MutexGuard<'_, Zone>> {
         let slot = self.slot(zone);
         loop {
             {
@@ -167,7 +175,7 @@ impl Drive {
     }
 
     /// Becomes the owner of a zone and waits for its appends in flight.
-    async fn own(&self, zone: ZoneIndex, epoch: u64) -> Result<()> {
+    pub(crate) async fn own(&self, zone: ZoneIndex, epoch: u64) -> Result<()> {
         let slot = self.slot(zone);
         self.lock_unowned(zone, epoch).await?.owned = true;
         slot.gate.wait_until(|| slot.lock().in_flight == 0 || self.check_alive(epoch).is_err()).await;
@@ -175,7 +183,7 @@ impl Drive {
     }
 
     #[cold]
-    fn refusal(
+    pub(crate) fn refusal(
         &self,
         index: ZoneIndex,
         zone: &Zone,
@@ -208,7 +216,7 @@ impl Drive {
         }
     }
 
-    fn interrupted(index: ZoneIndex, zone: &Zone) -> Error {
+    pub(crate) fn interrupted(index: ZoneIndex, zone: &Zone) -> Error {
         let why = zone.trouble.as_deref().unwrap_or("an unclean stop");
         Error::invalid(format!("zone {index} is Interrupted ({why}): scan it, then finish or reset it"))
     }
@@ -231,66 +239,8 @@ impl Drive {
         Superblock::first_zone(self.geometry.zones) + u64::from(zone.0) * self.geometry.zone_capacity
     }
 
-    /// Opens an empty zone: its stale cells are erased, a key is drawn, and the medium notes that it is begun.
-    async fn begin(&self, access: &Access, zone: ZoneIndex, explicit: bool) -> Result<()> {
-        let stale = {
-            let mut guard = self.lock_unowned(zone, access.epoch).await?;
-            if guard.machine.state != State::Empty {
-                return Ok(());
-            }
-            let mut resources = lock(&self.resources);
-            let opened = guard.machine.apply(Command::Open, self.geometry.zone_capacity, &mut resources);
-            if let Err(status) = opened {
-                return Err(self.refusal(zone, &guard, status, 0, None));
-            }
-            drop(resources);
-            if !explicit {
-                guard.machine.state = State::ImplicitlyOpened;
-            }
-            guard.owned = true;
-            guard.stale
-        };
-        let began = async {
-            let key = self.draw_key().await?;
-            if stale {
-                self.erase(access, zone, false).await?;
-            }
-            {
-                let mut guard = self.slot(zone).lock();
-                self.check_alive(access.epoch)?;
-                (guard.key, guard.begun) = (key, self.clock());
-                if access.file.is_none() && guard.cells.capacity() == 0 {
-                    guard.cells.reserve_exact(self.geometry.zone_capacity as usize);
-                }
-            }
-            self.write_header(access, zone).await
-        };
-        let began = began.await;
-        if let Err(error) = &began {
-            self.interrupt(zone, access.epoch, error);
-        }
-        self.release(zone, access.epoch);
-        began
-    }
-
-    async fn draw_key(&self) -> Result<[u8; 32]> {
-        let mut key = [0; 32];
-        if !lock(&self.superblock).encrypted {
-            return Ok(key);
-        }
-        if runtime::is_simulated() {
-            Random::new(runtime::random_u64()).fill(&mut key);
-            return Ok(key);
-        }
-        let source = File::open("/dev/urandom".as_ref(), runtime::file::OpenOptions::default()).await?;
-        let (read, bytes) = source.read_exact_at(0, Buffer::new(32)).await;
-        read?;
-        key.copy_from_slice(bytes.filled());
-        Ok(key)
-    }
-
     /// Leaves a zone interrupted after a failure that may have left a hole.
-    fn interrupt(&self, zone: ZoneIndex, epoch: u64, error: &Error) {
+    pub(crate) fn interrupt(&self, zone: ZoneIndex, epoch: u64, error: &Error) {
         let mut guard = self.slot(zone).lock();
         let state = guard.machine.state;
         if self.check_alive(epoch).is_err() || matches!(state, State::ReadOnly | State::Offline) {
@@ -306,84 +256,6 @@ impl Drive {
         zone.machine.fail(to, &mut lock(&self.resources));
         zone.interrupted = false;
         zone.trouble = Some(why);
-    }
-
-    /// Erases the blocks of a zone that the caller owns. With `wipe` a file's bytes are overwritten; otherwise they are
-    /// deallocated.
-    async fn erase(&self, access: &Access, index: ZoneIndex, wipe: bool) -> Result<()> {
-        let (deadline, failed) = {
-            let mut guard = self.slot(index).lock();
-            self.check_alive(access.epoch)?;
-            let zone = &mut *guard;
-            let now = self.now();
-            let (mut deadline, mut failed) = (now, None);
-            let mut timing = lock(&self.timing);
-            timing.schedule.advance(now);
-            for lane in 0..self.layout.lanes {
-                let die = self.layout.die(index.0, lane);
-                let block = &mut zone.blocks[lane as usize];
-                block.erases += 1;
-                block.reads = 0;
-                if self.timed {
-                    deadline = deadline.max(timing.schedule.erase(&self.profile, die, now).1);
-                }
-                let row = self.layout.place(index.0, 0).block;
-                let worn = block.erases > zone.last_erases[lane as usize]
-                    && !self.reliability.fails_in_program(die, row);
-                if worn || (self.faults.erase > 0.0 && timing.random.chance(self.faults.erase)) {
-                    block.failed = true;
-                    failed = Some(format!(
-                        "block {row} of die {die} failed to erase after {} erases",
-                        block.erases
-                    ));
-                }
-            }
-            drop(timing);
-            self.counters.erases.fetch_add(u64::from(self.layout.lanes), Ordering::Relaxed);
-            zone.erasing = Some((now, deadline));
-            if let Some(why) = &failed {
-                self.fail_zone(zone, State::Offline, why.clone());
-            }
-            (deadline, failed)
-        };
-        if let Some(why) = failed {
-            self.write_header(access, index).await?;
-            return Err(Error::io(format!("erasing zone {index}: {why}; the zone is offline")));
-        }
-        self.until(deadline).await;
-        let request = {
-            let mut guard = self.slot(index).lock();
-            self.check_alive(access.epoch)?;
-            guard.erasing = None;
-            guard.cells.fill(0xFF);
-            guard.cells.clear();
-            self.request()
-        };
-        if let Some(file) = &access.file {
-            self.erase_file(file, index, wipe).await?;
-        }
-        drop(request);
-        let mut guard = self.slot(index).lock();
-        self.check_alive(access.epoch)?;
-        guard.stale = false;
-        Ok(())
-    }
-
-    async fn erase_file(&self, file: &File, zone: ZoneIndex, wipe: bool) -> Result<()> {
-        let (start, capacity) = (self.cells_at(zone), self.geometry.zone_capacity);
-        if wipe {
-            let ones = Data::copy_of(&vec![0xFF; ERASE_STEP.min(capacity) as usize]);
-            let mut at = 0;
-            while at < capacity {
-                let length = ERASE_STEP.min(capacity - at);
-                let payload = ones.slice(0..length as usize).into();
-                file.write_at(start + at, payload, Durability::Visible).await?;
-                at += length;
-            }
-            file.sync_data().await?;
-        }
-        file.punch_hole(start, capacity).await?;
-        file.sync_data().await
     }
 
     /// Passes an append to the flash. Returns when it is acknowledged, in nanoseconds.
@@ -433,7 +305,7 @@ impl Drive {
     }
 
     /// Programs bytes of one unit of a zone. Returns the end, in nanoseconds.
-    fn program(
+    pub(crate) fn program(
         &self,
         index: ZoneIndex,
         zone: &mut Zone,
@@ -474,47 +346,22 @@ impl Drive {
         wanted: Option<u64>,
         payload: Payload,
     ) -> Result<ZoneAddress> {
-        let (length, capacity) = (payload.len() as u64, self.geometry.zone_capacity);
-        let (start, deadline, key, request) = loop {
-            let mut guard = self.lock_unowned(index, access.epoch).await?;
-            let zone = &mut *guard;
-            if zone.interrupted {
-                return Err(Self::interrupted(index, zone));
-            }
-            let checked = zone.machine.check_write(wanted, length, capacity);
-            checked.map_err(|status| self.refusal(index, zone, status, length, wanted))?;
-            if zone.machine.state == State::Empty {
-                drop(guard);
-                self.begin(access, index, false).await?;
-                continue;
-            }
-            let start = zone.machine.write_pointer;
-            let applied = if zone.machine.state.is_open() && start + length < capacity {
-                zone.machine.write_pointer += length;
-                Ok(start)
-            } else {
-                let command = Command::Write { at: start, length };
-                zone.machine.apply(command, capacity, &mut lock(&self.resources))
+        let length = payload.len() as u64;
+        let Reserved { start, deadline, key, request } = loop {
+            let reserved = {
+                let mut guard = self.lock_unowned(index, access.epoch).await?;
+                self.reserve(access, index, &mut guard, wanted, &payload)
             };
-            applied.map_err(|status| self.refusal(index, zone, status, length, wanted))?;
-            let deadline = match self.accept(index, zone, start, length) {
-                Ok(deadline) => deadline,
+            match reserved {
+                Ok(Some(reserved)) => break reserved,
+                Ok(None) => self.begin(access, index, false).await?,
                 Err(error) => {
-                    drop(guard);
-                    self.write_header(access, index).await?;
+                    if matches!(error, Error::Io(_)) {
+                        self.write_header(access, index).await?;
+                    }
                     return Err(error);
                 }
-            };
-            zone.in_flight += 1;
-            let key = self.is_encrypted().then_some(zone.key);
-            if access.file.is_some() {
-                break (start, deadline, key, Some(self.request()));
             }
-            payload.slices().iter().for_each(|slice| zone.cells.extend_from_slice(slice));
-            if let Some(key) = &key {
-                apply_key(key, start, &mut zone.cells[start as usize..]);
-            }
-            break (start, deadline, None, None);
         };
         let mut outcome = Ok(());
         if let (Some(file), Some(request)) = (&access.file, request) {
@@ -543,34 +390,51 @@ impl Drive {
         outcome.map(|()| ZoneAddress::new(index.0, start))
     }
 
+    /// Takes an append's place in its zone; copies it there if the cells are in memory. Returns `None` for an empty zone, which
+    /// is to be opened first.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a program failed, and the zone is read-only now; otherwise nothing has changed.
+    fn reserve<'a>(
+        &'a self,
+        access: &Access,
+        index: ZoneIndex,
+        zone: &mut Zone,
+        wanted: Option<u64>,
+        payload: &Payload,
+    ) -> Result<Option<Reserved<'a>>> {
+        let (length, capacity) = (payload.len() as u64, self.geometry.zone_capacity);
+        if zone.interrupted {
+            return Err(Self::interrupted(index, zone));
+        }
+        let checked = zone.machine.check_write(wanted, length, capacity);
+        checked.map_err(|status| self.refusal(index, zone, status, length, wanted))?;
+        if zone.machine.state == State::Empty {
+            return Ok(None);
+        }
+        let start = zone.machine.write_pointer;
+        if zone.machine.state.is_open() && start + length < capacity {
+            zone.machine.write_pointer += length;
+        } else {
+            let command = Command::Write { at: start, length };
+            let applied = zone.machine.apply(command, capacity, &mut lock(&self.resources));
+            applied.map_err(|status| self.refusal(index, zone, status, length, wanted))?;
+        }
+        let deadline = self.accept(index, zone, start, length)?;
+        zone.in_flight += 1;
+        let key = self.is_encrypted().then_some(zone.key);
+        if access.file.is_some() {
+            return Ok(Some(Reserved { start, deadline, key, request: Some(self.request()) }));
+        }
+        payload.slices().iter().for_each(|slice| zone.cells.extend_from_slice(slice));
+        if let Some(key) = &key {
+            apply_key(key, start, &mut zone.cells[start as usize..]);
+        }
+        Ok(Some(Reserved { start, deadline, key: None, request: None }))
+    }
+
     fn is_encrypted(&self) -> bool {
         self.geometry.erase == EraseGuarantee::Key
-    }
-
-    pub(crate) async fn open(&self, access: &Access, index: ZoneIndex) -> Result<()> {
-        loop {
-            let mut guard = self.lock_unowned(index, access.epoch).await?;
-            if guard.interrupted {
-                return Err(Self::interrupted(index, &guard));
-            }
-            if guard.machine.state != State::Empty {
-                let mut resources = lock(&self.resources);
-                let opened = guard.machine.apply(Command::Open, self.geometry.zone_capacity, &mut resources);
-                return opened.map(drop).map_err(|status| self.refusal(index, &guard, status, 0, None));
-            }
-            drop(guard);
-            return self.begin(access, index, true).await;
-        }
-    }
-
-    pub(crate) async fn close(&self, access: &Access, index: ZoneIndex) -> Result<()> {
-        let mut guard = self.lock_unowned(index, access.epoch).await?;
-        if guard.interrupted {
-            return Err(Self::interrupted(index, &guard));
-        }
-        let mut resources = lock(&self.resources);
-        let closed = guard.machine.apply(Command::Close, self.geometry.zone_capacity, &mut resources);
-        closed.map(drop).map_err(|status| self.refusal(index, &guard, status, 0, None))
     }
 
     pub(crate) async fn read(&self, access: &Access, at: ZoneAddress, mut buffer: Buffer) -> ReadOutcome {
@@ -716,156 +580,6 @@ impl Drive {
         )
     }
 
-    /// Programs what is left in the buffer of a zone, and waits for all its programs.
-    async fn drain(&self, access: &Access, index: ZoneIndex, pad: bool) -> Result<()> {
-        let (deadline, reached) = {
-            let mut guard = self.slot(index).lock();
-            self.check_alive(access.epoch)?;
-            let zone = &mut *guard;
-            let now = self.now();
-            let mut timing = lock(&self.timing);
-            timing.schedule.advance(now);
-            let end = zone.machine.write_pointer;
-            if zone.programmed < end {
-                let from = zone.programmed;
-                self.program(index, zone, &mut timing, from, end, now)?;
-                // A part of a unit is programmed again, with its rest, once that is there.
-                zone.programmed = if pad { end } else { end / self.layout.unit * self.layout.unit };
-            }
-            let mut deadline = zone.programs.iter().map(|program| program.end).max().unwrap_or(now);
-            if pad && self.timed && self.profile.finish == Finish::Pad {
-                let mut from = end.next_multiple_of(self.layout.unit);
-                while from < self.geometry.zone_capacity {
-                    let die = self.layout.place(index.0, from).die;
-                    let bytes = self.layout.unit;
-                    let (_, done) = timing.schedule.program(&self.profile, &self.layout, die, now, bytes);
-                    deadline = deadline.max(done);
-                    from += bytes;
-                }
-            }
-            (deadline, end)
-        };
-        self.until(deadline).await;
-        if let Some(file) = &access.file {
-            let _request = self.request();
-            file.sync_data().await?;
-        }
-        let mut guard = self.slot(index).lock();
-        self.check_alive(access.epoch)?;
-        guard.durable = guard.durable.max(reached);
-        Ok(())
-    }
-
-    /// Makes the appends to a zone durable.
-    pub(crate) async fn flush(&self, access: &Access, index: ZoneIndex) -> Result<()> {
-        {
-            let guard = self.slot(index).lock();
-            self.check_alive(access.epoch)?;
-            let state = guard.machine.state;
-            let is_durable = access.file.is_none() && guard.durable >= guard.machine.write_pointer;
-            if matches!(state, State::Empty | State::ReadOnly | State::Offline) || guard.sealed || is_durable
-            {
-                return Ok(());
-            }
-        }
-        if self.profile.protected {
-            if let Some(file) = &access.file {
-                let _request = self.request();
-                file.sync_data().await?;
-            }
-            return Ok(());
-        }
-        self.drain(access, index, false).await
-    }
-
-    pub(crate) async fn finish(&self, access: &Access, index: ZoneIndex) -> Result<()> {
-        {
-            let guard = self.lock_unowned(index, access.epoch).await?;
-            match guard.machine.state {
-                State::Full if guard.sealed => return Ok(()),
-                State::ReadOnly | State::Offline => {
-                    return Err(self.refusal(index, &guard, ZoneStatus::InvalidTransition, 0, None));
-                }
-                _ => {}
-            }
-        }
-        self.own(index, access.epoch).await?;
-        let finished = async {
-            self.drain(access, index, true).await?;
-            {
-                let mut guard = self.slot(index).lock();
-                self.check_alive(access.epoch)?;
-                let mut resources = lock(&self.resources);
-                let done = guard.machine.apply(Command::Finish, self.geometry.zone_capacity, &mut resources);
-                drop(resources);
-                done.map_err(|status| self.refusal(index, &guard, status, 0, None))?;
-                (guard.interrupted, guard.sealed, guard.trouble) = (false, true, None);
-            }
-            self.write_header(access, index).await
-        };
-        let finished = finished.await;
-        if let Err(error) = &finished {
-            self.slot(index).lock().sealed = false;
-            self.interrupt(index, access.epoch, error);
-        }
-        self.release(index, access.epoch);
-        finished.map_err(|error| error.in_context(format!("finishing zone {index}")))
-    }
-
-    pub(crate) async fn reset(
-        &self,
-        access: &Access,
-        index: ZoneIndex,
-        erase: EraseGuarantee,
-    ) -> Result<u64> {
-        if erase > self.geometry.erase {
-            return Err(Error::unsupported(format!(
-                "resetting zone {index} with the guarantee \"{erase}\": this drive gives at most \"{}\"; encrypted = true gives \
-                 \"key\"",
-                self.geometry.erase
-            )));
-        }
-        {
-            let guard = self.lock_unowned(index, access.epoch).await?;
-            if matches!(guard.machine.state, State::ReadOnly | State::Offline) {
-                return Err(self.refusal(index, &guard, ZoneStatus::InvalidTransition, 0, None));
-            }
-        }
-        self.own(index, access.epoch).await?;
-        let emptied = async {
-            {
-                let mut guard = self.slot(index).lock();
-                self.check_alive(access.epoch)?;
-                guard.stale |= guard.machine.state != State::Empty;
-            }
-            if erase == EraseGuarantee::Erased && self.slot(index).lock().stale {
-                self.erase(access, index, true).await?;
-            }
-            let generation = {
-                let mut guard = self.slot(index).lock();
-                self.check_alive(access.epoch)?;
-                let mut resources = lock(&self.resources);
-                let reset = guard.machine.apply(Command::Reset, self.geometry.zone_capacity, &mut resources);
-                drop(resources);
-                reset.map_err(|status| self.refusal(index, &guard, status, 0, None))?;
-                guard.emptied();
-                guard.generation += 1;
-                if erase >= EraseGuarantee::Erased {
-                    guard.key = [0; 32];
-                }
-                guard.generation
-            };
-            self.write_header(access, index).await.map(|()| generation)
-        };
-        let emptied = emptied.await;
-        if let Err(error) = &emptied {
-            self.interrupt(index, access.epoch, error);
-        }
-        self.release(index, access.epoch);
-        self.counters.resets.fetch_add(1, Ordering::Relaxed);
-        emptied.map_err(|error| error.in_context(format!("resetting zone {index}")))
-    }
-
     pub(crate) fn report(&self, first: ZoneIndex, count: u32) -> Result<Vec<ZoneReport>> {
         if first.0 > self.geometry.zones {
             return self.geometry.check_zone(first).map(|()| Vec::new());
@@ -890,37 +604,6 @@ impl Drive {
         };
         let written = file.write_at(sequence % 2 * AREA, area.into(), Durability::Durable).await;
         written.map_err(|error| error.in_context("writing a superblock of the emulated drive"))
-    }
-
-    /// Makes everything durable and notes a clean stop.
-    pub(crate) async fn stop(&self, access: &Access) -> Result<()> {
-        for index in (0..self.geometry.zones).map(ZoneIndex) {
-            let (begun, touched) = {
-                let guard = self.slot(index).lock();
-                let active =
-                    guard.machine.state.is_active() || (guard.machine.state == State::Full && !guard.sealed);
-                (active, active || guard.blocks.iter().any(|block| block.reads > 0))
-            };
-            if !touched {
-                continue;
-            }
-            if begun {
-                self.own(index, access.epoch).await?;
-                let drained = self.drain(access, index, false).await;
-                {
-                    let mut guard = self.slot(index).lock();
-                    guard.sealed |= guard.machine.state == State::Full && drained.is_ok();
-                }
-                self.release(index, access.epoch);
-                drained?;
-            }
-            self.write_header(access, index).await?;
-        }
-        if let Some(file) = &access.file {
-            self.write_superblock(file, true).await?;
-        }
-        self.stopped.store(true, Ordering::Release);
-        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@
 //! - [`profile`]: figures of drives, with their sources.
 //! - [`reliability`]: bit errors by wear, retention, reads, page, layer and value; failing blocks.
 //! - [`format`]: the bytes of a drive's file.
-//! - `zone`, `drive`, `power`: the drive itself, and its power cuts.
+//! - `zone`, `drive`, `manage`, `power`: the drive itself, and its power cuts.
 //! - `part`, `kind`, `look`: the drive in a stack, and what operators see of it.
 //!
 //! # Promises
@@ -24,6 +24,7 @@ pub mod format;
 mod kind;
 mod look;
 pub mod machine;
+mod manage;
 mod part;
 mod power;
 pub mod profile;

@@ -217,7 +217,7 @@ impl Zone {
     ) -> Result<u64, ZoneStatus> {
         match command {
             Command::Write { at, length } => self.write(Some(at), length, capacity, resources),
-            Command::Append { at, length } if at == 0 => self.write(None, length, capacity, resources),
+            Command::Append { at: 0, length } => self.write(None, length, capacity, resources),
             Command::Append { .. } => Err(ZoneStatus::InvalidField),
             Command::Read { at, length } => {
                 if self.state == State::Offline {
