@@ -224,13 +224,13 @@ impl Drive {
     /// Writes a zone's area durably.
     pub(crate) async fn write_header(&self, access: &Access, zone: ZoneIndex) -> Result<()> {
         let Some(file) = &access.file else { return Ok(()) };
-        let area = {
+        // The request begins under the zone's lock, so that a power cut waits for it.
+        let (area, _request) = {
             let guard = self.slot(zone).lock();
             self.check_alive(access.epoch)?;
             let uuid = lock(&self.superblock).uuid;
-            format::encode_zone(uuid, zone.0, &guard.header(), &guard.blocks)
+            (format::encode_zone(uuid, zone.0, &guard.header(), &guard.blocks), self.request())
         };
-        let _request = self.request();
         let written = file.write_at(Superblock::zone_area(zone.0), area.into(), Durability::Durable).await;
         written.map_err(|error| error.in_context(format!("writing the header of zone {zone}")))
     }
