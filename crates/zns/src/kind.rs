@@ -190,6 +190,8 @@ async fn build(arguments: &Arguments) -> Result<Zns> {
             let options = OpenOptions { create: true, ..OpenOptions::read_write() };
             let file = File::open(&path, options).await?;
             file.lock(true)?;
+            // The file's name must survive a crash, too.
+            runtime::file::sync_directory(path.parent().unwrap_or(&path)).await?;
             file
         }
     };

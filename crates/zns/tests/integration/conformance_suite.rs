@@ -93,7 +93,7 @@ fn unprotected_drives_in_memory_keep_the_promises() {
 
 #[test]
 fn an_encrypted_drive_keeps_the_promises() {
-    let shape = Shape { encrypted: true, ..shape("unprotected") };
+    let shape = Shape { encrypted: true, zone_capacity: 192 << 10, ..shape("unprotected") };
     runtime::run(shards(2), move || in_memory(shape, settings(false, 0, 0))).unwrap().unwrap();
 }
 
@@ -102,7 +102,7 @@ fn drives_on_files_keep_the_promises() {
     let folder = tempfile::tempdir().unwrap();
     for (number, profile, encrypted) in [(1, "zn540", false), (2, "unprotected", true)] {
         let path = folder.path().join(profile);
-        let shape = Shape { encrypted, ..shape(profile) };
+        let shape = Shape { encrypted, zone_capacity: 192 << 10, ..shape(profile) };
         let judged = runtime::run(shards(number), move || on_file(path, shape, settings(false, 5, 6)));
         judged.unwrap().unwrap_or_else(|broken| panic!("{profile}: {broken}"));
     }

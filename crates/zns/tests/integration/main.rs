@@ -4,4 +4,5 @@
 mod conformance_suite;
 mod erasing;
 mod failures;
+mod host_crashes;
 mod times;
