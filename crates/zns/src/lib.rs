@@ -4,7 +4,7 @@
 //! - [`flash`]: placement of zones on dies and blocks, and the schedule of operations on them.
 //! - [`profile`]: figures of drives, with their sources.
 //! - [`reliability`]: bit errors by wear, retention, reads, page, layer and value; failing blocks.
-//! - [`format`]: the bytes of a drive's file.
+//! - [`mod@format`]: the bytes of a drive's file.
 //! - `zone`, `drive`, `manage`, `power`: the drive itself, and its power cuts.
 //! - `part`, `kind`, `look`: the drive in a stack, and what operators see of it.
 //!

@@ -3,7 +3,7 @@
 use crate::drive::Drive;
 use crate::machine::State;
 use crate::part::Zns;
-use crate::reliability::{CODEWORD, CORRECTABLE, PageId, Stress};
+use crate::reliability::{CODEWORD, CORRECTABLE, Stress};
 use block::{Buffer, Error, Result, Status, ZoneIndex};
 use runtime::file::{File, OpenOptions};
 use serde_json::{Value, json};
@@ -110,10 +110,13 @@ impl Zns {
         let drive = &self.drive;
         let mut blocks = Vec::new();
         let mut worst: Option<(f64, u32, u32)> = None;
+        let pages = drive.layout.pages();
+        let factors = (0..pages).map(|page| drive.reliability.page_factor(page, pages));
+        let worst_page = factors.fold(0.0, f64::max);
         for index in 0..drive.geometry.zones {
             for lane in 0..drive.layout.lanes {
                 let (block, place) = drive.block(index, lane);
-                let rate = drive.rates(index, lane).into_iter().fold(0.0, f64::max);
+                let rate = drive.block_rate(index, lane) * worst_page;
                 if worst.is_none_or(|(most, ..)| rate > most) {
                     worst = Some((rate, index, lane));
                 }
@@ -191,15 +194,18 @@ impl Drive {
         (block, self.layout.place(zone, u64::from(lane) * self.layout.unit))
     }
 
-    fn rates(&self, zone: u32, lane: u32) -> Vec<f64> {
+    /// Mean bit error rate of the pages of a block.
+    fn block_rate(&self, zone: u32, lane: u32) -> f64 {
         let (block, place) = self.block(zone, lane);
         let begun = self.slot(ZoneIndex(zone)).lock().begun;
         let hours = self.clock().saturating_sub(begun) as f64 / 3600.0;
-        let pages = self.layout.pages();
         let stress = Stress { cycles: block.erases, hours, reads: block.reads };
-        let rate =
-            |page| self.reliability.rate(PageId { die: place.die, block: place.block, page, pages }, stress);
-        (0..pages).map(rate).collect()
+        self.reliability.block_rate(place.die, place.block, self.layout.pages(), stress)
+    }
+
+    fn rates(&self, zone: u32, lane: u32) -> Vec<f64> {
+        let (rate, pages) = (self.block_rate(zone, lane), self.layout.pages());
+        (0..pages).map(|page| (rate * self.reliability.page_factor(page, pages)).clamp(0.0, 0.5)).collect()
     }
 
     /// Shows 4 KiB of zeros above the write pointer, a hole of the file, as erased cells.

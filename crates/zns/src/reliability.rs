@@ -102,25 +102,34 @@ impl Reliability {
 
     /// Raw bit error rate of a page with equally many bits of both values.
     pub fn rate(&self, page: PageId, stress: Stress) -> f64 {
+        let block = self.block_rate(page.die, page.block, page.pages, stress);
+        (block * self.page_factor(page.page, page.pages)).clamp(0.0, 0.5)
+    }
+
+    /// Mean rate of the pages of a block.
+    pub fn block_rate(&self, die: u32, block: u32, pages: u32, stress: Stress) -> f64 {
+        // A block that was never erased has been programmed once.
         let (cycles, reads) =
-            (f64::from(stress.cycles.max(1)), f64::from(stress.reads) / f64::from(page.pages.max(1)));
+            (f64::from(stress.cycles.max(1)), f64::from(stress.reads) / f64::from(pages.max(1)));
         let mean = 1.48e-3
             + 3.90e-10 * cycles.powf(2.05)
             + 6.28e-5 * cycles.powf(0.14) * stress.hours.max(0.0).powf(0.54)
             + 3.73e-9 * cycles.powf(0.33) * reads.powf(1.71);
-        // Each factor has the mean 1.
+        let mut random = self.random(3, die, block, &[]);
+        let normal = (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
+        mean * self.scale * (1.0 + BLOCK_SPREAD * normal).max(0.1)
+    }
+
+    /// Ratio of a page's rate to the mean of its block: by its level in the cell, and by its layer.
+    pub fn page_factor(&self, page: u32, pages: u32) -> f64 {
         let bits = self.cell_bits.max(1);
-        let level = f64::from(page.page % bits) / f64::from((bits - 1).max(1));
+        let level = f64::from(page % bits) / f64::from((bits - 1).max(1));
         let level =
             if bits == 1 { 1.0 } else { 2.0 * (1.0 + (PAGE_SPREAD - 1.0) * level) / (1.0 + PAGE_SPREAD) };
         // The middle layers err most, the outer ones least.
-        let height = (f64::from(page.page) + 0.5) / f64::from(page.pages.max(1));
+        let height = (f64::from(page) + 0.5) / f64::from(pages.max(1));
         let hump = 1.0 - (2.0 * height - 1.0).powi(2);
-        let layer = (1.0 + (LAYER_SPREAD - 1.0) * hump) / (1.0 + (LAYER_SPREAD - 1.0) * 2.0 / 3.0);
-        let mut random = self.random(3, page.die, page.block, &[]);
-        let normal = (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
-        let block = (1.0 + BLOCK_SPREAD * normal).max(0.1);
-        (mean * self.scale * level * layer * block).clamp(0.0, 0.5)
+        level * (1.0 + (LAYER_SPREAD - 1.0) * hump) / (1.0 + (LAYER_SPREAD - 1.0) * 2.0 / 3.0)
     }
 
     /// Number of erroneous bits of a codeword that holds these bytes. `codeword` is its number within the page.
