@@ -10,6 +10,7 @@
 //!
 //! A shard:
 //! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: what is queued; [`node`]: files in use.
+//! - [`stripes`], `striping`: large directories, whose names are divided among all cores.
 //! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
 //! - [`classes`]: whose reads, writes and syncs are next.
 //! - [`format`](mod@format), [`recovery`]: making and opening.
@@ -54,6 +55,8 @@ pub mod scrub;
 pub mod shared;
 pub mod snapshot_list;
 pub mod snapshots;
+mod striping;
+pub mod stripes;
 pub mod sums;
 pub mod tickets;
 pub mod tree;

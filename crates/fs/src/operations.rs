@@ -14,13 +14,17 @@ use crate::joint::{View, Wanted};
 use crate::metadata::{Metadata, orphan};
 use crate::namespace::{self, New, Renaming};
 use crate::node::Node;
+use crate::stripes::{self, Holder, Stripes};
 use block::{Error, Result};
 use smallvec::smallvec;
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
 /// Blocks of a removed file that are taken from it at a time.
 const REMOVED_AT_ONCE: usize = 512;
+/// Names of a removed directory that are taken from it at a time.
+const NAMES_REMOVED_AT_ONCE: usize = 64;
 /// Files with more blocks than this are removed piece by piece, in the background.
 const REMOVED_WHOLE: u64 = 4096;
 
@@ -101,8 +105,8 @@ impl Core {
     ///
     /// # Errors
     /// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
-    pub fn lookup(&self, directory: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
-        match self.find(directory, name)? {
+    pub async fn lookup(&self, directory: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
+        match self.find(directory, name).await? {
             Some((inode, _)) => Ok(inode),
             None => Err(namespace::missing(directory, name)),
         }
@@ -112,8 +116,28 @@ impl Core {
     ///
     /// # Errors
     /// ENOTDIR, ENAMETOOLONG.
-    pub fn find(&self, directory: InodeNumber, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
-        find(&self.metadata.borrow(), directory, name)
+    pub async fn find(&self, directory: InodeNumber, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
+        let holder = self.cores().holder(directory, name);
+        if self.is_here(holder.inode)
+            && let Some(found) = self.find_in(holder, name)?
+        {
+            return Ok(found);
+        }
+        let find = |core: Rc<Core>, holder, name: Vec<u8>| async move { core.find_in(holder, &name) };
+        self.cores().at_holder(directory, name, find).await
+    }
+
+    /// As [`find`](Self::find), on the core of the holder of the name; nothing if that is no longer the holder.
+    pub(crate) fn find_in(
+        &self,
+        holder: Holder,
+        name: &[u8],
+    ) -> Result<Option<Option<(InodeNumber, FileType)>>> {
+        let metadata = self.metadata.borrow();
+        match self.holds(holder, &metadata, name)? {
+            true => find(&metadata, holder.inode, name).map(Some),
+            false => Ok(None),
+        }
     }
 
     /// Makes a file. Returns its number.
@@ -126,47 +150,79 @@ impl Core {
         name: &[u8],
         new: &New,
     ) -> Result<InodeNumber> {
-        self.check_space_for_item()?;
-        let shard = namespace::shard_for(&self.metadata.borrow().items, directory, name, new);
-        if !self.is_here(shard.into()) {
-            return self.create_elsewhere(directory, name, new, shard).await;
+        let holder = self.cores().holder(directory, name);
+        if self.is_here(holder.inode)
+            && let Some(inode) = self.create_in(holder, name, new).await?
+        {
+            return Ok(inode);
         }
-        let decide = |metadata: &Metadata| {
-            let number = metadata.next_inode(shard);
-            Ok((number, namespace::create(metadata, number, directory, name, new, now())?))
+        let new = new.clone();
+        let create = |core: Rc<Core>, holder, name: Vec<u8>| async move {
+            core.create_in(holder, &name, &new).await
         };
-        let (inode, ticket) = self.change(decide).await?;
-        self.note(&[inode, directory], ticket);
-        Ok(inode)
+        self.cores().at_holder(directory, name, create).await
     }
 
-    /// Finds a file, or makes a regular one: its type, and whether it is new.
+    /// As [`create`](Self::create), on the core of the holder of the name; nothing if that is no longer the holder.
+    async fn create_in(
+        self: &Rc<Self>,
+        holder: Holder,
+        name: &[u8],
+        new: &New,
+    ) -> Result<Option<InodeNumber>> {
+        self.check_space_for_item()?;
+        let directory = holder.inode;
+        let shard = namespace::shard_for(&self.metadata.borrow().items, directory, name, new);
+        if !self.is_here(shard.into()) {
+            let made = self.create_elsewhere(directory, name, new, shard).await?;
+            self.note_name(holder, name);
+            return Ok(made);
+        }
+        let decide = |metadata: &Metadata| {
+            if !self.holds(holder, metadata, name)? {
+                return Ok(None);
+            }
+            let number = metadata.next_inode(shard);
+            Ok(Some((number, namespace::create(metadata, number, directory, name, new, now())?)))
+        };
+        let Some((inode, ticket)) = self.change_here(decide).await? else { return Ok(None) };
+        self.note(&[inode, directory], ticket);
+        self.note_name(holder, name);
+        Ok(Some(inode))
+    }
+
+    /// Finds a file, or makes a regular one: its type, and whether it is new. Nothing is done if this is no longer the holder of the name.
     ///
     /// # Errors
     /// As [`create`](Self::create), but for [`Error::AlreadyExists`].
-    pub(crate) async fn find_or_create(
+    pub(crate) async fn find_or_create_in(
         self: &Rc<Self>,
-        directory: InodeNumber,
+        holder: Holder,
         name: &[u8],
         mode: u32,
-    ) -> Result<(InodeNumber, FileType, bool)> {
+    ) -> Result<Option<(InodeNumber, FileType, bool)>> {
+        let directory = holder.inode;
         let new = New { mode: FileType::Regular as u32 | mode, ..New::default() };
         let decide = |metadata: &Metadata| {
+            if !self.holds(holder, metadata, name)? {
+                return Ok(None);
+            }
             let number = metadata.next_inode(metadata.items.shard_of(directory));
             match namespace::find_or_create(metadata, number, directory, name, &new, now())? {
-                Ok(found) => Ok(((found.inode, found.file_type(), false), Changes::new())),
+                Ok(found) => Ok(Some(((found.inode, found.file_type(), false), Changes::new()))),
                 Err(changes) => {
                     self.check_space_for_item()?;
-                    Ok(((number, FileType::Regular, true), changes))
+                    Ok(Some(((number, FileType::Regular, true), changes)))
                 }
             }
         };
-        let (found, ticket) = self.change(decide).await?;
+        let Some((found, ticket)) = self.change_here(decide).await? else { return Ok(None) };
         // A new one isn't in use.
         if found.2 {
             self.note(&[directory], ticket);
+            self.note_name(holder, name);
         }
-        Ok(found)
+        Ok(Some(found))
     }
 
     /// As [`create`](Self::create), for an inode of another core.
@@ -176,7 +232,7 @@ impl Core {
         name: &[u8],
         new: &New,
         shard: Shard,
-    ) -> Result<InodeNumber> {
+    ) -> Result<Option<InodeNumber>> {
         let (name, new) = (name.to_vec(), new.clone());
         let wanted = Wanted {
             inodes: vec![directory],
@@ -188,8 +244,7 @@ impl Core {
             let changes = namespace::create(&view.metadata, view.number, directory, &name, &new, now())?;
             Ok(Some((view.number, changes)))
         };
-        let made = self.jointly(wanted, decide).await?;
-        made.ok_or_else(|| Error::io("a file was not made, without an error"))
+        self.jointly(wanted, decide).await
     }
 
     /// Makes a file without a name and opens it.
@@ -224,27 +279,48 @@ impl Core {
         directory: InodeNumber,
         name: &[u8],
     ) -> Result<()> {
+        let link = move |core: Rc<Core>, holder, name: Vec<u8>| async move {
+            core.link_in(inode, holder, &name).await
+        };
+        self.cores().at_holder(directory, name, link).await
+    }
+
+    /// As [`link`](Self::link), on the core of the holder of the name; nothing if that is no longer the holder.
+    async fn link_in(
+        self: &Rc<Self>,
+        inode: InodeNumber,
+        holder: Holder,
+        name: &[u8],
+    ) -> Result<Option<()>> {
         self.check_space_for_item()?;
+        let directory = holder.inode;
         if !self.is_here(inode) {
-            let name = name.to_vec();
+            let own_name = name.to_vec();
             let wanted = Wanted {
                 inodes: vec![inode, directory],
-                names: vec![(directory, name.clone())],
+                names: vec![(directory, name.to_vec())],
                 ..Wanted::default()
             };
             let decide = move |view: &View| {
                 let is_open = |inode| view.is_open(inode);
-                Ok(Some(((), namespace::link(&view.metadata, inode, directory, &name, is_open, now())?)))
+                let changes = namespace::link(&view.metadata, inode, directory, &own_name, is_open, now())?;
+                Ok(Some(((), changes)))
             };
-            return self.jointly(wanted, decide).await.map(drop);
+            let done = self.jointly(wanted, decide).await?;
+            self.note_name(holder, name);
+            return Ok(done);
         }
         let is_open = |inode| self.nodes.is_open(inode);
         let decide = |metadata: &Metadata| {
-            Ok(((), namespace::link(metadata, inode, directory, name, is_open, now())?))
+            if !self.holds(holder, metadata, name)? {
+                return Ok(None);
+            }
+            Ok(Some(((), namespace::link(metadata, inode, directory, name, is_open, now())?)))
         };
-        let ((), ticket) = self.change(decide).await?;
+        let Some(((), ticket)) = self.change_here(decide).await? else { return Ok(None) };
         self.note(&[inode, directory], ticket);
-        Ok(())
+        self.note_name(holder, name);
+        Ok(Some(()))
     }
 
     /// Whether an inode without names stays for now: it is open, or so large that it is removed piece by piece.
@@ -274,10 +350,33 @@ impl Core {
         name: &[u8],
         removing: Removing,
     ) -> Result<()> {
+        let holder = self.cores().holder(directory, name);
+        if self.is_here(holder.inode) && self.remove_name_in(holder, name, removing).await?.is_some() {
+            return Ok(());
+        }
+        let remove = move |core: Rc<Core>, holder, name: Vec<u8>| async move {
+            core.remove_name_in(holder, &name, removing).await
+        };
+        self.cores().at_holder(directory, name, remove).await
+    }
+
+    /// Removes a name, on the core of its holder; nothing is done if that is no longer the holder.
+    async fn remove_name_in(
+        self: &Rc<Self>,
+        holder: Holder,
+        name: &[u8],
+        removing: Removing,
+    ) -> Result<Option<()>> {
+        let directory = holder.inode;
         loop {
+            let is_held = Cell::new(true);
             let decide = |metadata: &Metadata| {
+                is_held.set(self.holds(holder, metadata, name)?);
+                if !is_held.get() {
+                    return Ok(None);
+                }
                 let found = namespace::lookup(metadata, directory, name)?;
-                if !self.is_here(found.inode) {
+                if !self.is_alone_here(found) {
                     return Ok(None);
                 }
                 let stays = |number, inode: &_| self.stays(number, inode);
@@ -290,28 +389,37 @@ impl Core {
                 if !is_gone {
                     self.remove_unused(inode);
                 }
-                return Ok(());
+                return Ok(Some(()));
             }
-            let (inode, name) = (self.lookup(directory, name)?, name.to_vec());
-            let wanted = Wanted {
-                inodes: vec![inode, directory],
-                names: vec![(directory, name.clone())],
-                ..Wanted::default()
-            };
+            if !is_held.get() {
+                return Ok(None);
+            }
+            let inode = namespace::lookup(&self.metadata.borrow(), directory, name)?.inode;
+            let name = name.to_vec();
+            let stripes = self.cores().striped().find(inode);
+            let mut inodes = vec![inode, directory];
+            inodes.extend(stripes.iter().flat_map(|stripes| stripes.all()));
+            let names = vec![(directory, name.clone())];
+            let wanted = Wanted { inodes, names, ..Wanted::default() };
             let decide = move |view: &View| {
                 let found = namespace::lookup(&view.metadata, directory, &name)?;
-                if found.inode != inode {
+                if found.inode != inode || view.stripes_of(inode)? != stripes {
                     return Ok(None);
                 }
                 Ok(Some(((), removing.decide(&view.metadata, directory, (&name, found), |_, _| true)?)))
             };
             if self.jointly(wanted, decide).await?.is_some() {
-                return Ok(());
+                return Ok(Some(()));
             }
         }
     }
 
-    /// Renames a file. The directory that it is in is of this core.
+    /// Whether what a name stands for is an inode of this core, without stripes: removing it concerns no other inodes.
+    fn is_alone_here(&self, found: Found) -> bool {
+        self.is_here(found.inode) && !(found.is_directory() && self.cores().striped().has(found.inode))
+    }
+
+    /// Renames a file.
     ///
     /// # Errors
     /// As [`namespace::rename`]; [`Error::NoSpace`] for a longer name.
@@ -325,8 +433,32 @@ impl Core {
             // Names take space in the tree.
             self.check_space_for_item()?;
         }
+        let new_name = to.1.to_vec();
+        let rename = move |core: Rc<Core>, old: Holder, old_name: Vec<u8>| async move {
+            let new = core.cores().holder(to.0, &new_name);
+            core.rename_in((old, &old_name), (new, &new_name), renaming).await
+        };
+        self.cores().at_holder(from.0, from.1, rename).await
+    }
+
+    /// As [`rename`](Self::rename), on the core of the holder of the old name; nothing is done if others hold the names by then.
+    async fn rename_in(
+        self: &Rc<Self>,
+        (old, old_name): (Holder, &[u8]),
+        (new, new_name): (Holder, &[u8]),
+        renaming: Renaming,
+    ) -> Result<Option<()>> {
+        let (from, to) = ((old.inode, old_name), (new.inode, new_name));
         loop {
+            let is_held = Cell::new(true);
             let decide = |metadata: &Metadata| {
+                is_held.set(self.holds(old, metadata, old_name)?);
+                if is_held.get() && self.is_here(to.0) {
+                    is_held.set(self.holds(new, metadata, new_name)?);
+                }
+                if !is_held.get() {
+                    return Ok(None);
+                }
                 let moved = namespace::lookup(metadata, from.0, from.1)?;
                 let replaced = match self.is_here(to.0) {
                     true => directory::find(&metadata.items, to.0, to.1)?,
@@ -335,51 +467,66 @@ impl Core {
                 // The directories above may change on other cores.
                 let moves_directory =
                     [Some(moved), replaced].into_iter().flatten().any(|it| it.is_directory());
-                let replaced = replaced.map(|found| found.inode);
-                let inodes = [Some(moved.inode), replaced].into_iter().flatten();
                 if self.totals.cores() > 1 && from.0 != to.0 && moves_directory
-                    || !inodes.into_iter().all(|inode| self.is_here(inode))
+                    || !self.is_here(moved.inode)
+                    || !replaced.is_none_or(|found| self.is_alone_here(found))
                 {
                     return Ok(None);
                 }
+                let replaced = replaced.map(|found| found.inode);
                 let stays = |number, inode: &_| self.stays(number, inode);
                 Ok(Some((replaced, namespace::rename(metadata, from, to, renaming, stays, now())?)))
             };
             if let Some((replaced, ticket)) = self.change_here(decide).await? {
                 self.note(&[from.0, to.0], ticket);
-                if let Ok(moved) = self.lookup(to.0, to.1) {
-                    self.note(&[moved], ticket);
+                if let Ok(moved) = namespace::lookup(&self.metadata.borrow(), to.0, to.1) {
+                    self.note(&[moved.inode], ticket);
                 }
                 if let Some(replaced) = replaced {
                     self.remove_unused(replaced);
                 }
-                return Ok(());
+                self.note_name(new, new_name);
+                return Ok(Some(()));
             }
-            if self.rename_jointly(from, to, renaming).await?.is_some() {
-                return Ok(());
+            if !is_held.get() {
+                return Ok(None);
+            }
+            let Some(is_done) = self.rename_jointly((old, old_name), (new, new_name), renaming).await? else {
+                return Ok(None);
+            };
+            if is_done {
+                return Ok(Some(()));
             }
         }
     }
 
-    /// As [`rename`](Self::rename), of inodes of several cores; nothing is done if other ones are concerned by now.
+    /// As [`rename_in`](Self::rename_in), of inodes of several cores. Returns whether it is done: it isn't if other inodes are concerned by now.
     async fn rename_jointly(
         self: &Rc<Self>,
-        from: (InodeNumber, &[u8]),
-        to: (InodeNumber, &[u8]),
+        (old, old_name): (Holder, &[u8]),
+        (new, new_name): (Holder, &[u8]),
         renaming: Renaming,
-    ) -> Result<Option<()>> {
-        namespace::check_names(from.1, to.1)?;
-        let found = |core: &Core, (directory, name): (InodeNumber, &[u8])| {
-            namespace::find(&core.metadata.borrow(), directory, name)
+    ) -> Result<Option<bool>> {
+        namespace::check_names(old_name, new_name)?;
+        let (from, to) = (old.inode, new.inode);
+        let found = |core: &Core, holder: Holder, name: &[u8]| {
+            let metadata = core.metadata.borrow();
+            match core.holds(holder, &metadata, name)? {
+                true => namespace::find(&metadata, holder.inode, name).map(Some),
+                false => Ok(None),
+            }
         };
-        let moved = found(self, from)?.ok_or_else(|| namespace::missing(from.0, from.1))?;
-        let ((from, old_name), (to, name)) = ((from.0, from.1.to_vec()), (to.0, to.1.to_vec()));
+        let Some(moved) = found(self, old, old_name)? else { return Ok(None) };
+        let moved = moved.ok_or_else(|| namespace::missing(from, old_name))?;
+        let (old_name, name) = (old_name.to_vec(), new_name.to_vec());
         let new_name = name.clone();
-        let find = move |core: Rc<Core>| async move { found(&core, (to, &name)) };
-        let replaced = self.cores().of(to).with(find).await?;
+        let find = move |core: Rc<Core>| async move { found(&core, new, &name) };
+        let Some(replaced) = self.cores().of(to).with(find).await? else { return Ok(None) };
         let both = [Some(moved), replaced];
         let mut inodes = vec![from, to];
         inodes.extend(both.iter().flatten().map(|found| found.inode));
+        let stripes = replaced.and_then(|found| self.cores().striped().find(found.inode));
+        inodes.extend(stripes.iter().flat_map(|stripes| stripes.all()));
         let moves_directory = from != to && both.iter().flatten().any(|found| found.is_directory());
         let wanted = Wanted {
             inodes,
@@ -389,41 +536,51 @@ impl Core {
         };
         let inode_of = |found: Option<directory::Found>| found.map(|found| found.inode);
         let expected = [Some(moved.inode), inode_of(replaced)];
+        let added = new_name.clone();
         let decide = move |view: &View| {
             let metadata = &view.metadata;
             let now_there = [
                 inode_of(directory::find(&metadata.items, from, &old_name)?),
                 inode_of(directory::find(&metadata.items, to, &new_name)?),
             ];
-            if now_there != expected {
+            let has_stripes = match expected[1] {
+                Some(replaced) => view.stripes_of(replaced)? == stripes,
+                None => true,
+            };
+            if now_there != expected || !has_stripes {
                 return Ok(None);
             }
             let sides = ((from, old_name.as_slice()), (to, new_name.as_slice()));
             Ok(Some(((), namespace::rename(metadata, sides.0, sides.1, renaming, |_, _| true, now())?)))
         };
-        self.jointly(wanted, decide).await
+        let is_done = self.jointly(wanted, decide).await?.is_some();
+        if is_done && new.inode == new.directory {
+            let note = move |core: Rc<Core>| async move {
+                core.note_name(new, &added);
+                Ok(())
+            };
+            self.cores().of(to).with(note).await?;
+        }
+        Ok(Some(is_done))
     }
 
-    /// Names of a directory, from an offset on, as many as `visit` takes.
+    /// Names that an inode of this core has, a directory or a stripe, from an offset on, as many as `visit` takes. Returns whether that were all.
     ///
     /// # Errors
-    /// ENOTDIR; ESTALE.
-    pub fn read_directory(
+    /// [`Error::Corrupt`] for a damaged item.
+    pub(crate) fn read_names(
         &self,
-        directory: InodeNumber,
+        inode: InodeNumber,
         from: u64,
         mut visit: impl FnMut(Entry) -> bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let metadata = self.metadata.borrow();
-        if !metadata.inode(directory)?.is_directory() {
-            return Err(Error::from_errno(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
-        }
-        for entry in directory::entries(&metadata.items, directory, from) {
+        for entry in directory::entries(&metadata.items, inode, from) {
             if !visit(entry?) {
-                break;
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Target of a symbolic link.
@@ -495,6 +652,9 @@ impl Core {
                 }
                 runtime::yield_now().await;
             }
+            if core.inode(inode).is_err() {
+                core.cores().striped().set(inode, None);
+            }
         };
         self.kit.tasks.spawn(removing).detach();
     }
@@ -512,21 +672,51 @@ impl Core {
     ///
     /// # Errors
     /// ESTALE; the failure of the log.
-    pub async fn set_attributes(&self, inode: InodeNumber, attributes: Attributes) -> Result<Inode> {
+    pub async fn set_attributes(self: &Rc<Self>, inode: InodeNumber, attributes: Attributes) -> Result<Inode> {
         // A write in flight sets the time when its record is written.
         let node = attributes.modified.map(|_| self.node(inode));
         let _held = match &node {
             Some(node) => Some(node.lock.ask(0..u64::MAX).await),
             None => None,
         };
-        let decide = |metadata: &Metadata| {
-            metadata.inode(inode)?;
+        loop {
+            if let Some(stripes) = self.cores().striped().find(inode) {
+                self.set_attributes_with_stripes(inode, &stripes, attributes).await?;
+                return self.inode(inode);
+            }
+            let decide = |metadata: &Metadata| {
+                metadata.inode(inode)?;
+                if self.cores().striped().has(inode) {
+                    return Ok(None);
+                }
+                let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
+                Ok(Some(((), smallvec![Change::set(inode, attributes)])))
+            };
+            if let Some(((), ticket)) = self.change_here(decide).await? {
+                self.note(&[inode], ticket);
+                return self.inode(inode);
+            }
+        }
+    }
+
+    /// Sets attributes of a directory and of its stripes.
+    async fn set_attributes_with_stripes(
+        self: &Rc<Self>,
+        directory: InodeNumber,
+        stripes: &Stripes,
+        attributes: Attributes,
+    ) -> Result<()> {
+        let mut inodes = vec![directory];
+        inodes.extend(stripes.all());
+        let all = inodes.clone();
+        let decide = move |view: &View| {
+            view.metadata.inode(directory)?;
             let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
-            Ok(((), smallvec![Change::set(inode, attributes)]))
+            // Those of a directory that was removed are gone.
+            let there = all.iter().filter(|inode| view.metadata.inode(**inode).is_ok());
+            Ok(Some(((), there.map(|inode| Change::set(*inode, attributes)).collect())))
         };
-        let ((), ticket) = self.change(decide).await?;
-        self.note(&[inode], ticket);
-        self.inode(inode)
+        self.jointly(Wanted { inodes, ..Wanted::default() }, decide).await.map(drop)
     }
 
     pub(crate) fn check_regular(&self, inode: InodeNumber) -> Result<Inode> {
@@ -731,6 +921,11 @@ pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) ->
 
 /// The next changes that remove an inode, and whether they are the last.
 fn next_removal(metadata: &Metadata, inode: InodeNumber) -> Result<(Changes, bool)> {
+    // A stripe that its directory didn't get, or a directory with leftovers.
+    let names = directory::removal(&metadata.items, inode, NAMES_REMOVED_AT_ONCE);
+    if !names.is_empty() {
+        return Ok((names, false));
+    }
     let mut blocks = 0_u64;
     let mut end = 0;
     for extent in extents(&metadata.items, inode, 0..u64::MAX).take(REMOVED_AT_ONCE) {
@@ -739,9 +934,12 @@ fn next_removal(metadata: &Metadata, inode: InodeNumber) -> Result<(Changes, boo
         end = extent.end();
     }
     let is_last = (blocks as usize) < REMOVED_AT_ONCE;
-    let changes: Changes = match is_last {
+    let mut changes: Changes = match is_last {
         true => smallvec![Change::Remove { inode }, Change::Delete { key: orphan(inode) }],
         false => smallvec![Change::Unmap { inode, from: 0, to: end }],
     };
+    if is_last && stripes::read(&metadata.items, inode)?.is_some() {
+        changes.push(Change::Delete { key: stripes::key(inode) });
+    }
     Ok((changes, is_last))
 }
