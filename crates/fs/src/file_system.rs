@@ -4,7 +4,7 @@
 //! core of the root, so programs that make many files in one directory have it [opened](FileSystem::directory).
 
 use crate::change::Attributes;
-use crate::check::{Contents, Report};
+use crate::check::Report;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::classes::{Class, ClassStatistics};
 use crate::clones::{Cloned, Copied};
@@ -20,7 +20,6 @@ use crate::operations::Statistics;
 use crate::path::{self, Walk};
 use crate::recovery;
 use crate::scrub::Scrubbed;
-use crate::snapshots::SnapshotNumber;
 use crate::stripes::Holder;
 use block::{Error, Payload, Result, ZonesPart};
 use logkit::{Counters, Owner, cleaner, lane};
@@ -251,24 +250,18 @@ impl FileSystem {
     /// # Errors
     /// The failure of the log.
     pub async fn check(&self) -> Result<Report> {
-        self.sync().await?;
-        let parts = self.contents(None).await?;
-        let mut snapshots = Vec::new();
-        for info in self.snapshots().await? {
-            let parts = self.contents(Some(info.number)).await?;
-            snapshots.push((info, parts));
-        }
-        self.with(|core| async move { core.check(parts, snapshots) }).await
-    }
-
-    /// What all cores have of a version.
-    async fn contents(&self, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
-        let mut parts = Vec::new();
-        for core in self.cores.all() {
-            let contents = move |core: Rc<Core>| async move { core.contents(version) };
-            parts.push(core.with(contents).await?);
-        }
-        Ok(parts)
+        self.with(|core| async move {
+            let check = async |core: &Rc<Core>| {
+                let mut snapshots = Vec::new();
+                for info in core.snapshot_list.there() {
+                    let parts = core.all_contents(Some(info.number)).await?;
+                    snapshots.push((info, parts));
+                }
+                core.check(core.all_contents(None).await?, snapshots)
+            };
+            core.at_one_moment(check).await
+        })
+        .await
     }
 
     /// Runs `work` on the home.

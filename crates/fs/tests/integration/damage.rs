@@ -21,6 +21,7 @@ const SETUP: Setup = Setup {
     bursts: 0.0,
     snapshots: 0.0,
     cores: 1,
+    stripe_above: 1000,
     broken: None,
 };
 

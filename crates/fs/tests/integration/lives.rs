@@ -715,6 +715,16 @@ fn cores_whose_number_changes_keep_what_was_made_durable() {
 }
 
 #[test]
+fn directories_that_become_striped_keep_what_was_made_durable() {
+    hold(2, 400, Setup::draw_striped, false);
+}
+
+#[test]
+fn directories_that_become_striped_on_a_medium_that_fails_are_never_wrong() {
+    hold(1, 400, Setup::draw_striped, true);
+}
+
+#[test]
 fn snapshots_stay_as_they_were_taken() {
     hold(2, 400, Setup::draw_snapshots, false);
 }

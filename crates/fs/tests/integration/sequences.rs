@@ -154,9 +154,9 @@ async fn sync(files: &FileSystem, path: &str) -> block::Result<()> {
         let (directory, name) = path.rsplit_once('/').unwrap();
         let directory = match directory {
             "" => fs::inode::ROOT,
-            named => core.lookup(fs::inode::ROOT, &named.as_bytes()[1..])?,
+            named => core.lookup(fs::inode::ROOT, &named.as_bytes()[1..]).await?,
         };
-        let inode = match core.lookup(directory, name.as_bytes()) {
+        let inode = match core.lookup(directory, name.as_bytes()).await {
             Err(Error::NotFound(_)) => directory,
             found => found?,
         };

@@ -55,6 +55,8 @@ pub struct Setup {
     pub snapshots: f64,
     /// Cores in the next life.
     pub cores: u32,
+    /// Number of names above which a directory is striped.
+    pub stripe_above: u64,
     pub broken: Option<Broken>,
 }
 
@@ -74,6 +76,7 @@ impl Setup {
             bursts: 0.0,
             snapshots: 0.0,
             cores: 1,
+            stripe_above: Settings::default().stripe_above,
             broken: None,
         }
     }
@@ -93,6 +96,7 @@ impl Setup {
             bursts: 0.0,
             snapshots: 0.0,
             cores: 1,
+            stripe_above: Settings::default().stripe_above,
             broken: None,
         }
     }
@@ -122,12 +126,23 @@ impl Setup {
         Setup { snapshots: 0.05, ..setup }
     }
 
+    /// Directories that are striped when they have a few names. On one core, whose operations are cut off at one point.
+    pub fn draw_striped(random: &mut Random) -> Self {
+        let setup = match random.below(3) {
+            0 => Setup { clients: 1 + random.below(3), ..Setup::draw(random) },
+            1 => Setup::draw_busy(random),
+            _ => Setup { snapshots: 0.05, ..Setup::draw_busy(random) },
+        };
+        Setup { stripe_above: random.below(4), ..setup }
+    }
+
     pub fn settings(&self) -> Settings {
         // Few checksums in memory, so that some are read from the zones.
         Settings {
             checkpoint_after: self.checkpoint_after,
             sums_bytes: 1,
             cores: Some(self.cores),
+            stripe_above: self.stripe_above,
             broken: self.broken,
             ..Settings::default()
         }
