@@ -264,6 +264,8 @@ impl Core {
         if self.breaks(Broken::SplitsOperations) {
             return self.append_apart(changes).await;
         }
+        // No lane takes it once they have ended.
+        self.check_open()?;
         let request = self.requests.begin(1, None);
         self.queue(changes, Payload::default(), Origin::Joint { request, joins });
         self.requests.wait(request).await

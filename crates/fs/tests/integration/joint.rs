@@ -367,3 +367,30 @@ fn operations_that_are_a_record_for_each_core_are_noticed() {
     assert!(noticed.is_some(), "it isn't noticed");
     println!("noticed with seed {noticed:?}");
 }
+
+/// Breaks a rule, which must be noticed where directories become striped.
+fn is_noticed(broken: Broken) {
+    let noticed = (1..400).find_map(|seed| world(seed, 3, Some(broken)).err().map(|error| (seed, error)));
+    println!("{broken:?}: {noticed:?}");
+    assert!(noticed.is_some(), "it isn't noticed");
+}
+
+#[test]
+fn striping_that_is_a_record_for_each_core_is_noticed() {
+    is_noticed(Broken::SplitsOperations);
+}
+
+#[test]
+fn directories_that_are_striped_before_their_names_are_written_are_noticed() {
+    is_noticed(Broken::StripesEarly);
+}
+
+#[test]
+fn names_that_are_copied_while_others_change_them_are_noticed() {
+    is_noticed(Broken::StripesUnlocked);
+}
+
+#[test]
+fn operations_that_do_not_look_again_for_stripes_are_noticed() {
+    is_noticed(Broken::ForgetsStripes);
+}
