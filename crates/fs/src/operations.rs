@@ -3,6 +3,7 @@
 
 use crate::attributes;
 use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
+use crate::classes::fair_queue::DEFAULT;
 use crate::core::{Broken, Core, now};
 use crate::data::{Cut, end_of};
 use crate::directory::{self, Entry, Found};
@@ -267,6 +268,18 @@ impl Core {
     /// Notes an operation on files that are in use, so that making one of them durable waits for it.
     pub(crate) fn note(&self, inodes: &[InodeNumber], ticket: u64) {
         inodes.iter().filter_map(|inode| self.nodes.find(*inode)).for_each(|node| node.note(ticket));
+    }
+
+    /// Makes durable what was done to an inode of this core; of a directory, to its names as well.
+    ///
+    /// # Errors
+    /// The failure of the log, which stays.
+    pub async fn sync_inode(&self, inode: InodeNumber) -> Result<()> {
+        self.cores().sync_stripes(inode).await?;
+        match self.nodes.find(inode) {
+            Some(node) if node.is_open() => self.sync_in(DEFAULT, node.ticket.get()).await,
+            _ => self.sync_all().await,
+        }
     }
 
     /// Gives a file another name.

@@ -236,15 +236,6 @@ pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, dat
     Ok(length)
 }
 
-/// Makes durable what was done to an inode.
-pub(super) async fn sync(core: &Core, inode: InodeNumber) -> Result<()> {
-    core.cores().sync_stripes(inode).await?;
-    match core.nodes.find(inode) {
-        Some(node) if node.is_open() => core.sync_in(DEFAULT, node.ticket.get()).await,
-        _ => core.sync_all().await,
-    }
-}
-
 /// How renameat2(2) names a rename.
 pub(super) fn renaming(flags: u32) -> Result<Renaming> {
     match flags {

@@ -299,7 +299,7 @@ impl FileSystem for Served {
     }
 
     fn sync(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        self.at(node, move |core| async move { actions::sync(&core, node).await })
+        self.at(node, move |core| async move { core.sync_inode(node).await })
     }
 
     fn set_extended<'a>(
@@ -392,7 +392,7 @@ impl FileSystem for Served {
     }
 
     fn sync_directory(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        self.at(node, move |core| async move { actions::sync(&core, node).await })
+        self.at(node, move |core| async move { core.sync_inode(node).await })
     }
 
     fn allocate(

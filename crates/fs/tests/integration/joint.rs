@@ -381,11 +381,6 @@ fn striping_that_is_a_record_for_each_core_is_noticed() {
 }
 
 #[test]
-fn directories_that_are_striped_before_their_names_are_written_are_noticed() {
-    is_noticed(Broken::StripesEarly);
-}
-
-#[test]
 fn names_that_are_copied_while_others_change_them_are_noticed() {
     is_noticed(Broken::StripesUnlocked);
 }
