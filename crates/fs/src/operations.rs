@@ -158,9 +158,8 @@ impl Core {
             return Ok(inode);
         }
         let new = new.clone();
-        let create = |core: Rc<Core>, holder, name: Vec<u8>| async move {
-            core.create_in(holder, &name, &new).await
-        };
+        let create =
+            |core: Rc<Core>, holder, name: Vec<u8>| async move { core.create_in(holder, &name, &new).await };
         self.cores().at_holder(directory, name, create).await
     }
 
@@ -299,12 +298,7 @@ impl Core {
     }
 
     /// As [`link`](Self::link), on the core of the holder of the name; nothing if that is no longer the holder.
-    async fn link_in(
-        self: &Rc<Self>,
-        inode: InodeNumber,
-        holder: Holder,
-        name: &[u8],
-    ) -> Result<Option<()>> {
+    async fn link_in(self: &Rc<Self>, inode: InodeNumber, holder: Holder, name: &[u8]) -> Result<Option<()>> {
         self.check_space_for_item()?;
         let directory = holder.inode;
         if !self.is_here(inode) {
@@ -685,7 +679,11 @@ impl Core {
     ///
     /// # Errors
     /// ESTALE; the failure of the log.
-    pub async fn set_attributes(self: &Rc<Self>, inode: InodeNumber, attributes: Attributes) -> Result<Inode> {
+    pub async fn set_attributes(
+        self: &Rc<Self>,
+        inode: InodeNumber,
+        attributes: Attributes,
+    ) -> Result<Inode> {
         // A write in flight sets the time when its record is written.
         let node = attributes.modified.map(|_| self.node(inode));
         let _held = match &node {

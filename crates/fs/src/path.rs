@@ -81,7 +81,14 @@ impl Walk {
     pub fn begin_in(version: Option<SnapshotNumber>, path: &str) -> Result<Self> {
         check_length(path)?;
         let at = (ROOT, FileType::Directory);
-        Ok(Walk { at, stripe: None, directory: ROOT, rest: names(path.as_bytes()).collect(), followed: 0, version })
+        Ok(Walk {
+            at,
+            stripe: None,
+            directory: ROOT,
+            rest: names(path.as_bytes()).collect(),
+            followed: 0,
+            version,
+        })
     }
 
     /// The inode on whose core it goes on.
@@ -135,7 +142,9 @@ impl Walk {
             }
             let Some(name) = self.rest.last() else { return Ok(Some(self.at)) };
             let found = match self.version {
-                Some(_) => core.in_version(self.version, |metadata| find(metadata, holder, name).map(Some))?,
+                Some(_) => {
+                    core.in_version(self.version, |metadata| find(metadata, holder, name).map(Some))?
+                }
                 None => core.find_in(Holder { directory: self.at.0, inode: holder }, name)?,
             };
             self.stripe = None;

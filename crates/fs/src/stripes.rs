@@ -116,8 +116,9 @@ impl Striped {
         }
         match (1..=MOST_STRIPES).contains(&inodes.len()) {
             true => Ok(Striped { stripes: Stripes::new(&inodes), has_leftovers }),
-            false => Err(numbers
-                .strange(&format!("has {} stripes; expected 1 to {MOST_STRIPES}", inodes.len()))),
+            false => {
+                Err(numbers.strange(&format!("has {} stripes; expected 1 to {MOST_STRIPES}", inodes.len())))
+            }
         }
     }
 }
@@ -152,11 +153,7 @@ pub fn removal(items: &Forest, directory: InodeNumber) -> Result<Changes> {
 }
 
 /// The changes that make a directory striped once its stripes have all its names; `subdirectories` are the numbers of directories in each.
-pub fn switch(
-    directory: (InodeNumber, &Inode),
-    stripes: &Stripes,
-    subdirectories: &[u32],
-) -> Changes {
+pub fn switch(directory: (InodeNumber, &Inode), stripes: &Stripes, subdirectories: &[u32]) -> Changes {
     let (number, own) = directory;
     let striped = Striped { stripes: stripes.clone(), has_leftovers: true };
     let mut changes = Changes::new();
@@ -189,7 +186,7 @@ pub fn is_large(items: &Forest, directory: InodeNumber, name: &[u8], above: u64)
         return keys(0).take(above as usize + 1).count() as u64 > above;
     }
     let first = hash(name);
-    if first % COUNTS_EVERY != 0 {
+    if !first.is_multiple_of(COUNTS_EVERY) {
         return false;
     }
     let end = first.saturating_add((1 << HASH_BITS) / (above / COUNTED));

@@ -105,7 +105,8 @@ impl Core {
         self.check_space_for_item()?;
         let decide = |metadata: &Metadata| {
             let number = metadata.next_inode(shard);
-            let inode = Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
+            let inode =
+                Change::Put { key: Inode::key(number), value: Inode::stripe(directory, mode).encode() };
             let changes: Changes = smallvec![inode, Change::Put { key: orphan(number), value: Value::new() }];
             Ok((number, changes))
         };

@@ -203,7 +203,9 @@ fn check_entry(
         }
     };
     let what = || format!("\"{}\" in directory {directory}", show(name));
-    let Some(in_directory) = inodes.get(&directory).map(|seen| seen.inode.as_parent(directory)) else { return };
+    let Some(in_directory) = inodes.get(&directory).map(|seen| seen.inode.as_parent(directory)) else {
+        return;
+    };
     if striped.is_meaningless(directory, inodes) {
         return;
     }
@@ -390,12 +392,17 @@ fn check_striped(directory: InodeNumber, stripes: &Stripes, inodes: &SeenInodes,
     }
     for (index, stripe) in stripes.all().iter().enumerate() {
         let Some(found) = inodes.get(stripe).map(|seen| &seen.inode) else {
-            report.note(Kind::Stripe, format!("directory {directory} has the stripe {stripe}, which isn't there"));
+            report.note(
+                Kind::Stripe,
+                format!("directory {directory} has the stripe {stripe}, which isn't there"),
+            );
             continue;
         };
         if !found.is_stripe() || found.parent != directory || stripes.all()[..index].contains(stripe) {
-            report
-                .note(Kind::Stripe, format!("inode {stripe} is a stripe of directory {directory}, and of another one"));
+            report.note(
+                Kind::Stripe,
+                format!("inode {stripe} is a stripe of directory {directory}, and of another one"),
+            );
         }
         let of = |inode: &Inode| (inode.mode, inode.uid, inode.gid);
         if of(found) != of(own) {

@@ -117,9 +117,11 @@ pub(super) const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CAC
 
 impl FileSystem for Served {
     fn lookup<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
-        self.at_name(parent, name, move |core, name| async move {
-            actions::lookup(&core, parent, &name).await
-        })
+        self.at_name(
+            parent,
+            name,
+            move |core, name| async move { actions::lookup(&core, parent, &name).await },
+        )
     }
 
     fn forget(&self, node: u64, lookups: u64) {
@@ -194,7 +196,11 @@ impl FileSystem for Served {
     }
 
     fn remove_directory<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        self.at_name(parent, name, move |core, name| async move { core.remove_directory(parent, &name).await })
+        self.at_name(
+            parent,
+            name,
+            move |core, name| async move { core.remove_directory(parent, &name).await },
+        )
     }
 
     fn rename<'a>(

@@ -303,7 +303,8 @@ fn cut(seed: u64, broken: Option<Broken>) -> Result<(), String> {
         files.close().await?;
         Ok(found.len() as u64)
     };
-    let found = runtime::simulate(simulation(seed).with_files(disk), look).map_err(|error| error.to_string())?;
+    let found =
+        runtime::simulate(simulation(seed).with_files(disk), look).map_err(|error| error.to_string())?;
     let found = found.value.map_err(|error| error.to_string())?;
     match (ABOVE..=ABOVE + 1).contains(&found) {
         true => Ok(()),
@@ -327,7 +328,8 @@ fn names_that_were_durable_are_there_whenever_the_power_is_cut_while_they_are_co
 
 #[test]
 fn directories_that_are_striped_before_their_names_are_written_are_noticed() {
-    let noticed = (1..200).find_map(|seed| cut(seed, Some(Broken::StripesEarly)).err().map(|error| (seed, error)));
+    let noticed =
+        (1..200).find_map(|seed| cut(seed, Some(Broken::StripesEarly)).err().map(|error| (seed, error)));
     println!("{noticed:?}");
     assert!(noticed.is_some(), "it isn't noticed");
 }
