@@ -11,7 +11,7 @@
 //! A shard:
 //! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: what is queued; [`node`]: files in use.
 //! - [`stripes`], `striping`: large directories, whose names are divided among all cores.
-//! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
+//! - [`names`], [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
 //! - [`classes`]: whose reads, writes and syncs are next.
 //! - [`format`](mod@format), [`recovery`]: making and opening.
 //!
@@ -46,6 +46,7 @@ mod joint;
 pub mod locks;
 pub mod metadata;
 pub mod mount;
+pub mod names;
 pub mod namespace;
 pub mod node;
 pub mod operations;

@@ -2,8 +2,8 @@
 
 use crate::core::Core;
 use crate::inode::{FileType, InodeNumber, ROOT};
+use crate::names::find;
 use crate::namespace;
-use crate::operations::find;
 use crate::snapshots::SnapshotNumber;
 use crate::stripes::{self, Holder};
 use block::{Error, Result};
