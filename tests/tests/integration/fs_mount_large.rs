@@ -1,5 +1,7 @@
 //! A directory of many names in a mount, on several cores: it becomes striped while programs use it, and is killed.
 
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
+
 use siltstone_tests::foreign::{Mount, has_fuse};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -79,9 +79,7 @@ pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Res
         match entry_elsewhere(core, inode).await {
             // It was removed on its core meanwhile.
             Err(error)
-                if !core.is_here(inode)
-                    && error.errno() == libc::ESTALE
-                    && core.lookup(parent, name).await.ok() != Some(inode) => {}
+                if error.errno() == libc::ESTALE && core.lookup(parent, name).await.ok() != Some(inode) => {}
             entry => return entry,
         }
     }
