@@ -23,6 +23,7 @@ const SETUP: Setup = Setup {
     snapshots: 0.0,
     cores: 1,
     stripe_above: 1000,
+    is_closed: false,
     broken: None,
 };
 

@@ -57,6 +57,8 @@ pub struct Setup {
     pub cores: u32,
     /// Number of names above which a directory is striped.
     pub stripe_above: u64,
+    /// All lives end in good order.
+    pub is_closed: bool,
     pub broken: Option<Broken>,
 }
 
@@ -77,6 +79,7 @@ impl Setup {
             snapshots: 0.0,
             cores: 1,
             stripe_above: Settings::default().stripe_above,
+            is_closed: false,
             broken: None,
         }
     }
@@ -97,6 +100,7 @@ impl Setup {
             snapshots: 0.0,
             cores: 1,
             stripe_above: Settings::default().stripe_above,
+            is_closed: false,
             broken: None,
         }
     }
@@ -134,6 +138,12 @@ impl Setup {
             _ => Setup { snapshots: 0.05, ..Setup::draw_busy(random) },
         };
         Setup { stripe_above: random.below(4), ..setup }
+    }
+
+    /// Striped directories on several cores, whose operations would be cut off at a point of their own on each.
+    pub fn draw_striped_cores(random: &mut Random) -> Self {
+        let setup = Setup { stripe_above: random.below(4), is_closed: true, ..Setup::draw_cores(random) };
+        Setup { snapshots: if random.chance(0.5) { 0.05 } else { 0.0 }, ..setup }
     }
 
     pub fn settings(&self) -> Settings {
