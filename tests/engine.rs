@@ -206,6 +206,7 @@ impl Core {
             low_watermark: 0.0,
             high_watermark: 0.0,
             most_steps: u64::MAX,
+            read_request_bytes: logkit::READ_REQUEST_BYTES,
             prepare_zones: options.prepare_zones,
         };
         let (lanes, steps) = (settings.appends_in_flight, settings.most_steps);

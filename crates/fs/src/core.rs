@@ -75,6 +75,8 @@ pub struct Settings {
     pub cores: Option<u32>,
     /// The policy of cleaning by its name, and its parameters; without these, the best known ones for the number of zones.
     pub cleaning: (String, Option<logkit::cleaning::Parameters>),
+    /// [`logkit::Settings::read_request_bytes`].
+    pub read_request_bytes: u64,
     /// Shares of the class of the cleaner, scrub and defragmentation.
     pub background_shares: u32,
     /// Most bytes of requests in flight on a core, where [classes](crate::classes) compete; a request counts
@@ -139,6 +141,7 @@ impl Default for Settings {
             metadata_bytes: u64::MAX,
             cores: None,
             cleaning: (logkit::cleaning::DEFAULT.to_owned(), None),
+            read_request_bytes: logkit::READ_REQUEST_BYTES,
             background_shares: BACKGROUND_SHARES,
             io_depth: IO_DEPTH,
             stripe_above: 16_384,
@@ -262,6 +265,7 @@ pub fn kit_settings(
         low_watermark: 0.05,
         high_watermark: 0.2,
         most_steps: u64::MAX,
+        read_request_bytes: settings.read_request_bytes,
         prepare_zones: true,
     }
 }

@@ -22,6 +22,10 @@ use std::rc::Rc;
 /// Largest size of a file in bytes.
 pub const LARGEST_FILE: u64 = i64::MAX as u64 & !(BLOCK - 1);
 
+/// Blocks of one read of a medium, which are 1 MiB: the buffer of a longer one would round up to a power of two, and a piece is checked while
+/// others are read.
+const READ_BLOCKS: u64 = 256;
+
 /// Refuses a range that no file has.
 ///
 /// # Errors
@@ -346,7 +350,7 @@ impl Core {
     }
 }
 
-/// Where a file ends, or the bytes that are wanted, and the extents of these with data.
+/// Where a file ends, or the bytes that are wanted, and the extents of these with data, in pieces of at most [`READ_BLOCKS`].
 fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) -> Result<(u64, Vec<Extent>)> {
     let end = offset.saturating_add(length as u64).min(metadata.inode(inode)?.size);
     let blocks = offset / BLOCK..end.div_ceil(BLOCK);
@@ -357,7 +361,8 @@ fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) ->
     for extent in extents(&metadata.items, inode, blocks.clone()) {
         let part = extent?.part(&blocks);
         if !part.is_preallocated() {
-            parts.push(part);
+            let pieces = (part.block..part.end()).step_by(READ_BLOCKS as usize);
+            parts.extend(pieces.map(|from| part.part(&(from..from + READ_BLOCKS))));
         }
     }
     Ok((end, parts))

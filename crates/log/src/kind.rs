@@ -396,6 +396,7 @@ impl Options {
             low_watermark: self.low_watermark / 100.0,
             high_watermark: self.high_watermark / 100.0,
             most_steps: self.blocks_at_once.max(1),
+            read_request_bytes: logkit::READ_REQUEST_BYTES,
             prepare_zones: false,
         };
         (settings, kit)

@@ -221,9 +221,7 @@ impl<O: Owner> Cleaner<O> {
         let owner = &*self.owner;
         let kit = owner.kit();
         let kept = owner.kept_zones();
-        // Counting the zones of checkpoints takes time, so it is evaluated only if no victim was chosen.
-        let frees_pages = || kit.since_checkpoint() > 0 && has_superseded(kit);
-        State {
+        let state = State {
             has_failed: kit.failure().is_some(),
             is_closing: kit.is_closing(),
             has_queued: owner.appender().queued() > 0,
@@ -243,7 +241,7 @@ impl<O: Owner> Cleaner<O> {
             preparing: kit.pool.preparing(),
             has_covered: has_resettable(owner),
             has_coverable: has_coverable(owner),
-            frees_pages: answers.choice == Choice::Nothing && frees_pages(),
+            frees_pages: false,
             victim: match &self.in_hand {
                 None => decision::Victim::None,
                 Some(in_hand) if in_hand.has_moves(kit) => decision::Victim::Moves,
@@ -252,7 +250,13 @@ impl<O: Owner> Cleaner<O> {
             choice: answers.choice,
             is_blocked: moves_wait(owner),
             pace: answers.pace,
-        }
+        };
+        // Counting the zones of checkpoints takes time, so it is left out where the decision doesn't depend on it.
+        let frees_pages = state.is_urgent()
+            && answers.choice == Choice::Nothing
+            && kit.since_checkpoint() > 0
+            && has_superseded(kit);
+        State { frees_pages, ..state }
     }
 
     fn task(&mut self, task: Task) -> &mut BackgroundTask {
@@ -311,11 +315,12 @@ impl<O: Owner> Cleaner<O> {
         let owner = self.owner.clone();
         let kit = owner.kit();
         let blocks = (kit.settings.data_blocks, kit.layout.zone_blocks);
-        let (candidates, has_uncommitted) = kit.pool.candidates(blocks, &kit.streams.all_committed());
         let (pressure, now) = (pace::pressure(&*owner), kit.clock());
-        let chosen = kit.policy.borrow_mut().choose(&mut candidates.iter().copied(), pressure, now);
-        let Some(candidate) = chosen.and_then(|zone| candidates.iter().find(|other| other.zone == zone))
-        else {
+        let choose = |candidates: &mut dyn Iterator<Item = Candidate>| {
+            kit.policy.borrow_mut().choose(candidates, pressure, now)
+        };
+        let (chosen, has_uncommitted) = kit.pool.choose(blocks, &kit.streams.all_committed(), choose);
+        let Some(candidate) = &chosen else {
             return Chosen::Nothing(match has_uncommitted && pressure.is_urgent() {
                 true => Choice::Uncommitted,
                 false => Choice::Nothing,

@@ -49,6 +49,9 @@ pub struct Settings {
     pub high_watermark: f64,
     /// Most steps of the entries of a record beside those for its data.
     pub most_steps: u64,
+    /// Fixed cost of a read of a victim, as the number of bytes that could be read meanwhile: shorter gaps between live data are read, too.
+    /// With 0 only live data is read, with `u64::MAX` all from the first live block of the zone to the last one.
+    pub read_request_bytes: u64,
     /// Whether lanes have their next zone [opened ahead](crate::prepare), so that no record of users waits for that.
     pub prepare_zones: bool,
 }

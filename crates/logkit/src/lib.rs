@@ -64,5 +64,5 @@ pub use owner::Owner;
 pub use pool::{Usage, Zone, ZonePool};
 pub use stream::{Joint, Sequences, StreamId, Streams};
 pub use sums::ZoneSums;
-pub use victim::{Piece, Victim};
+pub use victim::{Piece, READ_REQUEST_BYTES, Victim};
 pub use zone_writer::ZoneWriter;

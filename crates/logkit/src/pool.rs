@@ -11,6 +11,7 @@ use crate::cleaning::Candidate;
 use crate::stream::{Sequences, StreamId};
 use block::ZoneIndex;
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -771,48 +772,43 @@ impl ZonePool {
         state.dead.iter().any(|zone| is_wanted(&state.zones[*zone as usize]))
     }
 
-    /// The full zones with data of which cleaning would gain anything. A zone of `zone_blocks` blocks that the cleaner fills takes
-    /// `data_blocks`; fewer while zones are filled only as far as they are known to have space, and what has less is moved
-    /// in vain, and would be again and again.
+    /// Lets `choose` choose one of the candidates: the full zones with data of which cleaning would gain anything. A zone of
+    /// `zone_blocks` blocks that the cleaner fills takes `data_blocks`; fewer while zones are filled only as far as they are known to have
+    /// space, and what has less is moved in vain, and would be again and again.
     /// Zones with a record that hasn't committed are left out: what is live in them can still grow. Returns whether there is
-    /// any of these, too.
-    pub fn candidates(
+    /// any of these, too, among the zones that `choose` examined. It takes no time where `choose` examines none. The pool is locked while it
+    /// runs: no other method of it may be called.
+    pub fn choose(
         &self,
         (data_blocks, zone_blocks): (u32, u32),
         committed: &Sequences,
-    ) -> (Vec<Candidate>, bool) {
+        choose: impl FnOnce(&mut dyn Iterator<Item = Candidate>) -> Option<ZoneIndex>,
+    ) -> (Option<Candidate>, bool) {
         let state = self.lock();
-        let taken = |zone: usize| match state.only_backed {
-            true => data_blocks.saturating_sub(zone_blocks.saturating_sub(state.useful(zone as u32))),
-            false => data_blocks,
-        };
-        let full = state.zones.iter().enumerate().filter(|(number, zone)| {
-            let to_move = zone.live.saturating_sub(zone.dying);
+        let has_uncommitted = Cell::new(false);
+        let candidate = |number: usize| {
+            let zone = &state.zones[number];
+            // What records cost beside their data is garbage, too, as soon as they can be packed better.
+            let written = match state.only_backed {
+                true => data_blocks.saturating_sub(zone_blocks.saturating_sub(state.useful(number as u32))),
+                false => data_blocks,
+            };
+            let live = zone.live.saturating_sub(zone.dying);
             // Of a zone whose blocks are all dying nothing can be moved.
-            let is_dying = to_move == 0 && zone.live > 0;
-            zone.usage == Usage::Full
-                && zone.class != CHECKPOINT_CLASS
-                && to_move < taken(*number)
-                && !is_dying
-        });
-        let mut has_uncommitted = false;
-        let mut candidates = Vec::new();
-        for (number, zone) in full {
-            if !zone.last.is_within(committed) {
-                has_uncommitted = true;
-                continue;
+            let is_dying = live == 0 && zone.live > 0;
+            if zone.usage != Usage::Full || zone.class == CHECKPOINT_CLASS || live >= written || is_dying {
+                return None;
             }
-            candidates.push(Candidate {
-                zone: ZoneIndex(number as u32),
-                live: zone.live.saturating_sub(zone.dying).into(),
-                // What records cost beside their data is garbage, too, as soon as they can be packed better.
-                written: taken(number).into(),
-                class: zone.class,
-                opened: zone.opened,
-                changed: zone.changed,
-            });
-        }
-        (candidates, has_uncommitted)
+            if !zone.last.is_within(committed) {
+                has_uncommitted.set(true);
+                return None;
+            }
+            let &Zone { class, opened, changed, .. } = zone;
+            let zone = ZoneIndex(number as u32);
+            Some(Candidate { zone, live: live.into(), written: written.into(), class, opened, changed })
+        };
+        let chosen = choose(&mut (0..state.zones.len()).filter_map(candidate));
+        (chosen.and_then(|zone| candidate(zone.0 as usize)), has_uncommitted.get())
     }
 }
 

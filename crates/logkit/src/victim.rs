@@ -7,10 +7,9 @@ use crate::scan::{self, Found};
 use block::{Buffer, Data, Error, Result};
 use std::ops::Range;
 
-/// Fixed cost of a read of a victim, as the number of bytes that could have been read in the same time. fio, randread, direct,
-/// iodepth=8, on a virtual SSD, 2026-11-21: 45 800 reads of 4 KiB a second or 1568 of 1 MiB, so 19 µs per request and
-/// 2.5 µs per 4 KiB.
-const REQUEST_BYTES: usize = 32 << 10;
+/// Usual value of [`Settings::read_request_bytes`](crate::Settings::read_request_bytes). fio, randread, direct, iodepth=8, on a virtual SSD,
+/// 2026-11-21: 45 800 reads of 4 KiB a second or 1568 of 1 MiB, so 19 µs per request and 2.5 µs per 4 KiB.
+pub const READ_REQUEST_BYTES: u64 = 32 << 10;
 /// Longest read of a victim, in bytes.
 const LARGEST_READ: usize = 1 << 20;
 /// Number of reads of a victim in flight.
@@ -103,7 +102,7 @@ impl Victim {
     ) -> Result<Vec<(Piece<N>, Data)>> {
         let block = kit.layout.block_bytes();
         let blocks_of = |piece: &Piece<N>| u64::from(piece.position)..u64::from(piece.position + piece.count);
-        let plan = read_plan(pieces.iter().map(blocks_of), read_cost(block));
+        let plan = read_plan(pieces.iter().map(blocks_of), read_cost(kit.settings.read_request_bytes, block));
         let mut data: Vec<(Range<u64>, Data)> = Vec::with_capacity(plan.len());
         for requests in plan.chunks(READS) {
             let reads = requests.iter().map(|range| {
@@ -156,8 +155,8 @@ impl Victim {
 }
 
 /// Returns the cost of reads of a victim, in blocks.
-fn read_cost(block: usize) -> ReadCost {
-    let request = (REQUEST_BYTES / block) as u64;
+fn read_cost(request_bytes: u64, block: usize) -> ReadCost {
+    let request = request_bytes / block as u64;
     ReadCost { request, largest_gap: request, largest_request: (LARGEST_READ / block).max(1) as u64 }
 }
 
@@ -167,8 +166,12 @@ mod tests {
 
     /// Of a zone of 1024 blocks of which each `of`th is live.
     fn reads(of: usize) -> Vec<u64> {
+        reads_at_cost(READ_REQUEST_BYTES, of)
+    }
+
+    fn reads_at_cost(request_bytes: u64, of: usize) -> Vec<u64> {
         let live = (0..1024).step_by(of).map(|block| block..block + 1);
-        read_plan(live, read_cost(4096)).iter().map(|range| range.end - range.start).collect()
+        read_plan(live, read_cost(request_bytes, 4096)).iter().map(|range| range.end - range.start).collect()
     }
 
     #[test]
@@ -177,5 +180,7 @@ mod tests {
         assert_eq!(reads(4).len(), 4, "gaps of 3 blocks are read through");
         assert_eq!(reads(9).len(), 4, "gaps of 8 cost as much as a request");
         assert_eq!(reads(10), [1; 103], "gaps of 9 cost more");
+        assert_eq!(reads_at_cost(0, 2), [1; 512], "only live blocks");
+        assert_eq!(reads_at_cost(u64::MAX, 100).len(), 4, "all of it");
     }
 }

@@ -17,16 +17,14 @@ use crate::board::{Board, BusTaken, Programmer};
 use crate::pty::Pty;
 use crate::serprog::{Action, Answer, ChipSelect, LONGEST_REQUEST, MOST_READ, Session, Step};
 use block::{Buffer, Data, Error, Payload, Result};
+use runtime::TaskGroup;
 use runtime::file::File;
 use runtime::net::{Access, Address, Listener, Stream};
 use runtime::sync::{StopSource, StopToken};
-use runtime::{Instant, TaskGroup};
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 /// Largest number of connected programmers.
@@ -41,14 +39,6 @@ pub const INCOMPLETE_LIMIT: Duration = Duration::from_secs(1);
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Bytes of one receive from a pseudo-terminal, which holds no more.
 const TERMINAL_PIECE: usize = 4096;
-/// Time for which a connection polls for the next request before it lets the shard sleep, if the last one came as soon: to wake a
-/// sleeping processor takes longer than the rest of a round trip.
-const POLL_LIMIT: Duration = Duration::from_micros(25);
-/// Time after which polling must have been interrupted: other work needs the processors. A task that slept is woken sooner then
-/// than one that polled.
-const INTERRUPTED: Duration = Duration::from_micros(200);
-/// Requests that are waited for without polling after an interruption.
-const MOST_UNPOLLED: u32 = 1000;
 /// Time after which a connection with many requests lets other tasks run.
 const LONGEST_TURN: Duration = Duration::from_millis(1);
 
@@ -211,14 +201,6 @@ impl Line {
     }
 }
 
-/// Outcome of polling for requests.
-enum Polled {
-    /// So many bytes.
-    Received(usize),
-    /// None in time; the answers, or the rest of them, that are still to be sent.
-    Nothing(Option<Buffer>),
-}
-
 /// Why a connection has ended.
 enum Ended {
     /// The programmer has left, or the server stops.
@@ -235,10 +217,6 @@ struct Connection {
     drivers: bool,
     select: ChipSelect,
     answers: Option<Buffer>,
-    /// Whether the last request came within [`POLL_LIMIT`] of the answers before it.
-    is_quick: bool,
-    /// Requests that are still waited for without polling.
-    unpolled: u32,
 }
 
 impl Connection {
@@ -252,8 +230,6 @@ impl Connection {
             drivers: true,
             select,
             answers: None,
-            is_quick: false,
-            unpolled: 0,
         }
     }
 
@@ -288,80 +264,26 @@ impl Connection {
     }
 
     /// Sends the answers and receives the next requests. They are carried out only after the answers have been sent.
-    async fn send_and_receive(&mut self, mut requests: Buffer) -> Result<(usize, Buffer), Ended> {
-        let Some(answers) = self.answers.take() else { return self.receive(requests).await };
-        let begun = runtime::now();
-        let received = match self.is_quick {
-            true => self.poll_for_requests(answers, &mut requests, begun).await?,
-            false => Polled::Nothing(Some(answers)),
-        };
-        let result = match received {
-            Polled::Received(count) => Ok((count, requests)),
-            Polled::Nothing(None) => self.receive(requests).await,
-            Polled::Nothing(Some(answers)) => self.send_with_receive(answers.freeze(), requests).await,
-        };
-        self.unpolled = self.unpolled.saturating_sub(1);
-        self.is_quick = begun.elapsed() < POLL_LIMIT && self.unpolled == 0;
-        result
+    async fn send_and_receive(&mut self, requests: Buffer) -> Result<(usize, Buffer), Ended> {
+        if let Some(answers) = self.answers.take() {
+            self.send_now(answers).await?;
+        }
+        self.receive(requests).await
     }
 
-    /// Sends, and polls for requests, without the ring.
-    async fn poll_for_requests(
-        &mut self,
-        answers: Buffer,
-        requests: &mut Buffer,
-        begun: Instant,
-    ) -> Result<Polled, Ended> {
-        let Line::Socket(stream) = &self.line else { return Ok(Polled::Nothing(Some(answers))) };
-        let length = answers.filled().len();
+    /// Sends without the ring what the kernel takes at once, which is nearly always everything, then the rest. Submitted with the
+    /// receive, the send's completion would wake the shard once more in each round trip.
+    async fn send_now(&mut self, answers: Buffer) -> Result<(), Ended> {
+        let Line::Socket(stream) = &self.line else { return Ok(()) };
         let sent = stream.try_send(answers.filled()).map_err(Ended::Failed)?;
-        if sent < length {
-            let mut rest = Buffer::new(length - sent);
-            rest.append(&answers.filled()[sent..]);
-            return Ok(Polled::Nothing(Some(rest)));
+        let rest = &answers.filled()[sent..];
+        if rest.is_empty() {
+            return Ok(());
         }
-        while begun.elapsed() < POLL_LIMIT && !self.shared.stop.is_stopped() {
-            match stream.try_receive(requests) {
-                Ok(Some(count)) => return Ok(Polled::Received(count)),
-                Ok(None) => runtime::yield_now().await,
-                Err(error) => return Err(Ended::Failed(error)),
-            }
-        }
-        if begun.elapsed() > INTERRUPTED {
-            self.unpolled = MOST_UNPOLLED;
-        }
-        Ok(Polled::Nothing(None))
-    }
-
-    /// Sends and receives, both submitted to the kernel at once: it saves a system call per round trip.
-    async fn send_with_receive(&self, answers: Data, requests: Buffer) -> Result<(usize, Buffer), Ended> {
-        let both = async {
-            let (mut sending, mut receiving) =
-                (pin!(self.line.send(answers)), pin!(self.line.receive(requests)));
-            let (mut sent, mut received) = (None, None);
-            poll_fn(|context| {
-                if sent.is_none()
-                    && let Poll::Ready(result) = sending.as_mut().poll(context)
-                {
-                    sent = Some(result);
-                }
-                if received.is_none()
-                    && let Poll::Ready(result) = receiving.as_mut().poll(context)
-                {
-                    received = Some(result);
-                }
-                match (&sent, received.is_some()) {
-                    (Some(Err(_)), _) => Poll::Ready(None),
-                    (Some(Ok(())), true) => Poll::Ready(received.take()),
-                    _ => Poll::Pending,
-                }
-            })
-            .await
-        };
-        match self.shared.stop.unless_stopped(both).await {
-            Some(Some((Ok(count), buffer))) => Ok((count, buffer)),
-            _ => Err(Ended::Closed),
-        }
+        let mut unsent = Buffer::new(rest.len());
+        unsent.append(rest);
+        self.answers = Some(unsent);
+        self.flush().await
     }
 
     /// Receives into a buffer of its own: a read of a file can't be cancelled, and the bytes that it returns must not be lost when

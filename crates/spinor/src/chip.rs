@@ -512,6 +512,11 @@ impl Chip {
         }
         self.power = Power::On { since: self.now };
         self.reload(true);
+        // A transaction that began without power stays without effect.
+        if self.link.selected {
+            self.link.abandon();
+            self.link.refusal = Some(Refusal::NoPower);
+        }
     }
 
     /// Sets the supply voltage in millivolts: below the write inhibit voltage the chip loses power, and gains it above the

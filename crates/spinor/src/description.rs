@@ -10,6 +10,9 @@ use crate::action::{Action, Conditions};
 use std::fmt;
 use std::sync::Arc;
 
+/// Largest page that is programmed at once, in bytes.
+pub(crate) const LARGEST_PAGE: u32 = 65536;
+
 /// Everything that the interpreter knows of one type of chip.
 #[derive(Debug, Clone)]
 pub struct Description {

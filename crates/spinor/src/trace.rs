@@ -18,9 +18,13 @@ pub struct Record {
     /// Opcode; in continuous read mode the one that began it.
     pub opcode: u8,
     pub(crate) command: Option<u16>,
-    /// Address; `None` without an address phase.
+    /// Address, also one that the chip counts up itself in AAI programming; `None` for a command without one.
     pub address: Option<u32>,
-    /// Whether the chip was in QPI when it ended.
+    /// Bytes of the address phase.
+    pub(crate) address_bytes: u8,
+    /// Whether the opcode was on the bus: continuous reads have none.
+    pub(crate) has_opcode: bool,
+    /// Whether the chip was in QPI when it began.
     pub qpi: bool,
     /// Data bytes from the host.
     pub received: u64,
@@ -59,6 +63,7 @@ impl Record {
             && (self.received, self.sent) == (other.received, other.sent)
             && self.refusal == other.refusal
             && self.state == other.state
+            && (self.qpi, self.clocks) == (other.qpi, other.clocks)
             && self.received == 0
     }
 
@@ -269,6 +274,9 @@ impl Waveform {
     }
 }
 
+/// Largest number of mode and dummy clocks that a waveform shows.
+const MOST_BETWEEN: u64 = 64;
+
 /// Levels of IO0 to IO3 between transactions.
 const UNDRIVEN: [char; 4] = ['z'; 4];
 
@@ -291,16 +299,19 @@ impl Record {
             None => [1; 3],
         };
         let mut clocks = Vec::new();
-        append(&mut clocks, &[self.opcode], opcode, false);
-        if let Some(value) = self.address {
-            let bytes = value.to_be_bytes();
-            append(&mut clocks, if value >> 24 == 0 { &bytes[1..] } else { &bytes }, address, false);
+        if self.has_opcode {
+            append(&mut clocks, &[self.opcode], opcode, false);
         }
-        if let Some(command) = command {
-            let mode = if command.mode { 8 / address } else { 0 };
-            clocks.extend((0..command.dummy + mode).map(|_| UNDRIVEN));
+        let bytes = self.address.unwrap_or(0).to_be_bytes();
+        append(&mut clocks, &bytes[bytes.len() - usize::from(self.address_bytes)..], address, false);
+        // Mode and dummy clocks are what the data leave. The bytes of a refused command are unknown.
+        let data_clocks = (self.received + self.sent).saturating_mul(u64::from(8 / data));
+        if data_clocks > 0 {
+            let between = self.clocks.saturating_sub(clocks.len() as u64).saturating_sub(data_clocks);
+            clocks.extend((0..between.min(MOST_BETWEEN)).map(|_| UNDRIVEN));
         }
         append(&mut clocks, self.data(), data, self.sent > 0);
+        clocks.truncate(usize::try_from(self.clocks).unwrap_or(usize::MAX));
         clocks
     }
 }

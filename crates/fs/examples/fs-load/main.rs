@@ -4,21 +4,22 @@
 //! fs-load --image=PATH [--format=BYTES] [--block_size=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES]
 //!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--cores=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
 //!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES] [--cleaning=POLICY] [--k=SHARE] [--m=BYTES]
-//!         [--shares=N:N] [--compaction_bs=BYTES] [--compaction_depth=N] [--depth_bytes=BYTES] [--ram=1]
+//!         [--victims=planned|fragments|whole] [--shares=N:N] [--compaction_bs=BYTES] [--compaction_depth=N] [--depth_bytes=BYTES] [--ram=1]
 //! ```
 //!
 //! The image is a file, opened with O_DIRECT, or memory with `--ram=1`; with `--format` the file system is made anew, of that size, with
 //! blocks of `--block_size`. `--depth_bytes` bounds the I/O in flight where classes compete. `--cleaning` is one of the kit's policies; `--k`
 //! and `--m` are the parameters of `threshold`, S3's: zones with a smaller live share are cleaned, once they have about so many bytes of
-//! live data. `--lanes` appends are in
+//! live data. `--victims` are read as the kit plans it, in fragments without the gaps between them, or as a whole. `--lanes` appends are in
 //! flight at a time on each of `--cores`, and every client runs on the core that has its directory. `--rw`:
 //! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a directory of its own, with
 //!   `--iodepth` requests in flight on each. The file is written first, where it isn't there; `write` begins again at its end.
 //! - `append`: files grow by requests that name no offset; a full one is cut off.
 //! - `append-sync`: as many files as `--iodepth`, each with one writer, which appends and makes it durable.
-//! - `create`, `unlink`: files in a directory for each writer, `--iodepth` writers. `unlink` makes them first, outside of the time.
+//! - `create`, `unlink`: files in a directory for each writer, `--iodepth` writers. `unlink` makes 100 000 for each first, outside of the time.
 //! - `small-files`: as `create`, and each file gets one write of `--bs` bytes, which has completed before the next file is created.
-//!   Every writer makes at most 10 000 files, so that they fit with large blocks.
+//!   Every writer makes at most 10 000 files, so that they fit with large blocks. Where the number of files is fixed, there is no ramp time,
+//!   and the run ends with the last file if that is earlier.
 //! - `commit-log`: `append-sync` beside a compaction: random reads of `--compaction_bs` bytes, `--compaction_depth` at a time, of a file of
 //!   `--size` bytes on the same core. With `--shares=LOG:COMPACTION` each has an I/O class. The latencies are those of the commits; what the
 //!   compaction read is in the last line of standard error.
@@ -44,7 +45,7 @@ use std::time::Duration;
 
 const PERCENTILES: [f64; 7] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0];
 /// Files that a writer makes before they are removed again.
-const FILES: u64 = 20_000;
+const FILES: u64 = 100_000;
 /// Files of one writer of `small-files`.
 const SMALL_FILES: u64 = 10_000;
 
@@ -77,6 +78,7 @@ struct Job {
     disk: u64,
     cleaning: Option<String>,
     live_share: Option<f64>,
+    read_request_bytes: u64,
     read_at_once: Option<u64>,
 }
 
@@ -107,6 +109,7 @@ impl Job {
             disk: 0,
             cleaning: None,
             live_share: None,
+            read_request_bytes: Settings::default().read_request_bytes,
             read_at_once: None,
         };
         for argument in arguments {
@@ -150,6 +153,17 @@ impl Job {
                 "small" => job.small = number()?,
                 "disk" => job.disk = number()?,
                 "cleaning" => job.cleaning = Some(value.to_owned()),
+                "victims" => {
+                    job.read_request_bytes = match value {
+                        "planned" => Settings::default().read_request_bytes,
+                        "fragments" => 0,
+                        "whole" => u64::MAX,
+                        _ => {
+                            let expected = "expected planned, fragments or whole";
+                            return Err(Error::invalid(format!("{argument}: {expected}")));
+                        }
+                    }
+                }
                 "k" => job.live_share = Some(value.parse().map_err(|_| unknown())?),
                 "m" => job.read_at_once = Some(number()?),
                 _ => return Err(unknown()),
@@ -157,6 +171,11 @@ impl Job {
         }
         if job.block_size.is_some() && job.format.is_none() {
             return Err(Error::invalid("--block_size: expected --format=BYTES, too"));
+        }
+        if (job.live_share.is_some() || job.read_at_once.is_some())
+            && job.cleaning.as_deref() != Some("threshold")
+        {
+            return Err(Error::invalid("--k and --m: expected --cleaning=threshold, too"));
         }
         match job.image.is_empty() && job.directory.is_none() && !job.ram
             || job.depth == 0
@@ -173,6 +192,17 @@ impl Job {
 
     fn writes(&self) -> bool {
         !matches!(self.rw.as_str(), "read" | "randread")
+    }
+
+    /// Whether the load ends with a number of files.
+    fn has_fixed_files(&self) -> bool {
+        matches!(self.rw.as_str(), "unlink" | "small-files")
+    }
+
+    /// When the measured time begins and ends, if the load begins now. A ramp time would use up a fixed number of files.
+    fn measured_time(&self) -> (Instant, Instant) {
+        let from = now() + if self.has_fixed_files() { Duration::ZERO } else { self.ramp_time };
+        (from, from + self.runtime)
     }
 
     /// Size of the disk in bytes.
@@ -251,8 +281,12 @@ async fn open(job: &Job) -> Result<FileSystem> {
     let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
     let device = plan.build().await?.top()?;
     let zones = zones_on(device, job.format.is_some(), job.zone_size).await?;
-    let mut settings =
-        Settings { appends_in_flight: job.lanes, io_depth: job.depth_bytes, ..Settings::default() };
+    let mut settings = Settings {
+        appends_in_flight: job.lanes,
+        io_depth: job.depth_bytes,
+        read_request_bytes: job.read_request_bytes,
+        ..Settings::default()
+    };
     if let Some(policy) = &job.cleaning {
         let mut parameters = CleaningParameters::for_zones(zones.geometry().zones);
         parameters.live_share = job.live_share.unwrap_or(parameters.live_share);
@@ -557,8 +591,8 @@ fn run_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Dura
             std::fs::File::create(folder.join(format!("file-{number}"))).map_err(wrong)?;
         }
     }
-    let from = now() + job.ramp_time;
-    let clock = (from, from + job.runtime);
+    let clock = job.measured_time();
+    let from = clock.0;
     let all: Vec<std::io::Result<Measured>> = std::thread::scope(|scope| {
         let start = |folder: &std::path::PathBuf| {
             scope.spawn({
@@ -671,8 +705,8 @@ async fn run(job: &Job) -> Result<(Measured, Duration)> {
     }
     let clients: Vec<Client> = clients(job, &files).await?;
     files.sync().await?;
-    let from = now() + job.ramp_time;
-    let time = (from, from + job.runtime);
+    let time = job.measured_time();
+    let from = time.0;
     let mut cores = Vec::new();
     for shard in (0..runtime::shard_count()).map(ShardIndex) {
         let its = (0..).zip(&clients).filter(|(_, client)| client.shard() == shard);
@@ -698,10 +732,10 @@ fn print(job: &Job, measured: &Measured, time: Duration, started: Instant) {
         .collect();
     let (count, seconds) = (latencies.count(), time.as_secs_f64().max(1e-9));
     let bytes = measured.bytes.unwrap_or(count * job.bytes as u64);
-    // A simulation has no time of its own: its processor time is that of the whole program.
-    let wall = match measured.bytes {
-        Some(_) => (now() - started).as_secs_f64(),
-        None => (job.runtime + job.ramp_time).as_secs_f64(),
+    // Where the work is fixed, and not its time, the processor time is that of the whole program.
+    let wall = match measured.bytes.is_some() || job.has_fixed_files() {
+        true => (now() - started).as_secs_f64(),
+        false => (job.runtime + job.ramp_time).as_secs_f64(),
     };
     println!(
         "{{\"jobs\": [{{\"jobname\": \"fs-load\", \"error\": 0, \"usr_cpu\": {:.3}, \"sys_cpu\": 0.0, \"job_runtime\": {:.0}, \"{}\": {{\

@@ -159,8 +159,12 @@ fn blocks_that_are_dying_are_not_moved_and_keep_their_zone() {
     pool.add_live(2, 5);
     pool.set_full(2);
     let live = || {
-        let (candidates, _) = pool.candidates((100, 100), &Sequences::default());
-        candidates.iter().map(|it| it.live).collect::<Vec<_>>()
+        let mut live = Vec::new();
+        pool.choose((100, 100), &Sequences::default(), |candidates| {
+            live.extend(candidates.map(|it| it.live));
+            None
+        });
+        live
     };
     pool.accounts().begin_dying(2, 2);
     assert_eq!((live(), pool.live(2), pool.get(2).dying), (vec![3], 5, 2));

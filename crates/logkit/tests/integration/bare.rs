@@ -99,6 +99,7 @@ impl Bare {
             low_watermark: 0.0,
             high_watermark: 0.0,
             most_steps: u64::MAX,
+            read_request_bytes: logkit::READ_REQUEST_BYTES,
             prepare_zones,
         };
         let own = [USER, CLEANER];

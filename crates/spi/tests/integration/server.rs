@@ -231,6 +231,25 @@ never = "not-write-enabled"
 }
 
 #[test]
+fn rules_know_the_addresses_of_auto_increment() {
+    const RULES: &str = "[[rule]]\nnever = \"write\"\nto = 0xFFFF\n[[rule]]\nnever = \"program-unerased\"";
+    run(|| async {
+        let served_chip = served_chip("SST25VF032B", Time::Fast(0), RULES).await;
+        let programmer = Programmer::connect(&served_chip).await;
+        for bytes in [&[0x50][..], &[0x01, 0], &[0x06], &[0xAD, 1, 0, 0, 0, 0], &[0xAD, 0, 0], &[0x04]] {
+            programmer.spi(bytes, 0).await;
+        }
+        let violations = || served_chip.board().borrow().rules().violations();
+        assert_eq!(violations(), 0, "words outside the range");
+        for bytes in [&[0x06][..], &[0xAD, 0, 0xFF, 0xFE, 0, 0], &[0xAD, 0xFF, 0xFF], &[0x04]] {
+            programmer.spi(bytes, 0).await;
+        }
+        assert_eq!(violations(), 2, "a word inside it, and one on programmed cells");
+        close(served_chip).await;
+    });
+}
+
+#[test]
 fn a_port_in_use_is_an_error_that_names_it() {
     run(|| async {
         let served_chip = served_chip("W25Q128JV", Time::Fast(0), "").await;

@@ -305,7 +305,8 @@ impl Chip {
         let whole = self.description.times.page_program;
         match self.description.times.byte_program {
             Some((first, next)) if bytes < u64::from(self.description.page) => {
-                let typical = (first + next * bytes.saturating_sub(1)).min(whole.typical);
+                let rest = next.saturating_mul(bytes.saturating_sub(1));
+                let typical = first.saturating_add(rest).min(whole.typical);
                 let maximum =
                     u128::from(whole.maximum) * u128::from(typical) / u128::from(whole.typical.max(1));
                 Span { typical, maximum: u64::try_from(maximum).unwrap_or(whole.maximum) }
@@ -326,6 +327,10 @@ impl Chip {
             return Err(refusal);
         }
         let data = self.link.page[..2].to_vec();
+        let cells = &self.memory.bytes()[address as usize..][..2];
+        let overwrites = cells.iter().zip(&data).filter(|(cell, data)| *data & !*cell != 0).count();
+        self.link.overwrites = overwrites as u32;
+        self.counters.overwrites += overwrites as u64;
         let next = (address + 2) & (self.description.size - 1);
         // The mode ends by itself at the last address, with the write enable latch.
         self.modes.aai = (next != 0).then_some(next);

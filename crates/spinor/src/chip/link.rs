@@ -5,7 +5,7 @@
 
 use super::{Chip, HoldPin, Power, Refusal};
 use crate::action::{Action, Condition};
-use crate::description::{AddressWidth, Continuous, Description, Meaning, Protocol};
+use crate::description::{AddressWidth, Continuous, Description, LARGEST_PAGE, Meaning, Protocol};
 use crate::trace::{Record, SAMPLE};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +51,13 @@ pub(super) struct Link {
     pub(super) command: Option<u16>,
     /// Next address; reads and FRAM writes advance it.
     pub(super) address: u32,
-    /// Address that the host sent.
-    first_address: u32,
+    /// Address that the host sent, or that AAI programming goes on at; `None` for a command without one.
+    first_address: Option<u32>,
     address_bytes: u8,
+    /// Whether the chip was in QPI when CS# fell.
+    qpi: bool,
+    /// Whether the transaction began with an opcode: continuous reads have none.
+    has_opcode: bool,
     mode_byte: u8,
     pub(super) source: Source,
     /// Wrap length of the read in bytes.
@@ -73,7 +77,8 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(description: &Description) -> Link {
-        let page = if description.writes_in_place { 16 } else { description.page.max(16) };
+        // Chips that write in place have the whole array as their page, and use the buffer for security registers only.
+        let page = description.page.clamp(16, LARGEST_PAGE);
         Link {
             selected: false,
             phase: Phase::Opcode,
@@ -84,8 +89,10 @@ impl Link {
             opcode: 0,
             command: None,
             address: 0,
-            first_address: 0,
+            first_address: None,
             address_bytes: 0,
+            qpi: false,
+            has_opcode: true,
             mode_byte: 0,
             source: Source::Memory,
             wrap: None,
@@ -138,15 +145,14 @@ impl Chip {
         link.sent = 0;
         link.overwrites = 0;
         link.address = 0;
-        link.first_address = 0;
+        link.first_address = None;
         link.address_bytes = 0;
-        if self.power == Power::Off {
-            link.phase = Phase::Ignored;
-            link.refusal = Some(Refusal::NoPower);
-            return;
-        }
+        link.opcode = 0;
+        link.qpi = self.modes.qpi;
+        link.has_opcode = true;
         match self.modes.continuous {
             Some(command) if self.operation.is_none() => {
+                link.has_opcode = false;
                 link.command = Some(command);
                 link.opcode = self.description.commands[usize::from(command)].opcode;
                 self.enter_address();
@@ -183,13 +189,17 @@ impl Chip {
         if let Some(refusal) = self.link.refusal {
             self.counters.refused[refusal as usize] += 1;
         }
+        let bus_time = match self.clock {
+            Some(clock) if self.clock_passes_time => {
+                self.link.clocks.saturating_mul(1_000_000_000) / u64::from(clock)
+            }
+            _ => 0,
+        };
         if self.trace.is_on() {
-            self.record();
+            self.record(self.now.saturating_add(bus_time));
         }
-        if self.clock_passes_time
-            && let Some(clock) = self.clock
-        {
-            self.advance(self.link.clocks.saturating_mul(1_000_000_000) / u64::from(clock));
+        if bus_time > 0 {
+            self.advance(bus_time);
         }
     }
 
@@ -207,14 +217,17 @@ impl Chip {
         }
     }
 
-    fn record(&mut self) {
+    /// Appends the transaction to the trace; it ends at `time`.
+    fn record(&mut self, time: u64) {
         let link = &self.link;
         let record = Record {
-            time: self.now,
+            time,
             opcode: link.opcode,
             command: link.command,
-            address: (link.address_bytes > 0).then_some(link.first_address),
-            qpi: self.modes.qpi,
+            address: link.first_address,
+            address_bytes: link.address_bytes,
+            has_opcode: link.has_opcode,
+            qpi: link.qpi,
             received: link.received,
             sent: link.sent,
             sample: link.sample,
@@ -462,7 +475,7 @@ impl Chip {
             Phase::Opcode => self.begin(byte),
             Phase::Address => {
                 self.link.address = self.link.address << 8 | u32::from(byte);
-                self.link.first_address = self.link.address;
+                self.link.first_address = Some(self.link.address);
                 self.link.left -= 1;
                 if self.link.left == 0 {
                     self.after_address();
@@ -557,7 +570,10 @@ impl Chip {
         let bytes = match command.address {
             AddressWidth::None => 0,
             // After the first word, AAI takes the address from its counter.
-            _ if command.action == Action::AaiProgram && self.modes.aai.is_some() => 0,
+            _ if command.action == Action::AaiProgram && self.modes.aai.is_some() => {
+                self.link.first_address = self.modes.aai;
+                0
+            }
             AddressWidth::Bytes(bytes) => bytes,
             AddressWidth::Mode if self.modes.four_byte => 4,
             AddressWidth::Mode => 3,
@@ -577,7 +593,7 @@ impl Chip {
                 self.link.address |= u32::from(self.is_set(Meaning::ExtendedAddress(bit))) << (24 + bit);
             }
         }
-        self.link.first_address = self.link.address;
+        self.link.first_address = Some(self.link.address);
         let mode =
             self.link.command.is_some_and(|command| self.description.commands[usize::from(command)].mode);
         if mode {

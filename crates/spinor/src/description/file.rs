@@ -91,8 +91,7 @@ struct ProtectionTable {
     unit: u32,
     #[serde(default)]
     sector_unit: u32,
-    #[serde(default)]
-    sector_limit: u32,
+    sector_limit: Option<Spanned<u32>>,
     #[serde(default)]
     lock_for_ever: bool,
     #[serde(default)]
@@ -183,9 +182,9 @@ fn check(raw: File) -> Result<Description, Fault> {
         return Err((raw.size.span(), message));
     }
     let page = *raw.page.get_ref();
-    if !page.is_power_of_two() || page > size || (page > 65536 && !raw.writes_in_place) {
+    if !page.is_power_of_two() || page > size || (page > LARGEST_PAGE && !raw.writes_in_place) {
         let message = format!(
-            "chip \"{name}\": page out of range: {page}; expected a power of two up to 65536 and the chip's size"
+            "chip \"{name}\": page out of range: {page}; expected a power of two up to {LARGEST_PAGE} and the chip's size"
         );
         return Err((raw.page.span(), message));
     }
@@ -207,7 +206,7 @@ fn check(raw: File) -> Result<Description, Fault> {
     let times = check_times(&name, size, raw.time)?;
     let registers = check_registers(raw.register)?;
     let find = |meaning| registers.iter().any(|r| r.meanings.contains(&meaning));
-    let protection = check_protection(size, raw.protection, &registers);
+    let protection = check_protection(&name, size, raw.protection, &registers)?;
     let locks = raw.locks.map(|locks| check_locks(&name, size, locks)).transpose()?;
     let security = raw.security.map(|security| check_security(&name, security)).transpose()?;
     if let Some(locks) = &locks
@@ -262,6 +261,14 @@ fn check(raw: File) -> Result<Description, Fault> {
     for table in raw.command.into_inner() {
         let span = table.opcode.span();
         let command = check_command(table, &times, &registers, security.is_some(), locks.is_some())?;
+        if raw.writes_in_place && matches!(command.action, Action::Program | Action::AaiProgram) {
+            let message = format!(
+                "command \"{}\": {} in a chip that writes in place; expected write-memory",
+                command.name,
+                command.action.name()
+            );
+            return Err((span, message));
+        }
         let protocols: &[usize] = match command.protocol {
             Protocol::Spi => &[0],
             Protocol::Qpi => &[1],
@@ -500,18 +507,34 @@ fn check_registers(tables: Vec<RegisterTable>) -> Result<Vec<Register>, Fault> {
     Ok(registers)
 }
 
-fn check_protection(size: u32, table: Option<ProtectionTable>, registers: &[Register]) -> Protection {
+fn check_protection(
+    name: &str,
+    size: u32,
+    table: Option<ProtectionTable>,
+    registers: &[Register],
+) -> Result<Protection, Fault> {
     let bits =
         (0..5).filter(|n| registers.iter().any(|r| r.meanings.contains(&Meaning::Bp(*n)))).count() as u8;
-    let Some(table) = table else { return Protection { bits, unit: size, ..Protection::default() } };
-    Protection {
+    let Some(table) = table else { return Ok(Protection { bits, unit: size, ..Protection::default() }) };
+    let sector_limit = match table.sector_limit {
+        Some(limit) if *limit.get_ref() > size => {
+            let message = format!(
+                "protection of chip \"{name}\": sector_limit out of range: {}; expected at most the chip's size, {size}",
+                limit.get_ref()
+            );
+            return Err((limit.span(), message));
+        }
+        Some(limit) => limit.into_inner(),
+        None => 0,
+    };
+    Ok(Protection {
         bits,
         unit: if table.unit == 0 { size } else { table.unit },
         sector_unit: table.sector_unit,
-        sector_limit: table.sector_limit,
+        sector_limit,
         lock_for_ever: table.lock_for_ever,
         refusal_clears_wel: table.refusal_clears_wel,
-    }
+    })
 }
 
 fn check_locks(name: &str, size: u32, table: LocksTable) -> Result<Locks, Fault> {
@@ -661,7 +684,7 @@ fn check_command(
     let latency = match table.latency {
         Some(table) => {
             let count = table.clocks.get_ref().len();
-            if !count.is_power_of_two() || count > 256 >> table.shift.min(8) {
+            if !count.is_power_of_two() || table.shift > 7 || count > 256 >> table.shift {
                 let message = format!(
                     "command \"{name}\": latency of {count} values from bit {}; expected a value for each setting of the bits",
                     table.shift

@@ -1,6 +1,6 @@
 //! Chip files: those of the crate, errors with line and column, generic chips from SFDP.
 
-use crate::common::{Drive, resized, text};
+use crate::common::{Drive, SMALL, resized, text};
 use proptest::prelude::*;
 use spinor::{CHIPS, Chip, Description, chip, sfdp};
 
@@ -76,6 +76,54 @@ fn errors_name_line_and_column() {
         assert!(near, "{shown}: {}", lines[number - 1]);
         assert!(error.column >= 1 && error.column <= lines[number - 1].chars().count() + 1, "{shown}");
     }
+}
+
+#[test]
+fn values_that_the_interpreter_cannot_use_are_refused_at_their_place() {
+    let cases = [
+        ("MB85RS2MT", "action = \"write-memory\"", "action = \"program\"", "writes in place"),
+        ("S25FL128L", "shift = 0", "shift = 8", "from bit 8"),
+        (
+            "W25Q128JV",
+            "sector_limit = 32768",
+            "sector_limit = 33554432",
+            "sector_limit out of range: 33554432",
+        ),
+    ];
+    for (name, from, to, message) in cases {
+        let bad = text(name).replacen(from, to, 1);
+        let bad = if name == "S25FL128L" {
+            bad.replacen("clocks = [8, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]", "clocks = [8]", 1)
+        } else {
+            bad
+        };
+        let error = Description::parse("my.toml", &bad).expect_err(to);
+        assert!(error.message.contains(message), "{error}");
+        assert!(bad.lines().nth(error.line - 1).unwrap().contains(to.split(' ').next().unwrap()), "{error}");
+    }
+}
+
+#[test]
+fn extreme_values_of_a_chip_file_do_no_harm() {
+    // The longest durations that a file can have.
+    let long = resized("W25Q128FV", SMALL).replacen("page = 256", "page = 65536", 1).replacen(
+        "byte_program = [\"30 us\", \"2.5 us\"]",
+        "byte_program = [\"900000 s\", \"900000 s\"]",
+        1,
+    );
+    let mut chip = Chip::erased(Description::parse("long.toml", &long).unwrap(), 1);
+    chip.finish(&Chip::at(0x02, 0, &[7; 60_000]));
+    assert_eq!(chip.read_at(0, 1), [7]);
+    // An FRAM with a special sector of 256 bytes.
+    let special = text("MB85RS2MT").replacen(
+        "command = [",
+        "command = [\n{ opcode = 0x42, name = \"SSWR\", action = \"program-security\", address = \"3\" },\n\
+         { opcode = 0x4B, name = \"SSRD\", action = \"read-security\", address = \"3\" },",
+        1,
+    ) + "\n[security]\nregisters = 1\nsize = 256\n";
+    let mut chip = Chip::erased(Description::parse("special.toml", &special).unwrap(), 1);
+    chip.finish(&Chip::at(0x42, 200, &[1, 2, 3]));
+    assert_eq!(chip.ask(&Chip::at(0x4B, 200, &[]), 3), [1, 2, 3]);
 }
 
 #[test]

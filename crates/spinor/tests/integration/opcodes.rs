@@ -4,8 +4,17 @@ use crate::common::{Drive, small, small_chip};
 use spinor::{CHIPS, Chip, Refusal, State};
 
 /// States of the columns below, each with the write enable latch set where that is possible.
-const STATES: [&str; 7] =
-    ["standby", "write-enabled", "busy", "program-suspended", "erase-suspended", "dpd", "off"];
+const STATES: [&str; 9] = [
+    "standby",
+    "write-enabled",
+    "busy",
+    "program-suspended",
+    "erase-suspended",
+    "dpd",
+    "off",
+    "powering up",
+    "recovering",
+];
 
 fn chip_in(state: &str) -> Chip {
     let mut chip = small_chip("W25Q128JV");
@@ -36,6 +45,14 @@ fn enter(chip: &mut Chip, state: &str) {
             chip.advance(3_000);
         }
         "off" => chip.power_off(),
+        "powering up" => {
+            chip.power_off();
+            chip.power_on();
+        }
+        "recovering" => {
+            chip.send(&[0x66]);
+            chip.send(&[0x99]);
+        }
         _ => {}
     }
 }
@@ -45,17 +62,17 @@ fn enter(chip: &mut Chip, state: &str) {
 const TABLE: &[(&[u8], &str)] = &[
     (
         &[0x06, 0x50, 0x04, 0x90, 0x9F, 0x4B, 0x03, 0x0B, 0x3B, 0xBB, 0x6B, 0xEB, 0x77, 0x5A, 0x48, 0x3D],
-        "aabaad-",
+        "aabaad--b",
     ),
-    (&[0xAB], "aabaaa-"),
-    (&[0x02, 0x32], "wabsad-"),
-    (&[0x20, 0x52, 0xD8, 0xC7, 0x60, 0x44, 0x42, 0x01, 0x31, 0x11], "wabssd-"),
-    (&[0x36, 0x39, 0x7E, 0x98], "wabaad-"),
-    (&[0x05, 0x35, 0x15, 0x66], "aaaaad-"),
-    (&[0x75], "nnannd-"),
-    (&[0x7A], "nnbaad-"),
-    (&[0xB9], "aabssd-"),
-    (&[0x99], "oooood-"),
+    (&[0xAB], "aabaaa--b"),
+    (&[0x02, 0x32], "wabsad--b"),
+    (&[0x20, 0x52, 0xD8, 0xC7, 0x60, 0x44, 0x42, 0x01, 0x31, 0x11], "wabssd--b"),
+    (&[0x36, 0x39, 0x7E, 0x98], "wabaad--b"),
+    (&[0x05, 0x35, 0x15, 0x66], "aaaaad--b"),
+    (&[0x75], "nnannd--b"),
+    (&[0x7A], "nnbaad--b"),
+    (&[0xB9], "aabssd--b"),
+    (&[0x99], "oooood--b"),
 ];
 
 fn letter(refusal: Option<Refusal>) -> char {
@@ -100,7 +117,7 @@ fn each_opcode_in_each_state_does_what_the_table_says() {
             let shown = letter(chip.last_refusal());
             let expected = match row {
                 Some(row) => row.as_bytes()[column] as char,
-                None if *state == "off" => '-',
+                None if matches!(*state, "off" | "powering up") => '-',
                 None => 'u',
             };
             assert_eq!(shown, expected, "opcode {opcode:02X}h in state {state}");
@@ -109,6 +126,95 @@ fn each_opcode_in_each_state_does_what_the_table_says() {
                 assert!(before == after, "refused opcode {opcode:02X}h changed the chip in state {state}");
             }
         }
+    }
+}
+
+/// Sends a transaction on four lines.
+fn send_on_four(chip: &mut Chip, bytes: &[u8]) {
+    chip.select();
+    chip.write(bytes, 4);
+    chip.deselect();
+}
+
+/// States of the columns below: standby, write-enabled, busy, erase-suspended, deep power-down.
+const QPI_STATES: [&str; 5] = ["standby", "write-enabled", "busy", "erase-suspended", "dpd"];
+
+/// Opcodes in QPI, as above. From the W25Q128FV datasheet, "Instruction Set Table 3 (QPI Instructions)".
+const QPI_TABLE: &[(&[u8], &str)] = &[
+    (&[0x06, 0x50, 0x04, 0x90, 0x9F, 0x0B, 0x0C, 0xEB, 0xC0, 0x3D], "aabad"),
+    (&[0xAB], "aabaa"),
+    (&[0x02], "wabad"),
+    (&[0x20, 0x52, 0xD8, 0xC7, 0x60, 0x01, 0x31, 0x11], "wabsd"),
+    (&[0x36, 0x39, 0x7E, 0x98], "wabad"),
+    (&[0x05, 0x35, 0x15, 0x66], "aaaad"),
+    (&[0x75], "nnand"),
+    (&[0x7A], "nnbad"),
+    (&[0xB9, 0xFF], "aabsd"),
+    (&[0x99], "ooood"),
+];
+
+#[test]
+fn each_opcode_in_qpi_does_what_the_table_says() {
+    for opcode in 0..=255u8 {
+        let row = QPI_TABLE.iter().find(|(opcodes, _)| opcodes.contains(&opcode)).map(|(_, row)| *row);
+        for (column, state) in QPI_STATES.iter().enumerate() {
+            let mut chip = small_chip("W25Q128FV");
+            chip.finish(&[0x31, 0x02]);
+            chip.send(&[0x38]);
+            let begin: &[&[u8]] = match *state {
+                "write-enabled" => &[&[0x06]],
+                "busy" => &[&[0x06], &[0x20, 3, 0, 0]],
+                "erase-suspended" => &[&[0x06], &[0x20, 3, 0, 0], &[0x75]],
+                "dpd" => &[&[0xB9]],
+                _ => &[],
+            };
+            begin.iter().for_each(|bytes| send_on_four(&mut chip, bytes));
+            if *state != "busy" {
+                chip.advance(20_000);
+            }
+            if *state == "erase-suspended" {
+                send_on_four(&mut chip, &[0x06]);
+            }
+            assert!(chip.is_qpi(), "{state}");
+            let before = (chip.memory().to_vec(), chip.state(), chip.counters().operations);
+            let rest: &[u8] = match opcode {
+                0xC0 => &[0],
+                0xFF => &[],
+                // Two bytes of four lines are four clocks; ABh has six dummy clocks, EBh a mode byte.
+                0xAB => &[0, 0, 0, 0],
+                _ => rest(opcode),
+            };
+            send_on_four(&mut chip, &[&[opcode], rest].concat());
+            let shown = letter(chip.last_refusal());
+            let expected = row.map_or('u', |row| row.as_bytes()[column] as char);
+            assert_eq!(shown, expected, "opcode {opcode:02X}h in QPI, {state}");
+            if shown != 'a' {
+                let after = (chip.memory().to_vec(), chip.state(), chip.counters().operations);
+                assert!(before == after && chip.is_qpi(), "refused {opcode:02X}h changed the chip: {state}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_byte_is_an_opcode_in_continuous_read() {
+    for byte in 0..=255u8 {
+        let mut chip = small_chip("W25Q128FV");
+        chip.finish(&[0x31, 0x02]);
+        chip.select();
+        chip.write(&[0xEB], 1);
+        chip.write(&[0, 0, 0, 0x20, 0, 0, 0], 4);
+        chip.deselect();
+        assert_eq!(chip.state(), State::ContinuousRead);
+        let operations = chip.counters().operations;
+        let before = chip.memory().to_vec();
+        chip.send(&[byte]);
+        // Eight clocks are an address and a mode byte. IO1 to IO3 are pulled up: the mode byte has bit 5 set, and bit 4 is the
+        // second last bit on IO0.
+        let state = if byte & 2 == 0 { State::ContinuousRead } else { State::Standby };
+        assert_eq!(chip.state(), state, "{byte:02X}h");
+        assert!(!chip.is_qpi() && chip.counters().operations == operations, "{byte:02X}h");
+        assert!(chip.memory() == &before[..], "{byte:02X}h");
     }
 }
 

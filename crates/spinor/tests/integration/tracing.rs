@@ -1,7 +1,7 @@
 //! The trace: decoded, bounded, as text, JSON lines and a waveform.
 
 use crate::common::{Drive, small_chip};
-use spinor::{Chip, Waveform};
+use spinor::{Chip, Refusal, State, Waveform, chip};
 
 #[test]
 fn transactions_are_decoded_with_time_and_refusal() {
@@ -112,4 +112,100 @@ fn the_waveform_has_changes_only_and_can_be_written_in_parts() {
         end = waveform.end();
     }
     assert!(parts == whole);
+}
+
+#[test]
+fn a_chip_without_power_shows_what_the_host_sent() {
+    let mut flash = small_chip("W25Q128JV");
+    flash.set_trace(10);
+    flash.ask(&[0x05], 1);
+    flash.power_off();
+    flash.ask(&[0x9F], 3);
+    let record = flash.trace().last().unwrap();
+    assert_eq!((record.opcode, record.refusal), (0x9F, Some(Refusal::NoPower)));
+    // A transaction that began without power stays without effect when the power comes back.
+    flash.select();
+    flash.power_on();
+    flash.advance(10_000_000);
+    flash.write(&[0x06], 1);
+    flash.deselect();
+    assert_eq!((flash.last_refusal(), flash.state()), (Some(Refusal::NoPower), State::Standby));
+}
+
+#[test]
+fn words_of_auto_increment_have_their_address_and_count_overwrites() {
+    let mut flash = Chip::erased(chip("SST25VF032B").unwrap().unwrap(), 1);
+    flash.set_trace(10);
+    flash.memory_mut()[0x103] = 0x0F;
+    flash.send(&[0x50]);
+    flash.send(&[0x01, 0]);
+    flash.send(&[0x06]);
+    flash.send(&Chip::at(0xAD, 0x100, &[1, 2]));
+    flash.advance(10_000);
+    flash.send(&[0xAD, 3, 0x14]);
+    let record = flash.trace().last().unwrap();
+    assert_eq!((record.address, record.overwrites), (Some(0x102), 1));
+    assert_eq!(flash.counters().overwrites, 1);
+    let mut vcd = String::new();
+    Waveform::new(10).write(record, flash.description(), &mut vcd).unwrap();
+    assert_eq!(vcd.matches("1\"").count(), 24, "opcode and data are on the bus, an address is not");
+}
+
+/// Returns the number of rising clock edges in the waveform of the last transaction.
+fn edges(flash: &Chip) -> usize {
+    let mut vcd = String::new();
+    let record = flash.trace().last().unwrap();
+    Waveform::new(10).write(record, flash.description(), &mut vcd).unwrap();
+    vcd.matches("1\"").count()
+}
+
+#[test]
+fn the_waveform_has_as_many_clocks_as_the_bus_had() {
+    let mut flash = Chip::erased(chip("MX25L25645G").unwrap().unwrap(), 1);
+    flash.set_trace(10);
+    flash.send(&[0xB7]);
+    flash.ask(&[0x03, 0, 0, 0, 0x10], 1);
+    assert_eq!(edges(&flash), 48, "a low address in the 4-byte mode");
+    let mut flash = small_chip("W25Q128FV");
+    flash.set_trace(10);
+    flash.send(&[0xAB]);
+    assert_eq!(edges(&flash), 8, "release from power-down without an ID");
+    flash.advance(100_000);
+    flash.finish(&[0x31, 0x02]);
+    let quad = |flash: &mut Chip, opcode: &[u8], lines: u8| {
+        flash.select();
+        flash.write(opcode, lines);
+        flash.write(&[0, 0, 0, 0x20, 0, 0], 4);
+        flash.read(&mut [0], 4);
+        flash.deselect();
+    };
+    quad(&mut flash, &[0xEB], 1);
+    assert_eq!(edges(&flash), 8 + 14);
+    quad(&mut flash, &[], 1);
+    assert_eq!(edges(&flash), 14, "continuous read has no opcode");
+    flash.send(&[0xFF; 4]);
+    flash.send(&[0x38]);
+    assert!(flash.is_qpi());
+    assert_eq!(edges(&flash), 8, "QPI is entered on one line");
+    let record = flash.trace().last().unwrap();
+    assert_eq!((record.qpi, record.name(flash.description())), (false, "Enter QPI"));
+    flash.select();
+    flash.write(&[0x0B, 0, 0, 0, 0, 0], 4);
+    flash.deselect();
+    assert_eq!(edges(&flash), 12, "two dummy clocks in QPI, two of data");
+    flash.select();
+    flash.write(&[0xFF], 4);
+    flash.deselect();
+    assert_eq!((edges(&flash), flash.trace().last().unwrap().qpi), (2, true));
+}
+
+#[test]
+fn a_record_has_the_time_of_its_end_where_clocks_pass_time() {
+    let mut flash = small_chip("W25Q128JV");
+    flash.set_trace(10);
+    flash.set_clock(Some(1_000_000), true);
+    let begun = flash.now();
+    flash.ask(&[0x9F], 3);
+    let record = flash.trace().last().unwrap();
+    assert_eq!((record.time, flash.now()), (begun + 32_000, begun + 32_000));
 }
