@@ -144,7 +144,7 @@ impl Default for Settings {
             read_request_bytes: logkit::READ_REQUEST_BYTES,
             background_shares: BACKGROUND_SHARES,
             io_depth: IO_DEPTH,
-            stripe_above: 16_384,
+            stripe_above: 8192,
             broken: None,
         }
     }

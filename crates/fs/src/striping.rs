@@ -70,18 +70,17 @@ impl Core {
             let metadata = self.metadata.borrow();
             (metadata.items.shards(), metadata.items.shard_of(directory))
         };
-        let mut made = Vec::new();
-        let mut outcome = Ok(());
-        for index in 0..shards.min(MOST_STRIPES as u32) {
+        let make = |index: u32| {
             let shard = (first + index) % shards;
             let make =
                 move |core: Rc<Core>| async move { core.make_stripe(shard, directory, own.mode).await };
-            match self.cores().of(shard.into()).with(make).await {
+            self.cores().of(shard.into()).with(make)
+        };
+        let (mut made, mut outcome) = (Vec::new(), Ok(()));
+        for stripe in runtime::join_all((0..shards.min(MOST_STRIPES as u32)).map(make)).await {
+            match stripe {
                 Ok(stripe) => made.push(stripe),
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+                Err(error) => outcome = Err(error),
             }
         }
         if outcome.is_ok() {
