@@ -82,6 +82,9 @@ pub struct Settings {
     /// Most bytes of requests in flight on a core, where [classes](crate::classes) compete; a request counts
     /// [16 KiB](crate::classes::REQUEST_COST) beside its bytes.
     pub io_depth: u64,
+    /// Number of names above which the names of a directory are divided among [stripes](crate::stripes) on all cores; an estimate if it
+    /// is more than 64.
+    pub stripe_above: u64,
     /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
     #[doc(hidden)]
     pub broken: Option<Broken>,
@@ -117,6 +120,12 @@ pub enum Broken {
     SnapshotsApart,
     /// Requests of all classes are started in order of arrival.
     IgnoresShares,
+    /// A directory is made striped before the copies of its names are written.
+    StripesEarly,
+    /// The names of a directory are copied to its stripes while others change them.
+    StripesUnlocked,
+    /// An operation on a name that has waited doesn't look whether its directory is striped by then.
+    ForgetsStripes,
     /// The cleaner waits for its turn although writers wait for the cleaner.
     CleanerWaits,
 }
@@ -135,6 +144,7 @@ impl Default for Settings {
             read_request_bytes: logkit::READ_REQUEST_BYTES,
             background_shares: BACKGROUND_SHARES,
             io_depth: IO_DEPTH,
+            stripe_above: 16_384,
             broken: None,
         }
     }
@@ -186,6 +196,10 @@ pub struct Core {
     metadata_bytes: u64,
     /// Whose reads, writes and syncs are next.
     pub(crate) classes: Rc<Classes>,
+    /// Number of names above which a directory is made striped.
+    pub(crate) stripe_above: u64,
+    /// Whether a directory of this core is being made striped: one at a time is.
+    pub(crate) is_striping: Cell<bool>,
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
@@ -307,6 +321,8 @@ impl Core {
                 settings.background_shares,
                 cfg!(debug_assertions) && settings.broken == Some(Broken::IgnoresShares),
             ),
+            stripe_above: settings.stripe_above,
+            is_striping: Cell::new(false),
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,
             loading: Semaphore::new(2),

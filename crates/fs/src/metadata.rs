@@ -339,14 +339,24 @@ impl Metadata {
 
     /// Inodes that have no names and were open.
     pub fn orphans(&self) -> Vec<InodeNumber> {
-        let mut orphans = Vec::new();
+        self.named_by(kind::ORPHAN)
+    }
+
+    /// Directories that are striped.
+    pub fn striped_directories(&self) -> Vec<InodeNumber> {
+        self.named_by(kind::STRIPES)
+    }
+
+    /// Inodes that items of inode 0 name, of this kind.
+    fn named_by(&self, kind: u8) -> Vec<InodeNumber> {
+        let mut inodes = Vec::new();
         for shard in 0..self.items.shards() {
-            let tree = self.items.tree(shard);
-            let own =
-                tree.range(&orphan(0)).take_while(|(key, _)| (key.inode, key.kind) == (0, kind::ORPHAN));
-            orphans.extend(own.map(|(key, _)| key.offset));
+            let first = Key { inode: 0, kind, offset: 0 };
+            let items = self.items.tree(shard).range(&first);
+            let own = items.take_while(|(key, _)| (key.inode, key.kind) == (0, kind));
+            inodes.extend(own.map(|(key, _)| key.offset));
         }
-        orphans
+        inodes
     }
 }
 

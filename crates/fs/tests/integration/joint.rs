@@ -16,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+/// More names than a directory gets.
+const UNSTRIPED: u64 = 1000;
 /// Directories in the root, of all cores.
 const DIRECTORIES: u64 = 6;
 
@@ -260,7 +262,7 @@ async fn look(files: &FileSystem, histories: &[History]) -> Result<Vec<BTreeMap<
     Ok(found)
 }
 
-fn world(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+fn world(seed: u64, stripe_above: u64, broken: Option<Broken>) -> Result<(), String> {
     let mut random = Random::new(seed);
     let clients = 1 + random.below(3) as usize;
     let setup = Setup {
@@ -269,6 +271,7 @@ fn world(seed: u64, broken: Option<Broken>) -> Result<(), String> {
         cores: 2 + random.below(2) as u32,
         slow: if random.chance(0.5) { 0.1 } else { 0.0 },
         broken,
+        stripe_above,
         ..Setup::draw(&mut random)
     };
     let operations = random.below(150);
@@ -337,6 +340,15 @@ fn world(seed: u64, broken: Option<Broken>) -> Result<(), String> {
 
 #[test]
 fn operations_of_several_cores_are_there_as_a_whole_or_not_at_all() {
+    hold(UNSTRIPED);
+}
+
+#[test]
+fn operations_in_directories_that_become_striped_are_there_as_a_whole_or_not_at_all() {
+    hold(3);
+}
+
+fn hold(stripe_above: u64) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let first = number("SILTSTONE_SEED").unwrap_or(1);
     println!("SILTSTONE_SEED={first}");
@@ -346,13 +358,13 @@ fn operations_of_several_cores_are_there_as_a_whole_or_not_at_all() {
         if asked.is_none() && !budget.allows_more(600) {
             break;
         }
-        world(seed, None).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
+        world(seed, stripe_above, None).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
     }
 }
 
 #[test]
 fn operations_that_are_a_record_for_each_core_are_noticed() {
-    let noticed = (1..200).find(|seed| world(*seed, Some(Broken::SplitsOperations)).is_err());
+    let noticed = (1..200).find(|seed| world(*seed, UNSTRIPED, Some(Broken::SplitsOperations)).is_err());
     assert!(noticed.is_some(), "it isn't noticed");
     println!("noticed with seed {noticed:?}");
 }
@@ -380,4 +392,26 @@ fn directories_that_damage_has_put_below_each_other_are_refused() {
     };
     let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(3);
     runtime::simulate(world.with_files(empty(setup.disk)), main).unwrap();
+}
+
+/// Breaks a rule, which must be noticed where directories become striped.
+fn is_noticed(broken: Broken) {
+    let noticed = (1..400).find_map(|seed| world(seed, 3, Some(broken)).err().map(|error| (seed, error)));
+    println!("{broken:?}: {noticed:?}");
+    assert!(noticed.is_some(), "it isn't noticed");
+}
+
+#[test]
+fn striping_that_is_a_record_for_each_core_is_noticed() {
+    is_noticed(Broken::SplitsOperations);
+}
+
+#[test]
+fn names_that_are_copied_while_others_change_them_are_noticed() {
+    is_noticed(Broken::StripesUnlocked);
+}
+
+#[test]
+fn operations_that_do_not_look_again_for_stripes_are_noticed() {
+    is_noticed(Broken::ForgetsStripes);
 }
