@@ -45,9 +45,20 @@ impl Mount {
     /// # Panics
     /// It can't be mounted.
     #[track_caller]
-    pub fn mounted(mut self) -> Mount {
+    pub fn mounted(self) -> Mount {
+        self.mounted_with(&[])
+    }
+
+    /// Mounts it again, with these options of `siltstone fs mount`.
+    ///
+    /// # Panics
+    /// It can't be mounted.
+    #[track_caller]
+    pub fn mounted_with(mut self, options: &[&str]) -> Mount {
         let (image, at) = (self.image(), self.at("").display().to_string());
-        self.server = Some(Server::restart_with(&["fs", "mount", &image, &at], PathBuf::new()));
+        let mut arguments = vec!["fs", "mount", &image, &at];
+        arguments.extend_from_slice(options);
+        self.server = Some(Server::restart_with(&arguments, PathBuf::new()));
         self
     }
 

@@ -8,9 +8,11 @@
 //! ([`State::shown`](crate::format::State::shown)): these aren't replayed. Replaying them would not be right where the power
 //! was cut between two of their records: after the first of two renames, for instance, the file would have both names.
 
+use crate::data::LARGEST_FILE;
 use crate::directory;
 use crate::encoding::{Numbers, length, put};
 use crate::extents::Place;
+use crate::format::BLOCK;
 use crate::inode::{Inode, InodeNumber, Time, kind};
 use crate::tree::Key;
 use block::{Error, Result};
@@ -415,6 +417,21 @@ impl Change {
         Ok(changes)
     }
 
+    /// Decodes the changes of a record with so many data blocks.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] as for [`decode_all`](Self::decode_all), and where the changes have more or fewer blocks.
+    pub fn decode_record(meta: &[u8], blocks: u32) -> Result<Vec<Recorded>> {
+        let changes = Self::decode_all(meta)?;
+        let found: u64 = changes.iter().map(|it| u64::from(it.change.blocks())).sum();
+        match found == u64::from(blocks) {
+            true => Ok(changes),
+            false => Err(Error::corrupt(format!(
+                "a record of the file system has changes with {found} blocks, and {blocks} blocks of data"
+            ))),
+        }
+    }
+
     /// Decodes the change that follows another one.
     fn decode(numbers: &mut Numbers<'_>, before: Option<&Change>) -> Result<Recorded> {
         let kind = numbers.byte()?;
@@ -503,6 +520,13 @@ impl Change {
                 Err(numbers.strange(&format!(
                     "shares ranges out of bounds: {count} blocks from block {from_block} to block {block}"
                 )))
+            }
+            Change::Unmap { from, to, .. } if from > to => {
+                Err(numbers.strange(&format!("takes blocks {from} to {to} from a file")))
+            }
+            // Blocks are preallocated one extent after another.
+            Change::Preallocate { from, to, .. } if from > to || *to > LARGEST_FILE / BLOCK => {
+                Err(numbers.strange(&format!("preallocates blocks {from} to {to} of a file")))
             }
             Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => Err(numbers.strange(
                 &format!("has an item of {} bytes; expected at most {}", value.len(), crate::tree::MAX_VALUE),
@@ -631,5 +655,31 @@ mod tests {
         let mut none = Vec::new();
         Change::Map { inode: 7, block: u64::MAX, blocks: 2, size: 0, modified: 0 }.encode(&mut none);
         assert!(Change::decode_all(&none).is_err());
+    }
+
+    #[test]
+    fn ranges_that_no_operation_has_are_refused() {
+        let is_refused = |change: Change| {
+            let mut meta = Vec::new();
+            change.encode(&mut meta);
+            Change::decode_all(&meta).is_err()
+        };
+        assert!(is_refused(Change::Unmap { inode: 7, from: 5, to: 3 }));
+        assert!(is_refused(Change::Preallocate { inode: 7, from: 5, to: 3 }));
+        assert!(
+            is_refused(Change::Preallocate { inode: 7, from: 0, to: u64::MAX }),
+            "more than any file has"
+        );
+    }
+
+    #[test]
+    fn changes_of_more_or_fewer_blocks_than_the_record_has_are_refused() {
+        let map = |blocks| Change::Map { inode: 7, block: 0, blocks, size: 0, modified: 0 };
+        let mut meta = Vec::new();
+        [map(3), map(2)].iter().for_each(|change| change.encode(&mut meta));
+        assert_eq!(Change::decode_record(&meta, 5).map(|changes| changes.len()), Ok(2));
+        assert!(Change::decode_record(&meta, 4).is_err() && Change::decode_record(&meta, 6).is_err());
+        [map(u32::MAX), map(u32::MAX)].iter().for_each(|change| change.encode(&mut meta));
+        assert!(Change::decode_record(&meta, 3).is_err());
     }
 }

@@ -27,6 +27,7 @@ use logkit::pool::{CHECKPOINT_CLASS, ZonePool};
 use logkit::record::{Identity, sum_of};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::rc::Rc;
 
 /// Blocks that are read at a time.
 const BLOCKS_AT_ONCE: u32 = 256;
@@ -63,6 +64,8 @@ pub enum Kind {
     Entry,
     /// The parent of a directory isn't the directory that has its name.
     Parent,
+    /// A striped directory doesn't have its stripes, or a stripe has no directory.
+    Stripe,
     /// Blocks of a file are outside of the zones, or of what was written to them.
     Extent,
     /// Two files, or a file and a page of metadata, have the same block of a zone.
@@ -88,6 +91,7 @@ impl Kind {
             Kind::Links => "links",
             Kind::Entry => "entry",
             Kind::Parent => "parent",
+            Kind::Stripe => "stripe",
             Kind::Extent => "extent",
             Kind::Overlap => "overlap",
             Kind::Shared => "shared",
@@ -279,6 +283,19 @@ impl Core {
                 pages,
             })
         })
+    }
+
+    /// What all cores have of a version.
+    ///
+    /// # Errors
+    /// As [`contents`](Self::contents).
+    pub(crate) async fn all_contents(&self, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
+        let mut parts = Vec::new();
+        for core in self.cores().all() {
+            let contents = move |core: Rc<Core>| async move { core.contents(version) };
+            parts.push(core.with(contents).await?);
+        }
+        Ok(parts)
     }
 
     /// Checks the metadata of the open file system, all that cores have, and the counts by which zones are reset.

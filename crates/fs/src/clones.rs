@@ -170,21 +170,24 @@ impl Core {
         Ok((end - range.start).max(1) * BLOCK)
     }
 
-    /// Locks the blocks of both files, in one order for all callers.
-    async fn lock_both(&self, node: &Rc<Node>, copied: &Copied) -> (RangeGuard, Option<RangeGuard>) {
+    /// Locks the blocks of both files, in one order for all callers. The source is held, too: a file that isn't in use gets another lock.
+    async fn lock_both(
+        &self,
+        node: &Rc<Node>,
+        copied: &Copied,
+    ) -> (RangeGuard, Option<RangeGuard>, Rc<Node>) {
         let (from, to) = copied.blocks();
+        let source = self.node(copied.from);
         if copied.from == node.inode {
             // With a lock for each range, two requests could wait for each other's second one.
             let all = from.start.min(to.start)..from.end.max(to.end);
-            return (node.lock.ask(all).await, None);
+            return (node.lock.ask(all).await, None, source);
         }
-        let source = self.node(copied.from);
-        if copied.from < node.inode {
-            let first = source.lock.ask(from).await;
-            return (first, Some(node.lock.ask(to).await));
-        }
-        let first = node.lock.ask(to).await;
-        (first, Some(source.lock.ask(from).await))
+        let (first, second) = match copied.from < node.inode {
+            true => (source.lock.ask(from).await, node.lock.ask(to).await),
+            false => (node.lock.ask(to).await, source.lock.ask(from).await),
+        };
+        (first, Some(second), source)
     }
 
     /// Shares blocks from the beginning of a range up to the first that can't be shared. Returns the number of bytes.

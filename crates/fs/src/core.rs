@@ -71,7 +71,7 @@ pub struct Settings {
     pub checkpoint_after: u64,
     /// Most bytes of checksums in memory on a core.
     pub sums_bytes: u64,
-    /// Most bytes of memory for metadata. A file system that needs more isn't opened; one that has reached it refuses new files.
+    /// Most bytes of memory for metadata. A file system that needs more isn't opened; one that has seven eighths of it refuses new files.
     pub metadata_bytes: u64,
     /// Number of cores among which the shards are divided, as far as the file system has shards and zones for them; `None` for
     /// those of the runtime.
@@ -85,6 +85,9 @@ pub struct Settings {
     /// Most bytes of requests in flight on a core, where [classes](crate::classes) compete; a request counts
     /// [16 KiB](crate::classes::REQUEST_COST) beside its bytes.
     pub io_depth: u64,
+    /// Number of names above which the names of a directory are divided among [stripes](crate::stripes) on all cores; an estimate if it
+    /// is more than 64.
+    pub stripe_above: u64,
     /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
     #[doc(hidden)]
     pub broken: Option<Broken>,
@@ -120,6 +123,12 @@ pub enum Broken {
     SnapshotsApart,
     /// Requests of all classes are started in order of arrival.
     IgnoresShares,
+    /// A directory is made striped before the copies of its names are written.
+    StripesEarly,
+    /// The names of a directory are copied to its stripes while others change them.
+    StripesUnlocked,
+    /// An operation on a name that has waited doesn't look whether its directory is striped by then.
+    ForgetsStripes,
     /// The cleaner waits for its turn although writers wait for the cleaner.
     CleanerWaits,
 }
@@ -138,6 +147,7 @@ impl Default for Settings {
             read_request_bytes: logkit::READ_REQUEST_BYTES,
             background_shares: BACKGROUND_SHARES,
             io_depth: IO_DEPTH,
+            stripe_above: 16_384,
             broken: None,
         }
     }
@@ -189,6 +199,10 @@ pub struct Core {
     metadata_bytes: u64,
     /// Order in which reads, writes and syncs are started.
     pub(crate) classes: Rc<Classes>,
+    /// Number of names above which a directory is made striped.
+    pub(crate) stripe_above: u64,
+    /// Whether a directory of this core is being made striped: one at a time is.
+    pub(crate) is_striping: Cell<bool>,
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
@@ -293,6 +307,8 @@ impl Core {
                 settings.background_shares,
                 cfg!(debug_assertions) && settings.broken == Some(Broken::IgnoresShares),
             ),
+            stripe_above: settings.stripe_above,
+            is_striping: Cell::new(false),
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,
             loading: Semaphore::new(2),
@@ -418,11 +434,12 @@ impl Core {
     pub fn check_space_for_item(&self) -> Result<()> {
         self.kit.check_known_space(self.kept_zones())?;
         let memory = self.totals.sum(|used| &used.memory);
-        match memory < self.metadata_bytes {
+        // Writes and removals aren't refused, and a file system that needs more than the budget isn't opened again: an eighth is left to them.
+        match memory < self.metadata_bytes - self.metadata_bytes / 8 {
             true => self.check_space(1),
             false => Err(Error::no_space(format!(
-                "the metadata takes {memory} bytes of memory, and its budget is {}; remove files or snapshots, or mount it with \
-                 a larger budget",
+                "the metadata takes {memory} bytes of memory, and its budget is {}, of which new files leave an eighth; remove files or \
+                 snapshots, or mount it with a larger budget",
                 self.metadata_bytes
             ))),
         }
@@ -538,7 +555,7 @@ impl Core {
     /// Makes the operations up to this one durable.
     ///
     /// # Errors
-    /// The failure of the log, which stays; what flushing returns.
+    /// The failure of the log, which stays; what flushing returns; [`Error::NoSpace`] while a record waits for space.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
         if self.durable.get() >= ticket || self.breaks(Broken::NeverFlushes) {
             return Ok(());
@@ -557,7 +574,7 @@ impl Core {
     /// Waits until the operations up to this one are written and have taken effect. Returns the number of the last such operation.
     ///
     /// # Errors
-    /// The failure of the log.
+    /// The failure of the log; [`Error::NoSpace`] while a record waits for space: the operations are written once there is some.
     pub(crate) async fn written(&self, ticket: u64) -> Result<u64> {
         loop {
             let committed = self.kit.events.committed.notified();
@@ -568,6 +585,7 @@ impl Core {
             if done >= ticket {
                 return Ok(done);
             }
+            self.kit.space.check()?;
             committed.await;
         }
     }

@@ -6,6 +6,7 @@
 use crate::core::Core;
 use crate::forest::Shard;
 use crate::inode::InodeNumber;
+use crate::stripes::StripedDirectories;
 use runtime::Home;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,17 +22,23 @@ pub fn core_of(shard: Shard, cores: u32) -> u32 {
 pub struct Cores {
     homes: Arc<[Home<Core>]>,
     shards: u32,
+    striped: Arc<StripedDirectories>,
 }
 
 impl Cores {
     /// Returns the cores of a file system, at least one; `shards` is the number of its shards.
     pub fn new(homes: Vec<Home<Core>>, shards: u32) -> Self {
-        Cores { homes: homes.into(), shards }
+        Cores { homes: homes.into(), shards, striped: Arc::default() }
     }
 
     /// Their number.
     pub fn count(&self) -> u32 {
         self.homes.len() as u32
+    }
+
+    /// The striped directories.
+    pub fn striped(&self) -> &StripedDirectories {
+        &self.striped
     }
 
     /// The home.

@@ -212,6 +212,9 @@ impl Core {
         offset: u64,
         length: usize,
     ) -> Result<Payload> {
+        // Programs may name any length to read all that there is.
+        let size = self.in_version(version, |metadata| metadata.inode(inode))?.size;
+        let length = length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
         // The turn comes before zones are kept from being reset: writes that wait for zones hold turns.
         let _turn = self.classes.take(class, length as u64).await;
         self.read_version(version, inode, offset, length).await
@@ -303,6 +306,7 @@ impl Core {
     pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut, time: Time) -> Result<()> {
         let (inode, blocks) = (node.inode, cut.blocks());
         let permit = self.admit_data(None, 2).await;
+        self.gate.pass().await;
         let held = node.lock.ask(cut.touched()).await;
         self.check_open()?;
         let size = self.metadata.borrow().inode(inode)?.size;

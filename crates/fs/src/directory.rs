@@ -3,7 +3,7 @@
 //!
 //! Names with one hash have keys one after another, up to [`MOST_ALIKE`].
 
-use crate::change::Value;
+use crate::change::{Change, Changes, Value};
 use crate::encoding::Numbers;
 use crate::forest::Forest;
 use crate::inode::{FileType, InodeNumber, kind};
@@ -31,6 +31,9 @@ pub struct Entry {
     pub name: Vec<u8>,
 }
 
+/// Bits of a hash.
+pub const HASH_BITS: u32 = 54;
+
 /// Hash of a name: 54 bits, so that offsets behind it are positive for programs; at least 1.
 pub fn hash(name: &[u8]) -> u64 {
     // CRC-64 is no hash by itself: names that differ in the last bytes would be neighbours.
@@ -39,9 +42,19 @@ pub fn hash(name: &[u8]) -> u64 {
     ((hash ^ (hash >> 29)) >> 10).max(1)
 }
 
+/// Hash of the names with an offset.
+pub fn hash_at(offset: u64) -> u64 {
+    offset >> ALIKE_BITS
+}
+
+/// First offset of names with a hash.
+pub fn offset_of(hash: u64) -> u64 {
+    hash << ALIKE_BITS
+}
+
 /// Key that a name gets if no other one of the directory has its hash.
 pub fn first_key(directory: InodeNumber, name: &[u8]) -> Key {
-    Key { inode: directory, kind: kind::ENTRY, offset: hash(name) << ALIKE_BITS }
+    Key { inode: directory, kind: kind::ENTRY, offset: offset_of(hash(name)) }
 }
 
 /// Refuses a name that no file can have.
@@ -210,6 +223,14 @@ pub fn entries(
         let (inode, code, name) = decode(value)?;
         Ok(Entry { next: key.offset + 1, inode, code, name: name.to_vec() })
     })
+}
+
+/// The changes that remove the items of the first names of a directory, up to `most`, and nothing else.
+pub fn removal(items: &Forest, directory: InodeNumber, most: usize) -> Changes {
+    let first = Key { inode: directory, kind: kind::ENTRY, offset: 0 };
+    let own = items.range(&first).map(|(key, _)| key);
+    let own = own.take_while(|key| (key.inode, key.kind) == (directory, kind::ENTRY));
+    own.take(most).map(|key| Change::Delete { key }).collect()
 }
 
 /// Whether a directory has no names.

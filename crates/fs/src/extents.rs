@@ -3,8 +3,10 @@
 //! Blocks are those of the log, of 4 KiB. A block without an extent is a hole. The blocks of a *preallocated* extent weren't written: they
 //! read as a hole, and count as the file's. A *shared* extent has blocks that other files may have, too; [`shared`] has their owners.
 
+use crate::data::LARGEST_FILE;
 use crate::encoding::{Numbers, put};
 use crate::forest::Forest;
+use crate::format::BLOCK;
 use crate::inode::{InodeNumber, kind};
 use crate::shared;
 use crate::tree::Key;
@@ -117,11 +119,14 @@ impl Extent {
             return Err(numbers.strange("has an unknown mark"));
         }
         numbers.end()?;
-        let is_in_range = key.offset.checked_add(u64::from(blocks)).is_some();
+        let end = key.offset.checked_add(u64::from(blocks));
+        let is_in_range = end.is_some_and(|end| end <= LARGEST_FILE / BLOCK);
         match blocks > 0 && is_in_range && position.checked_add(blocks).is_some() {
             true => Ok(Extent { block: key.offset, blocks, zone, position, is_shared }),
-            false => Err(numbers
-                .strange(&format!("is out of bounds: {blocks} blocks at block {position} of zone {zone}"))),
+            false => Err(numbers.strange(&format!(
+                "is out of bounds: {blocks} blocks from block {} of a file on, at block {position} of zone {zone}",
+                key.offset
+            ))),
         }
     }
 }
@@ -317,4 +322,35 @@ pub fn visit_missing(
         visit(extent.part(&(at..extent.end())));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inode::{Inode, ROOT};
+    use crate::metadata::Metadata;
+    use crate::operations::seek;
+    use crate::tree::Released;
+
+    #[test]
+    fn extents_behind_the_end_of_the_largest_file_are_refused() {
+        let end = LARGEST_FILE / BLOCK;
+        let with_end = |end: u64| Extent::decode(Extent::key(7, end - 3), &[3, 2, 1]);
+        assert!(with_end(end).is_ok() && with_end(end + 1).is_err() && with_end(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_size_that_no_file_has_is_an_error() {
+        let mut metadata = Metadata::new(Forest::new(1, &Released::new()), 1);
+        let root = metadata.inode(ROOT).expect("it was made");
+        for (size, is_right) in [(LARGEST_FILE, true), (LARGEST_FILE + 1, false), (u64::MAX, false)] {
+            let file = Inode { mode: libc::S_IFREG, size, ..root };
+            metadata.put(&Inode::key(7), &file.encode());
+            let last = size / BLOCK - 1;
+            metadata.put(&Extent::key(7, last), &[3, 2, 1]);
+            assert!(seek(&metadata, 7, 0, true).is_err(), "an extent behind the end of the largest file");
+            metadata.items.remove(&Extent::key(7, last));
+            assert_eq!(seek(&metadata, 7, 0, false).is_ok(), is_right, "{size}");
+        }
+    }
 }

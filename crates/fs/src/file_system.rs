@@ -4,7 +4,7 @@
 //! core of the root, so programs that make many files in one directory have it [opened](FileSystem::directory).
 
 use crate::change::Attributes;
-use crate::check::{Contents, Report};
+use crate::check::Report;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::classes::{Class, ClassStatistics};
 use crate::clones::{Cloned, Copied};
@@ -16,11 +16,11 @@ use crate::format::Properties;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::namespace::{self, New, Renaming};
 use crate::node::Node;
-use crate::operations::Statistics;
+use crate::operations::{BETWEEN_ATTEMPTS, Statistics};
 use crate::path::{self, Walk};
 use crate::recovery;
 use crate::scrub::Scrubbed;
-use crate::snapshots::SnapshotNumber;
+use crate::stripes::Holder;
 use block::{Error, Payload, Result, ZonesPart};
 use logkit::{Counters, Owner, cleaner, lane};
 use runtime::{Home, ShardIndex};
@@ -150,7 +150,7 @@ impl FileSystem {
         files
             .each(|core| async move {
                 core.remove_orphans();
-                Ok(())
+                core.open_striped()
             })
             .await?;
         Ok(files)
@@ -195,7 +195,7 @@ impl FileSystem {
     /// # Errors
     /// The failure of the log; what writing returns.
     pub async fn close(&self) -> Result<()> {
-        let mut closed = self.sync().await;
+        let mut closed = self.sync_with_patience().await;
         let end = |core: Rc<Core>| async move {
             core.kit.begin_closing();
             core.kit.tasks.ended().await;
@@ -233,6 +233,18 @@ impl FileSystem {
         }
     }
 
+    /// Makes everything durable, and waits for space where there is none: what was acknowledged isn't given up.
+    async fn sync_with_patience(&self) -> Result<()> {
+        let waits =
+            |core: Rc<Core>| async move { Ok(core.kit.failure().is_none() && !core.kit.is_closing()) };
+        loop {
+            match self.sync().await {
+                Err(Error::NoSpace(_)) if self.with(waits).await? => runtime::sleep(BETWEEN_ATTEMPTS).await,
+                outcome => return outcome,
+            }
+        }
+    }
+
     /// Writes a checkpoint, without which opening reads the records since the last one.
     ///
     /// # Errors
@@ -250,24 +262,18 @@ impl FileSystem {
     /// # Errors
     /// The failure of the log.
     pub async fn check(&self) -> Result<Report> {
-        self.sync().await?;
-        let parts = self.contents(None).await?;
-        let mut snapshots = Vec::new();
-        for info in self.snapshots().await? {
-            let parts = self.contents(Some(info.number)).await?;
-            snapshots.push((info, parts));
-        }
-        self.with(|core| async move { core.check(parts, snapshots) }).await
-    }
-
-    /// What all cores have of a version.
-    async fn contents(&self, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
-        let mut parts = Vec::new();
-        for core in self.cores.all() {
-            let contents = move |core: Rc<Core>| async move { core.contents(version) };
-            parts.push(core.with(contents).await?);
-        }
-        Ok(parts)
+        self.with(|core| async move {
+            let check = async |core: &Rc<Core>| {
+                let mut snapshots = Vec::new();
+                for info in core.snapshot_list.there() {
+                    let parts = core.all_contents(Some(info.number)).await?;
+                    snapshots.push((info, parts));
+                }
+                core.check(core.all_contents(None).await?, snapshots)
+            };
+            core.at_one_moment(check).await
+        })
+        .await
     }
 
     /// Runs `work` on the home.
@@ -279,7 +285,7 @@ impl FileSystem {
         self.home().with(work).await
     }
 
-    /// Runs `work` with the directory and the name that a path ends with, on the core of the directory.
+    /// Runs `work` with the directory and the name that a path ends with, on the core that holds the name.
     async fn at<R, Fut>(
         &self,
         path: &str,
@@ -293,7 +299,8 @@ impl FileSystem {
         let name = name.to_vec();
         let found = self.walk(directory).await?;
         let directory = as_directory(directory, found)?;
-        self.cores.of(directory).with(move |core| work(core, directory, name)).await
+        let holder = self.cores.holder(directory, &name);
+        self.cores.of(holder.inode).with(move |core| work(core, directory, name)).await
     }
 
     /// The file that a path names, and its type.
@@ -355,37 +362,42 @@ impl FileSystem {
         name: &[u8],
         options: OpenOptions,
     ) -> Result<Option<File>> {
-        let (name, files) = (name.to_vec(), self.clone());
-        let find = move |core: Rc<Core>| async move {
+        let files = self.clone();
+        let find = move |core: Rc<Core>, holder: Holder, name: Vec<u8>| async move {
             let makes = (options.create || options.create_new) && !matches!(&name[..], b"." | b"..");
             let found = match makes {
                 true => {
                     let mode = if options.mode == 0 { 0o644 } else { options.mode };
-                    let (inode, file_type, is_new) = core.find_or_create(directory, &name, mode).await?;
+                    let Some(found) = core.find_or_create_in(holder, &name, mode).await? else {
+                        return Ok(None);
+                    };
+                    let (inode, file_type, is_new) = found;
                     if is_new {
                         core.open_present(inode);
-                        return Ok((inode, Some(files.opened(inode))));
+                        return Ok(Some((inode, Some(files.opened(inode)))));
                     }
                     Some((inode, file_type))
                 }
-                false => core.find(directory, &name)?,
+                false => match core.find_in(holder, &name)? {
+                    Some(found) => found,
+                    None => return Ok(None),
+                },
             };
             let inode = match found {
                 None => return Err(namespace::missing(directory, &name)),
                 Some(_) if options.create_new => {
                     return Err(namespace::exists(directory, &name));
                 }
-                Some((inode, FileType::Link)) => return Ok((inode, None)),
+                Some((inode, FileType::Link)) => return Ok(Some((inode, None))),
                 Some((inode, _)) => inode,
             };
             // Most files are on the core of their directory.
             match core.is_here(inode) {
-                true => Ok((inode, Some(files.open_here(&core, inode, options).await?))),
-                false => Ok((inode, None)),
+                true => Ok(Some((inode, Some(files.open_here(&core, inode, options).await?)))),
+                false => Ok(Some((inode, None))),
             }
         };
-        let core = self.cores.of(directory);
-        match core.with(find).await? {
+        match self.cores.at_holder(directory, name, find).await? {
             (_, Some(file)) => Ok(Some(file)),
             (inode, None) => {
                 let is_link = move |core: Rc<Core>| async move { core.inode(inode).map(|it| it.file_type()) };
@@ -465,7 +477,7 @@ impl FileSystem {
     /// [`Error::AlreadyExists`], EPERM for a directory; those of the paths.
     pub async fn link(&self, old: &str, new: &str) -> Result<()> {
         let inode =
-            self.at(old, |core, directory, name| async move { core.lookup(directory, &name) }).await?;
+            self.at(old, |core, directory, name| async move { core.lookup(directory, &name).await }).await?;
         self.at(new, move |core, directory, name| async move { core.link(inode, directory, &name).await })
             .await
     }
@@ -501,7 +513,8 @@ impl FileSystem {
         let rename = move |core: Rc<Core>| async move {
             core.rename((from, &old_name), (to, &new_name), renaming).await
         };
-        self.cores.of(from).with(rename).await
+        let holder = self.cores.holder(from, sides[0].1);
+        self.cores.of(holder.inode).with(rename).await
     }
 
     /// Attributes of a file; of a symbolic link, those of the file that it leads to.
@@ -510,7 +523,7 @@ impl FileSystem {
     /// Those of the path.
     pub async fn attributes(&self, path: &str) -> Result<Inode> {
         let inode = self.resolve(path).await?;
-        self.cores.of(inode).with(move |core| async move { core.inode(inode) }).await
+        self.cores.attributes_in(None, inode).await
     }
 
     /// Names of a directory, in no particular order.
@@ -519,15 +532,7 @@ impl FileSystem {
     /// ENOTDIR; those of the path.
     pub async fn read_directory(&self, path: &str) -> Result<Vec<Entry>> {
         let directory = self.resolve(path).await?;
-        let read = move |core: Rc<Core>| async move {
-            let mut entries = Vec::new();
-            core.read_directory(directory, 0, |entry| {
-                entries.push(entry);
-                true
-            })?;
-            Ok(entries)
-        };
-        self.cores.of(directory).with(read).await
+        self.cores.entries_in(None, directory).await
     }
 
     /// Target of a symbolic link.
@@ -536,14 +541,14 @@ impl FileSystem {
     /// [`Error::Invalid`] for another file; those of the path.
     pub async fn read_link(&self, path: &str) -> Result<Vec<u8>> {
         let inode =
-            self.at(path, |core, directory, name| async move { core.lookup(directory, &name) }).await?;
+            self.at(path, |core, directory, name| async move { core.lookup(directory, &name).await }).await?;
         self.cores.of(inode).with(move |core| async move { core.read_link(inode) }).await
     }
 
     /// Makes everything durable.
     ///
     /// # Errors
-    /// The failure of the log, which stays.
+    /// The failure of the log, which stays; [`Error::NoSpace`] while a record waits for space of the device below.
     pub async fn sync(&self) -> Result<()> {
         self.each(|core| async move { core.sync_all().await }).await
     }
@@ -740,7 +745,7 @@ impl File {
     /// Makes durable what was done to the file, its name included.
     ///
     /// # Errors
-    /// The failure of the log, which stays.
+    /// The failure of the log, which stays; [`Error::NoSpace`] while a record waits for space of the device below.
     pub async fn sync(&self) -> Result<()> {
         let class = self.class;
         self.with(move |core, node| async move { core.sync_in(class, node.ticket.get()).await }).await
@@ -779,7 +784,8 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The shard of the runtime that has the directory: calls from there need no messages.
+    /// The shard of the runtime that has the directory: calls from there need no messages, unless the directory has so many names that they are
+    /// divided among all shards.
     pub fn shard(&self) -> ShardIndex {
         self.files.cores.of(self.inode).shard()
     }
@@ -798,9 +804,10 @@ impl Directory {
     /// # Errors
     /// As [`FileSystem::unlink`].
     pub async fn unlink(&self, name: &str) -> Result<()> {
+        let holder = self.files.cores.holder(self.inode, name.as_bytes());
         let (directory, name) = (self.inode, name.as_bytes().to_vec());
         let unlink = move |core: Rc<Core>| async move { core.unlink(directory, &name).await };
-        self.files.cores.of(directory).with(unlink).await
+        self.files.cores.of(holder.inode).with(unlink).await
     }
 }
 

@@ -13,7 +13,7 @@ use zones::bytes::{Reader, Writer};
 /// Kind of the owner in a root: a log of another owner isn't opened.
 pub const OWNER: [u8; 8] = *b"fs      ";
 /// Version of the format that this code writes and reads.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Size of the blocks of the log.
 pub const BLOCK: u64 = 4096;
 /// Largest block of files.
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(Properties::decode(&bytes), Ok(properties));
         bytes[0] += 1;
         let refused = Properties::decode(&bytes).unwrap_err();
-        assert!(matches!(refused, Error::Protocol(_)) && refused.detail().contains("version 4"), "{refused}");
+        assert!(matches!(refused, Error::Protocol(_)) && refused.detail().contains("version 5"), "{refused}");
         assert!(matches!(Properties::decode(&bytes[..3]), Err(Error::Corrupt(_))));
         let strange = Properties { block_size: 5000, ..Properties::default() }.encode();
         assert!(matches!(Properties::decode(&strange), Err(Error::Corrupt(_))));

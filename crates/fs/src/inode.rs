@@ -1,6 +1,7 @@
 //! Inodes: what a file system knows of a file beside its names and its data.
 
 use crate::change::Value;
+use crate::data::LARGEST_FILE;
 use crate::encoding::{Numbers, from_signed, to_signed};
 use crate::tree::Key;
 use block::Result;
@@ -13,6 +14,9 @@ pub type Time = i64;
 
 /// The root directory.
 pub const ROOT: InodeNumber = 1;
+
+/// In place of the device, in a directory that is a [stripe](crate::stripes) of another one.
+pub const STRIPE: u32 = 1;
 
 /// Numbers that an inode consists of.
 const NUMBERS: usize = 12;
@@ -37,6 +41,8 @@ pub mod kind {
     pub const ORPHAN: u8 = 6;
     /// Of the keeper of a shard ([`shared`](crate::shared)): blocks of a zone that have several owners.
     pub const SHARED: u8 = 7;
+    /// Of inode 0: the [stripes](crate::stripes) of a directory.
+    pub const STRIPES: u8 = 8;
 }
 
 /// Type of a file: the bits `S_IFMT` of its mode.
@@ -104,13 +110,41 @@ pub struct Inode {
     pub changed: Time,
     /// Time when it was made.
     pub created: Time,
-    /// Of a device node, the device.
+    /// Of a device node, the device; of a stripe of a directory, [`STRIPE`].
     pub device: u32,
-    /// Of a directory, the one that it is in; else 0.
+    /// Of a directory, the one that it is in; of a stripe, its directory; else 0.
     pub parent: InodeNumber,
 }
 
 impl Inode {
+    /// A new stripe of a directory, without names. It has no times: those of the directory are newer.
+    pub fn stripe(directory: InodeNumber, mode: u32) -> Self {
+        Inode {
+            mode,
+            links: 0,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            blocks: 0,
+            accessed: Time::MIN,
+            modified: Time::MIN,
+            changed: Time::MIN,
+            created: Time::MIN,
+            device: STRIPE,
+            parent: directory,
+        }
+    }
+
+    /// Whether it is a stripe of a directory.
+    pub fn is_stripe(&self) -> bool {
+        self.is_directory() && self.device == STRIPE
+    }
+
+    /// The directory that files are in whose names this one has, as inode `number`: itself, or the one that it is a stripe of.
+    pub fn as_parent(&self, number: InodeNumber) -> InodeNumber {
+        if self.is_stripe() { self.parent } else { number }
+    }
+
     /// Key of an inode.
     pub fn key(inode: InodeNumber) -> Key {
         Key { inode, kind: kind::INODE, offset: 0 }
@@ -194,6 +228,9 @@ impl Inode {
         let (mode, created) = (mode as u32, created as Time);
         if FileType::of(mode).is_none() {
             return Err(strange(&format!("has the mode {mode:o}, which is of no type of file")));
+        }
+        if size > LARGEST_FILE {
+            return Err(strange(&format!("has {size} bytes; expected at most {LARGEST_FILE}")));
         }
         let time = |since: u64| created.wrapping_add(to_signed(since));
         Ok(Inode {

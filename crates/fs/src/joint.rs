@@ -19,12 +19,13 @@ use crate::inode::{Inode, InodeNumber, ROOT, kind};
 use crate::item::{Item, Origin};
 use crate::locks::MOVES;
 use crate::metadata::Metadata;
+use crate::stripes::{self, Stripes};
 use crate::tree::{Key, Released};
 use block::{Error, Payload, Result};
 use logkit::{Joint, StreamId, lane};
 use runtime::sync::oneshot;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -67,6 +68,25 @@ impl View {
         self.open.contains(&inode)
     }
 
+    /// The stripes of a directory; `None` if it isn't striped.
+    pub fn stripes_of(&self, directory: InodeNumber) -> Result<Option<Stripes>> {
+        let striped = stripes::read(&self.metadata.items, directory)?;
+        Ok(striped.map(|striped| striped.stripes))
+    }
+
+    /// Whether these directories have their names themselves: none of them has become striped.
+    fn has_names_of(&self, directories: &[InodeNumber]) -> Result<bool> {
+        for directory in directories {
+            if self.metadata.inode(*directory).is_err() {
+                return Err(Error::not_found(format!("directory {directory} was removed")));
+            }
+            if self.metadata.items.get(&stripes::key(*directory)).is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn add(&mut self, gathered: Gathered) {
         gathered.items.iter().for_each(|(key, value)| self.metadata.put(key, value));
         self.open.extend(gathered.open);
@@ -89,7 +109,7 @@ impl Core {
         let (sender, mut receiver) = oneshot();
         let core = self.clone();
         let task = async move {
-            let outcome = core.carry_out(wanted, decide).await;
+            let outcome = core.carry_out(wanted, async move |view: &View| decide(view)).await;
             // Its caller may have been dropped.
             sender.send(outcome).ok();
         };
@@ -98,16 +118,18 @@ impl Core {
         outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
     }
 
-    async fn carry_out<T>(
+    /// As [`jointly`](Self::jointly), for a caller that goes on to its end. `decide` may wait; what it concerns stays locked.
+    pub(crate) async fn carry_out<T>(
         self: &Rc<Self>,
         wanted: Wanted,
-        decide: impl FnOnce(&View) -> Result<Option<(T, Changes)>>,
+        decide: impl AsyncFnOnce(&View) -> Result<Option<(T, Changes)>>,
     ) -> Result<Option<T>> {
         let permit = self.admit().await?;
         let inside = self.gate.enter().await;
         let mut view =
             View { metadata: Metadata::empty(Forest::new(1, &Released::new())), number: 0, open: Vec::new() };
         let above = wanted.above.clone();
+        let directories: Vec<InodeNumber> = wanted.names.iter().map(|(directory, _)| *directory).collect();
         let mut locked: Vec<(u32, Vec<InodeNumber>)> = Vec::new();
         let mut outcome = Ok(());
         for (core, part) in self.by_core(wanted) {
@@ -127,12 +149,18 @@ impl Core {
         if outcome.is_ok() {
             outcome = self.read_above(above, &mut view).await;
         }
-        let decided = outcome.and_then(|()| decide(&view));
+        let decided = match outcome.and_then(|()| view.has_names_of(&directories)) {
+            Ok(true) => decide(&view).await,
+            Ok(false) => Ok(None),
+            Err(error) => Err(error),
+        };
         let outcome = match decided {
             Ok(Some((result, changes))) => self.append_jointly(changes).await.map(|()| Some(result)),
             Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
+        // What others know of this core's inodes is published when the other cores have the changes.
+        locked.sort_by_key(|(core, _)| *core == self.index);
         for (core, inodes) in locked {
             let end = move |core: Rc<Core>| async move {
                 core.end_joint(&inodes);
@@ -182,6 +210,8 @@ impl Core {
         for inode in &wanted.inodes {
             let key = Inode::key(*inode);
             metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
+            let key = stripes::key(*inode);
+            metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
             // Whether a directory has any names.
             let first = Key { inode: *inode, kind: kind::ENTRY, offset: 0 };
             let name = metadata.items.range(&first).next();
@@ -199,8 +229,11 @@ impl Core {
     /// Reads the inodes of all directories above these.
     async fn read_above(&self, directories: Vec<InodeNumber>, view: &mut View) -> Result<()> {
         for directory in directories {
-            let mut at = directory;
+            let (mut at, mut passed) = (directory, BTreeSet::new());
             while at != ROOT {
+                if !passed.insert(at) {
+                    return Err(Error::corrupt(format!("directory {at} is below itself")));
+                }
                 let inode = match view.metadata.inode(at) {
                     Ok(inode) => inode,
                     Err(_) => {
@@ -234,6 +267,8 @@ impl Core {
         if self.breaks(Broken::SplitsOperations) {
             return self.append_apart(changes).await;
         }
+        // No lane takes it once they have ended.
+        self.check_open()?;
         let request = self.requests.begin(1, None);
         self.queue(changes, Payload::default(), Origin::Joint { request, joins });
         self.requests.wait(request).await
@@ -283,6 +318,11 @@ impl Core {
         // It may not have committed here yet.
         lane::commit(&**self, user_stream(self.index));
         self.note(inodes, self.issued());
+        for inode in inodes.iter().filter(|inode| **inode != MOVES) {
+            if let Err(error) = self.publish_stripes(*inode) {
+                logkit::Owner::fail(&**self, &error);
+            }
+        }
         self.locks.unlock(inodes);
         inodes.iter().filter(|inode| **inode != MOVES).for_each(|inode| self.remove_unused(*inode));
     }

@@ -10,7 +10,8 @@
 //!
 //! A shard:
 //! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: what is queued; [`node`]: files in use.
-//! - [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
+//! - [`stripes`], `striping`: large directories, whose names are divided among all cores.
+//! - [`names`], [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
 //! - [`classes`]: whose reads, writes and syncs are next.
 //! - [`format`](mod@format), `recovery`: making and opening.
 //!
@@ -45,6 +46,7 @@ mod joint;
 mod locks;
 mod metadata;
 pub mod mount;
+pub mod names;
 pub mod namespace;
 pub mod node;
 pub mod operations;
@@ -54,6 +56,8 @@ pub mod scrub;
 pub mod shared;
 pub mod snapshot_list;
 pub mod snapshots;
+pub mod stripes;
+mod striping;
 pub mod sums;
 pub mod tickets;
 pub mod tree;

@@ -143,7 +143,8 @@ impl Metadata {
     /// Sets the next number and the count of the inodes of a shard.
     pub(crate) fn set_inodes(&mut self, shard: Shard, inodes: Inodes) {
         let old = std::mem::replace(&mut self.inodes[shard as usize], inodes);
-        self.count = self.count + inodes.count - old.count;
+        // They may be of a damaged medium: `check` compares them with what is there.
+        self.count = self.count.saturating_sub(old.count).saturating_add(inodes.count);
     }
 
     /// Number of inodes.
@@ -158,8 +159,8 @@ impl Metadata {
             let shards = u64::from(self.items.shards());
             let inodes = &mut self.inodes[self.items.shard_of(key.inode) as usize];
             inodes.next = inodes.next.max(key.inode.saturating_add(shards));
-            inodes.count += u64::from(!was_there);
-            self.count += u64::from(!was_there);
+            inodes.count = inodes.count.saturating_add(u64::from(!was_there));
+            self.count = self.count.saturating_add(u64::from(!was_there));
         }
     }
 
@@ -295,7 +296,7 @@ impl Metadata {
             Change::Preallocate { inode, from, to } => {
                 if self.exists(*inode) {
                     let more = extents::preallocate(&mut self.items, *inode, *from..*to, blocks)?;
-                    self.change_inode(*inode, |inode| inode.blocks += more)?;
+                    self.change_inode(*inode, |inode| inode.blocks = inode.blocks.saturating_add(more))?;
                 }
             }
             Change::Share { inode, block, count, from_inode, from_block, size, modified } => {
@@ -325,8 +326,9 @@ impl Metadata {
             for key in keys.iter().filter(|key| key.kind != kind::EXTENT) {
                 self.items.remove(key);
                 if key.kind == kind::INODE {
-                    self.inodes[self.items.shard_of(inode) as usize].count -= 1;
-                    self.count -= 1;
+                    let of_shard = &mut self.inodes[self.items.shard_of(inode) as usize];
+                    of_shard.count = of_shard.count.saturating_sub(1);
+                    self.count = self.count.saturating_sub(1);
                 }
             }
             if keys.len() < REMOVED_AT_ONCE {
@@ -337,14 +339,24 @@ impl Metadata {
 
     /// Inodes that have no names and were open.
     pub fn orphans(&self) -> Vec<InodeNumber> {
-        let mut orphans = Vec::new();
+        self.named_by(kind::ORPHAN)
+    }
+
+    /// Directories that are striped.
+    pub fn striped_directories(&self) -> Vec<InodeNumber> {
+        self.named_by(kind::STRIPES)
+    }
+
+    /// Inodes that items of inode 0 name, of this kind.
+    fn named_by(&self, kind: u8) -> Vec<InodeNumber> {
+        let mut inodes = Vec::new();
         for shard in 0..self.items.shards() {
-            let tree = self.items.tree(shard);
-            let own =
-                tree.range(&orphan(0)).take_while(|(key, _)| (key.inode, key.kind) == (0, kind::ORPHAN));
-            orphans.extend(own.map(|(key, _)| key.offset));
+            let first = Key { inode: 0, kind, offset: 0 };
+            let items = self.items.tree(shard).range(&first);
+            let own = items.take_while(|(key, _)| (key.inode, key.kind) == (0, kind));
+            inodes.extend(own.map(|(key, _)| key.offset));
         }
-        orphans
+        inodes
     }
 }
 

@@ -7,6 +7,7 @@ use crate::directory::{self, Found, MOST_NAME, check_name, show};
 use crate::forest::{Forest, Shard};
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time, kind};
 use crate::metadata::{Metadata, orphan};
+use crate::stripes;
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::smallvec;
@@ -184,7 +185,7 @@ fn make(
         changed: now,
         created: now,
         device: new.device,
-        parent: if is_directory { directory } else { 0 },
+        parent: if is_directory { parent.as_parent(directory) } else { 0 },
     };
     let mut changes: Changes = smallvec![Change::Put { key: Inode::key(number), value: inode.encode() }];
     for (part, bytes) in new.target.chunks(TARGET_ITEM).enumerate() {
@@ -347,7 +348,7 @@ pub fn unlink(
 }
 
 fn check_empty(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<()> {
-    match directory::is_empty(&metadata.items, directory) {
+    match stripes::is_empty(&metadata.items, directory)? {
         true => Ok(()),
         false => Err(os(libc::ENOTEMPTY, format!("directory \"{}\" isn't empty", show(name)))),
     }
@@ -373,6 +374,7 @@ pub fn remove_directory(
         Change::Delete { key: found.key },
         touched(directory, now, Some(parent.links.saturating_sub(1))),
     ];
+    changes.extend(stripes::removal(&metadata.items, found.inode)?);
     changes.extend(drop_name(found.inode, &old, stays(found.inode, &old), now));
     Ok(changes)
 }
@@ -451,7 +453,7 @@ pub fn rename(
             }
             changes.push(put_entry(moved.key, other.inode, other.code, old_name));
             changes.push(put_entry(other.key, moved.inode, moved.code, new_name));
-            changes.push(moved_to(other.inode, &other_file, old_directory, now));
+            changes.push(moved_to(other.inode, &other_file, old_parent.as_parent(old_directory), now));
         }
         Some(other) => {
             let other_file = metadata.inode(other.inode)?;
@@ -460,6 +462,7 @@ pub fn rename(
                 (false, true) => return Err(is_a_directory(new_name)),
                 (true, true) => {
                     check_empty(metadata, other.inode, new_name)?;
+                    changes.extend(stripes::removal(&metadata.items, other.inode)?);
                     new_gain -= 1;
                 }
                 (false, false) => {}
@@ -475,7 +478,7 @@ pub fn rename(
             changes.push(put_entry(key, moved.inode, moved.code, new_name));
         }
     }
-    changes.push(moved_to(moved.inode, &file, new_directory, now));
+    changes.push(moved_to(moved.inode, &file, new_parent.as_parent(new_directory), now));
     let links =
         |parent: &Inode, gain: i64| (gain != 0).then(|| parent.links.saturating_add_signed(gain as i32));
     if changes_parent {

@@ -1,28 +1,34 @@
-//! Operations on inodes. Those on inodes of one core are decided and in effect in one turn ([`crate::namespace`]); others are `joint`. The data of
-//! files is in [`crate::data`].
+//! Operations on inodes. Those on names are in [`crate::names`], and the data of files is in [`crate::data`].
 
 use crate::attributes;
 use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
+use crate::classes::fair_queue::DEFAULT;
 use crate::core::{Broken, Core, now};
 use crate::data::{Cut, end_of};
-use crate::directory::{self, Entry, Found};
+use crate::directory;
 use crate::extents::extents;
-use crate::forest::Shard;
 use crate::format::BLOCK;
-use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time};
+use crate::inode::{FileType, Inode, InodeNumber, Time};
 use crate::joint::{View, Wanted};
 use crate::metadata::{Metadata, orphan};
-use crate::namespace::{self, New, Renaming};
+use crate::namespace::{self, New};
 use crate::node::Node;
+use crate::stripes::{self, Stripes};
 use block::{Error, Result};
 use smallvec::smallvec;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Blocks of a removed file that are taken from it at a time.
 const REMOVED_AT_ONCE: usize = 512;
+/// Names of a removed directory that are taken from it at a time.
+const NAMES_REMOVED_AT_ONCE: usize = 64;
 /// Files with more blocks than this are removed piece by piece, in the background.
 const REMOVED_WHOLE: u64 = 4096;
+
+/// Time between attempts to remove an inode, or to close the file system, while no record can be written for lack of space.
+pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 
 /// Sizes of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,28 +43,6 @@ pub struct Statistics {
     pub replayed: u64,
 }
 
-/// What a name stands for that is removed.
-#[derive(Debug, Clone, Copy)]
-enum Removing {
-    Name,
-    Directory,
-}
-
-impl Removing {
-    fn decide(
-        self,
-        metadata: &Metadata,
-        directory: InodeNumber,
-        name: (&[u8], Found),
-        stays: impl Fn(InodeNumber, &Inode) -> bool,
-    ) -> Result<Changes> {
-        match self {
-            Removing::Name => namespace::unlink(metadata, directory, name, stays, now()),
-            Removing::Directory => namespace::remove_directory(metadata, directory, name, stays, now()),
-        }
-    }
-}
-
 impl Core {
     /// Carries out an operation that `decide` finds the changes of.
     pub(crate) async fn change<T>(
@@ -70,7 +54,7 @@ impl Core {
     }
 
     /// As [`change`](Self::change); nothing is done if `decide` returns nothing: inodes of other cores are concerned.
-    async fn change_here<T>(
+    pub(crate) async fn change_here<T>(
         &self,
         decide: impl Fn(&Metadata) -> Result<Option<(T, Changes)>>,
     ) -> Result<Option<(T, u64)>> {
@@ -97,101 +81,6 @@ impl Core {
         self.metadata.borrow().inode(inode)
     }
 
-    /// Looks a name up. `.` and `..` are names, too.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
-    pub fn lookup(&self, directory: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
-        match self.find(directory, name)? {
-            Some((inode, _)) => Ok(inode),
-            None => Err(namespace::missing(directory, name)),
-        }
-    }
-
-    /// Looks a name up: the file and its type, if it is there.
-    ///
-    /// # Errors
-    /// ENOTDIR, ENAMETOOLONG.
-    pub fn find(&self, directory: InodeNumber, name: &[u8]) -> Result<Option<(InodeNumber, FileType)>> {
-        find(&self.metadata.borrow(), directory, name)
-    }
-
-    /// Makes a file. Returns its number.
-    ///
-    /// # Errors
-    /// As [`namespace::create`]; [`Error::NoSpace`].
-    pub async fn create(
-        self: &Rc<Self>,
-        directory: InodeNumber,
-        name: &[u8],
-        new: &New,
-    ) -> Result<InodeNumber> {
-        self.check_space_for_item()?;
-        let shard = namespace::shard_for(&self.metadata.borrow().items, directory, name, new);
-        if !self.is_here(shard.into()) {
-            return self.create_elsewhere(directory, name, new, shard).await;
-        }
-        let decide = |metadata: &Metadata| {
-            let number = metadata.next_inode(shard);
-            Ok((number, namespace::create(metadata, number, directory, name, new, now())?))
-        };
-        let (inode, ticket) = self.change(decide).await?;
-        self.note(&[inode, directory], ticket);
-        Ok(inode)
-    }
-
-    /// Finds a file, or makes a regular one: its type, and whether it is new.
-    ///
-    /// # Errors
-    /// As [`create`](Self::create), but for [`Error::AlreadyExists`].
-    pub(crate) async fn find_or_create(
-        self: &Rc<Self>,
-        directory: InodeNumber,
-        name: &[u8],
-        mode: u32,
-    ) -> Result<(InodeNumber, FileType, bool)> {
-        let new = New { mode: FileType::Regular as u32 | mode, ..New::default() };
-        let decide = |metadata: &Metadata| {
-            let number = metadata.next_inode(metadata.items.shard_of(directory));
-            match namespace::find_or_create(metadata, number, directory, name, &new, now())? {
-                Ok(found) => Ok(((found.inode, found.file_type(), false), Changes::new())),
-                Err(changes) => {
-                    self.check_space_for_item()?;
-                    Ok(((number, FileType::Regular, true), changes))
-                }
-            }
-        };
-        let (found, ticket) = self.change(decide).await?;
-        // A new one isn't in use.
-        if found.2 {
-            self.note(&[directory], ticket);
-        }
-        Ok(found)
-    }
-
-    /// As [`create`](Self::create), for an inode of another core.
-    async fn create_elsewhere(
-        self: &Rc<Self>,
-        directory: InodeNumber,
-        name: &[u8],
-        new: &New,
-        shard: Shard,
-    ) -> Result<InodeNumber> {
-        let (name, new) = (name.to_vec(), new.clone());
-        let wanted = Wanted {
-            inodes: vec![directory],
-            names: vec![(directory, name.clone())],
-            new: Some(shard),
-            ..Wanted::default()
-        };
-        let decide = move |view: &View| {
-            let changes = namespace::create(&view.metadata, view.number, directory, &name, &new, now())?;
-            Ok(Some((view.number, changes)))
-        };
-        let made = self.jointly(wanted, decide).await?;
-        made.ok_or_else(|| Error::io("a file was not made, without an error"))
-    }
-
     /// Makes a file without a name and opens it.
     ///
     /// # Errors
@@ -214,216 +103,21 @@ impl Core {
         inodes.iter().filter_map(|inode| self.nodes.find(*inode)).for_each(|node| node.note(ticket));
     }
 
-    /// Gives a file another name.
+    /// Makes durable what was done to an inode of this core; of a directory, to its names as well.
     ///
     /// # Errors
-    /// As [`namespace::link`]; [`Error::NoSpace`].
-    pub async fn link(
-        self: &Rc<Self>,
-        inode: InodeNumber,
-        directory: InodeNumber,
-        name: &[u8],
-    ) -> Result<()> {
-        self.check_space_for_item()?;
-        if !self.is_here(inode) {
-            let name = name.to_vec();
-            let wanted = Wanted {
-                inodes: vec![inode, directory],
-                names: vec![(directory, name.clone())],
-                ..Wanted::default()
-            };
-            let decide = move |view: &View| {
-                let is_open = |inode| view.is_open(inode);
-                Ok(Some(((), namespace::link(&view.metadata, inode, directory, &name, is_open, now())?)))
-            };
-            return self.jointly(wanted, decide).await.map(drop);
+    /// The failure of the log, which stays.
+    pub async fn sync_inode(&self, inode: InodeNumber) -> Result<()> {
+        self.cores().sync_stripes(inode).await?;
+        match self.nodes.find(inode) {
+            Some(node) if node.is_open() => self.sync_in(DEFAULT, node.ticket.get()).await,
+            _ => self.sync_all().await,
         }
-        let is_open = |inode| self.nodes.is_open(inode);
-        let decide = |metadata: &Metadata| {
-            Ok(((), namespace::link(metadata, inode, directory, name, is_open, now())?))
-        };
-        let ((), ticket) = self.change(decide).await?;
-        self.note(&[inode, directory], ticket);
-        Ok(())
     }
 
     /// Whether an inode without names stays for now: it is open, or so large that it is removed piece by piece.
-    fn stays(&self, number: InodeNumber, inode: &Inode) -> bool {
+    pub(crate) fn stays(&self, number: InodeNumber, inode: &Inode) -> bool {
         inode.blocks > REMOVED_WHOLE || self.nodes.is_open(number)
-    }
-
-    /// Removes a name that isn't a directory's.
-    ///
-    /// # Errors
-    /// As [`namespace::unlink`].
-    pub async fn unlink(self: &Rc<Self>, directory: InodeNumber, name: &[u8]) -> Result<()> {
-        self.remove_name(directory, name, Removing::Name).await
-    }
-
-    /// Removes an empty directory.
-    ///
-    /// # Errors
-    /// As [`namespace::remove_directory`].
-    pub async fn remove_directory(self: &Rc<Self>, directory: InodeNumber, name: &[u8]) -> Result<()> {
-        self.remove_name(directory, name, Removing::Directory).await
-    }
-
-    async fn remove_name(
-        self: &Rc<Self>,
-        directory: InodeNumber,
-        name: &[u8],
-        removing: Removing,
-    ) -> Result<()> {
-        loop {
-            let decide = |metadata: &Metadata| {
-                let found = namespace::lookup(metadata, directory, name)?;
-                if !self.is_here(found.inode) {
-                    return Ok(None);
-                }
-                let stays = |number, inode: &_| self.stays(number, inode);
-                let changes = removing.decide(metadata, directory, (name, found), stays)?;
-                let is_gone = changes.iter().any(|change| matches!(change, Change::Remove { .. }));
-                Ok(Some(((found.inode, is_gone), changes)))
-            };
-            if let Some(((inode, is_gone), ticket)) = self.change_here(decide).await? {
-                self.note(&[inode, directory], ticket);
-                if !is_gone {
-                    self.remove_unused(inode);
-                }
-                return Ok(());
-            }
-            let (inode, name) = (self.lookup(directory, name)?, name.to_vec());
-            let wanted = Wanted {
-                inodes: vec![inode, directory],
-                names: vec![(directory, name.clone())],
-                ..Wanted::default()
-            };
-            let decide = move |view: &View| {
-                let found = namespace::lookup(&view.metadata, directory, &name)?;
-                if found.inode != inode {
-                    return Ok(None);
-                }
-                Ok(Some(((), removing.decide(&view.metadata, directory, (&name, found), |_, _| true)?)))
-            };
-            if self.jointly(wanted, decide).await?.is_some() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Renames a file. The directory that it is in is of this core.
-    ///
-    /// # Errors
-    /// As [`namespace::rename`]; [`Error::NoSpace`] for a longer name.
-    pub async fn rename(
-        self: &Rc<Self>,
-        from: (InodeNumber, &[u8]),
-        to: (InodeNumber, &[u8]),
-        renaming: Renaming,
-    ) -> Result<()> {
-        if to.1.len() > from.1.len() {
-            // Names take space in the tree.
-            self.check_space_for_item()?;
-        }
-        loop {
-            let decide = |metadata: &Metadata| {
-                let moved = namespace::lookup(metadata, from.0, from.1)?;
-                let replaced = match self.is_here(to.0) {
-                    true => directory::find(&metadata.items, to.0, to.1)?,
-                    false => return Ok(None),
-                };
-                // The directories above may change on other cores.
-                let moves_directory =
-                    [Some(moved), replaced].into_iter().flatten().any(|it| it.is_directory());
-                let replaced = replaced.map(|found| found.inode);
-                let inodes = [Some(moved.inode), replaced].into_iter().flatten();
-                if self.totals.cores() > 1 && from.0 != to.0 && moves_directory
-                    || !inodes.into_iter().all(|inode| self.is_here(inode))
-                {
-                    return Ok(None);
-                }
-                let stays = |number, inode: &_| self.stays(number, inode);
-                Ok(Some((replaced, namespace::rename(metadata, from, to, renaming, stays, now())?)))
-            };
-            if let Some((replaced, ticket)) = self.change_here(decide).await? {
-                self.note(&[from.0, to.0], ticket);
-                if let Ok(moved) = self.lookup(to.0, to.1) {
-                    self.note(&[moved], ticket);
-                }
-                if let Some(replaced) = replaced {
-                    self.remove_unused(replaced);
-                }
-                return Ok(());
-            }
-            if self.rename_jointly(from, to, renaming).await?.is_some() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// As [`rename`](Self::rename), of inodes of several cores; nothing is done if other ones are concerned by now.
-    async fn rename_jointly(
-        self: &Rc<Self>,
-        from: (InodeNumber, &[u8]),
-        to: (InodeNumber, &[u8]),
-        renaming: Renaming,
-    ) -> Result<Option<()>> {
-        namespace::check_names(from.1, to.1)?;
-        let found = |core: &Core, (directory, name): (InodeNumber, &[u8])| {
-            namespace::find(&core.metadata.borrow(), directory, name)
-        };
-        let moved = found(self, from)?.ok_or_else(|| namespace::missing(from.0, from.1))?;
-        let ((from, old_name), (to, name)) = ((from.0, from.1.to_vec()), (to.0, to.1.to_vec()));
-        let new_name = name.clone();
-        let find = move |core: Rc<Core>| async move { found(&core, (to, &name)) };
-        let replaced = self.cores().of(to).with(find).await?;
-        let both = [Some(moved), replaced];
-        let mut inodes = vec![from, to];
-        inodes.extend(both.iter().flatten().map(|found| found.inode));
-        let moves_directory = from != to && both.iter().flatten().any(|found| found.is_directory());
-        let wanted = Wanted {
-            inodes,
-            names: vec![(from, old_name.clone()), (to, new_name.clone())],
-            new: None,
-            above: if moves_directory { vec![from, to] } else { Vec::new() },
-        };
-        let inode_of = |found: Option<directory::Found>| found.map(|found| found.inode);
-        let expected = [Some(moved.inode), inode_of(replaced)];
-        let decide = move |view: &View| {
-            let metadata = &view.metadata;
-            let now_there = [
-                inode_of(directory::find(&metadata.items, from, &old_name)?),
-                inode_of(directory::find(&metadata.items, to, &new_name)?),
-            ];
-            if now_there != expected {
-                return Ok(None);
-            }
-            let sides = ((from, old_name.as_slice()), (to, new_name.as_slice()));
-            Ok(Some(((), namespace::rename(metadata, sides.0, sides.1, renaming, |_, _| true, now())?)))
-        };
-        self.jointly(wanted, decide).await
-    }
-
-    /// Names of a directory, from an offset on, as many as `visit` takes.
-    ///
-    /// # Errors
-    /// ENOTDIR; ESTALE.
-    pub fn read_directory(
-        &self,
-        directory: InodeNumber,
-        from: u64,
-        mut visit: impl FnMut(Entry) -> bool,
-    ) -> Result<()> {
-        let metadata = self.metadata.borrow();
-        if !metadata.inode(directory)?.is_directory() {
-            return Err(Error::from_errno(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
-        }
-        for entry in directory::entries(&metadata.items, directory, from) {
-            if !visit(entry?) {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Target of a symbolic link.
@@ -468,12 +162,21 @@ impl Core {
             let metadata = core.metadata.borrow();
             metadata.items.get(&orphan(inode)).is_some() && !core.nodes.is_open(inode)
         };
-        if !is_unused(self) || self.check_open().is_err() {
+        if !is_unused(self) || !matches!(self.check_open(), Ok(()) | Err(Error::NoSpace(_))) {
             return;
         }
         let core = self.clone();
         let removing = async move {
-            while let Ok(permit) = core.admit().await {
+            loop {
+                let permit = match core.admit().await {
+                    Ok(permit) => permit,
+                    // Nothing else would remove it before the file system is opened again.
+                    Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
+                        runtime::sleep(BETWEEN_ATTEMPTS).await;
+                        continue;
+                    }
+                    Err(_) => break,
+                };
                 if !is_unused(&core) {
                     break;
                 }
@@ -495,6 +198,9 @@ impl Core {
                 }
                 runtime::yield_now().await;
             }
+            if core.inode(inode).is_err() {
+                core.cores().striped().set(inode, None);
+            }
         };
         self.kit.tasks.spawn(removing).detach();
     }
@@ -512,21 +218,55 @@ impl Core {
     ///
     /// # Errors
     /// ESTALE; the failure of the log.
-    pub async fn set_attributes(&self, inode: InodeNumber, attributes: Attributes) -> Result<Inode> {
+    pub async fn set_attributes(
+        self: &Rc<Self>,
+        inode: InodeNumber,
+        attributes: Attributes,
+    ) -> Result<Inode> {
         // A write in flight sets the time when its record is written.
         let node = attributes.modified.map(|_| self.node(inode));
         let _held = match &node {
             Some(node) => Some(node.lock.ask(0..u64::MAX).await),
             None => None,
         };
-        let decide = |metadata: &Metadata| {
-            metadata.inode(inode)?;
+        loop {
+            if let Some(stripes) = self.cores().striped().find(inode) {
+                self.set_attributes_with_stripes(inode, &stripes, attributes).await?;
+                return self.inode(inode);
+            }
+            let decide = |metadata: &Metadata| {
+                metadata.inode(inode)?;
+                if self.cores().striped().has(inode) {
+                    return Ok(None);
+                }
+                let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
+                Ok(Some(((), smallvec![Change::set(inode, attributes)])))
+            };
+            if let Some(((), ticket)) = self.change_here(decide).await? {
+                self.note(&[inode], ticket);
+                return self.inode(inode);
+            }
+        }
+    }
+
+    /// Sets attributes of a directory and of its stripes.
+    async fn set_attributes_with_stripes(
+        self: &Rc<Self>,
+        directory: InodeNumber,
+        stripes: &Stripes,
+        attributes: Attributes,
+    ) -> Result<()> {
+        let mut inodes = vec![directory];
+        inodes.extend(stripes.all());
+        let all = inodes.clone();
+        let decide = move |view: &View| {
+            view.metadata.inode(directory)?;
             let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
-            Ok(((), smallvec![Change::set(inode, attributes)]))
+            // Those of a directory that was removed are gone.
+            let there = all.iter().filter(|inode| view.metadata.inode(**inode).is_ok());
+            Ok(Some(((), there.map(|inode| Change::set(*inode, attributes)).collect())))
         };
-        let ((), ticket) = self.change(decide).await?;
-        self.note(&[inode], ticket);
-        self.inode(inode)
+        self.jointly(Wanted { inodes, ..Wanted::default() }, decide).await.map(drop)
     }
 
     pub(crate) fn check_regular(&self, inode: InodeNumber) -> Result<Inode> {
@@ -675,28 +415,6 @@ impl Core {
     }
 }
 
-/// Looks a name up: the file and its type, if it is there. `.` and `..` are names, too.
-///
-/// # Errors
-/// ENOTDIR, ENAMETOOLONG.
-pub fn find(
-    metadata: &Metadata,
-    directory: InodeNumber,
-    name: &[u8],
-) -> Result<Option<(InodeNumber, FileType)>> {
-    match name {
-        b"." => metadata.inode(directory).map(|_| Some((directory, FileType::Directory))),
-        b".." => {
-            let parent = metadata.inode(directory)?.parent.max(ROOT);
-            Ok(Some((parent, FileType::Directory)))
-        }
-        _ => {
-            let found = namespace::find(metadata, directory, name)?;
-            Ok(found.map(|found| (found.inode, found.file_type())))
-        }
-    }
-}
-
 /// The first offset of a file from this one on with data, or without.
 ///
 /// # Errors
@@ -731,6 +449,11 @@ pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) ->
 
 /// The next changes that remove an inode, and whether they are the last.
 fn next_removal(metadata: &Metadata, inode: InodeNumber) -> Result<(Changes, bool)> {
+    // A stripe that its directory didn't get, or a directory with leftovers.
+    let names = directory::removal(&metadata.items, inode, NAMES_REMOVED_AT_ONCE);
+    if !names.is_empty() {
+        return Ok((names, false));
+    }
     let mut blocks = 0_u64;
     let mut end = 0;
     for extent in extents(&metadata.items, inode, 0..u64::MAX).take(REMOVED_AT_ONCE) {
@@ -739,9 +462,12 @@ fn next_removal(metadata: &Metadata, inode: InodeNumber) -> Result<(Changes, boo
         end = extent.end();
     }
     let is_last = (blocks as usize) < REMOVED_AT_ONCE;
-    let changes: Changes = match is_last {
+    let mut changes: Changes = match is_last {
         true => smallvec![Change::Remove { inode }, Change::Delete { key: orphan(inode) }],
         false => smallvec![Change::Unmap { inode, from: 0, to: end }],
     };
+    if is_last && stripes::read(&metadata.items, inode)?.is_some() {
+        changes.push(Change::Delete { key: stripes::key(inode) });
+    }
     Ok((changes, is_last))
 }

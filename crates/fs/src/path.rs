@@ -2,9 +2,10 @@
 
 use crate::core::Core;
 use crate::inode::{FileType, InodeNumber, ROOT};
+use crate::names::find;
 use crate::namespace;
-use crate::operations::find;
 use crate::snapshots::SnapshotNumber;
+use crate::stripes::{self, Holder};
 use block::{Error, Result};
 
 /// Most symbolic links that a path leads through.
@@ -33,10 +34,12 @@ pub fn walk_here(core: &Core, path: &str) -> Result<Option<End>> {
     check_length(path)?;
     let mut at = (ROOT, FileType::Directory);
     for name in path.split('/').filter(|name| !name.is_empty()) {
-        if !core.is_here(at.0) {
+        let holder = core.cores().holder(at.0, name.as_bytes());
+        if !core.is_here(holder.inode) {
             return Ok(None);
         }
-        at = core.find(at.0, name.as_bytes())?.ok_or_else(|| namespace::missing(at.0, name.as_bytes()))?;
+        let Some(found) = core.find_in(holder, name.as_bytes())? else { return Ok(None) };
+        at = found.ok_or_else(|| namespace::missing(at.0, name.as_bytes()))?;
         if at.1 == FileType::Link {
             return Ok(None);
         }
@@ -48,6 +51,8 @@ pub fn walk_here(core: &Core, path: &str) -> Result<Option<End>> {
 #[derive(Debug)]
 pub struct Walk {
     at: End,
+    /// Stripe of `at` that holds the next name, once it is known that a stripe does.
+    stripe: Option<InodeNumber>,
     /// Directory that the link is in, if `at` is one.
     directory: InodeNumber,
     /// Names that are left, the next one last.
@@ -76,12 +81,38 @@ impl Walk {
     pub fn begin_in(version: Option<SnapshotNumber>, path: &str) -> Result<Self> {
         check_length(path)?;
         let at = (ROOT, FileType::Directory);
-        Ok(Walk { at, directory: ROOT, rest: names(path.as_bytes()).collect(), followed: 0, version })
+        Ok(Walk {
+            at,
+            stripe: None,
+            directory: ROOT,
+            rest: names(path.as_bytes()).collect(),
+            followed: 0,
+            version,
+        })
     }
 
     /// The inode on whose core it goes on.
     pub fn place(&self) -> InodeNumber {
-        self.at.0
+        self.stripe.unwrap_or(self.at.0)
+    }
+
+    /// The inode that holds the next name: the directory, or a stripe of it. Of a snapshot, the core of the directory knows.
+    fn holder_of_next(&mut self, core: &Core) -> Result<InodeNumber> {
+        if self.stripe.is_none()
+            && self.at.1 == FileType::Directory
+            && let Some(name) = self.rest.last()
+        {
+            let holder = match self.version {
+                None => core.cores().holder(self.at.0, name).inode,
+                Some(_) if !core.is_here(self.at.0) || matches!(&name[..], b"." | b"..") => self.at.0,
+                Some(_) => core.in_version(self.version, |metadata| {
+                    let striped = stripes::read(&metadata.items, self.at.0)?;
+                    Ok(striped.map_or(self.at.0, |striped| striped.stripes.of_name(name)))
+                })?,
+            };
+            self.stripe = (holder != self.at.0).then_some(holder);
+        }
+        Ok(self.place())
     }
 
     /// Goes on as far as inodes of this core lead. Returns the end of the path once it is reached.
@@ -89,7 +120,11 @@ impl Walk {
     /// # Errors
     /// [`Error::NotFound`], ENOTDIR; ELOOP for too many links.
     pub fn go_on(&mut self, core: &Core) -> Result<Option<End>> {
-        while core.is_here(self.at.0) {
+        loop {
+            let holder = self.holder_of_next(core)?;
+            if !core.is_here(holder) {
+                break;
+            }
             if self.at.1 == FileType::Link {
                 self.followed += 1;
                 if self.followed > MOST_LINKS_FOLLOWED {
@@ -105,10 +140,20 @@ impl Walk {
                 self.rest.extend(names(&target));
                 continue;
             }
-            let Some(name) = self.rest.pop() else { return Ok(Some(self.at)) };
-            self.directory = self.at.0;
-            let next = core.in_version(self.version, |metadata| find(metadata, self.at.0, &name))?;
-            self.at = next.ok_or_else(|| namespace::missing(self.directory, &name))?;
+            let Some(name) = self.rest.last() else { return Ok(Some(self.at)) };
+            let found = match self.version {
+                Some(_) => {
+                    core.in_version(self.version, |metadata| find(metadata, holder, name).map(Some))?
+                }
+                None => core.find_in(Holder { directory: self.at.0, inode: holder }, name)?,
+            };
+            self.stripe = None;
+            // Else another one holds the name by now.
+            if let Some(found) = found {
+                self.directory = self.at.0;
+                self.at = found.ok_or_else(|| namespace::missing(self.directory, name))?;
+                self.rest.pop();
+            }
         }
         // The end may be an inode of another core.
         Ok((self.rest.is_empty() && self.at.1 != FileType::Link).then_some(self.at))

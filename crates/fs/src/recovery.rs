@@ -13,9 +13,10 @@ use crate::format::{BLOCK, MOST_CORES, OWNER, Properties, State};
 use crate::inode::{InodeNumber, ROOT, kind};
 use crate::item::ATOMIC_BLOCKS;
 use crate::metadata::{Inodes, Metadata};
+use crate::shared::FIRST_KEEPER;
 use crate::snapshot_list::SnapshotInfo;
 use crate::snapshots::{Snapshot, own_blocks, visit_own_blocks};
-use crate::tree::{Known, Load, PAGE, Place, Released, Stored, Tree};
+use crate::tree::{Key, Known, Load, PAGE, Place, Released, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
 use logkit::record::{Header, Identity};
@@ -346,6 +347,7 @@ impl Source {
         for (shard, state) in (0..).zip(&self.state.shards).filter(|(shard, _)| is_wanted(*shard)) {
             let (tree, mut known) =
                 self.load_tree(zones, &state.tree, empty.tree(shard), Known::default()).await?;
+            check_next(&tree, shard, self.properties.shards, state.inodes.next)?;
             metadata.set_shard(shard, tree, state.inodes);
             metadata.items.check_shard(shard)?;
             // Neighbours share most pages.
@@ -452,7 +454,9 @@ impl Source {
                 let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
                 // In a later epoch there are other operations.
                 let is_of_checkpoint = record.header.epoch == self.state.epoch;
-                for Recorded { change, is_submitted } in Change::decode_all(&record.meta)? {
+                for Recorded { change, is_submitted } in
+                    Change::decode_record(&record.meta, record.header.blocks)?
+                {
                     if is_submitted && is_of_checkpoint && shown > 0 {
                         shown -= 1;
                         continue;
@@ -473,6 +477,19 @@ impl Source {
     }
 }
 
+/// Refuses a number for the next inode of a shard that isn't the shard's, or that isn't larger than all others: a new file would take the place
+/// of another one.
+fn check_next(tree: &Tree, shard: Shard, shards: u32, next: InodeNumber) -> Result<()> {
+    let last =
+        tree.last_before(&Key::new(FIRST_KEEPER - 1, u8::MAX, u64::MAX)).map_or(0, |(key, _)| key.inode);
+    match next % u64::from(shards) == u64::from(shard) && next > last.max(ROOT) && next < FIRST_KEEPER {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!(
+            "the next inode of shard {shard} of {shards} would be {next}, and the last one is {last}"
+        ))),
+    }
+}
+
 async fn page(zones: &dyn Zones, layout: &Layout, place: Place) -> Result<Buffer> {
     if place.zone >= layout.zones || place.position >= layout.zone_blocks {
         return Err(Error::corrupt(format!(
@@ -484,4 +501,23 @@ async fn page(zones: &dyn Zones, layout: &Layout, place: Place) -> Result<Buffer
         zones.read(layout.address(place.zone, place.position), Buffer::new(layout.block_bytes())).await;
     outcome.map_err(|error| recovery::gone(error, "a page of the tree"))?;
     Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_inode_of_a_shard_is_one_that_it_has_not_had() {
+        let mut items = Forest::new(4, &Released::new());
+        items.put(&Key::new(9, kind::INODE, 0), &[1]);
+        items.put(&Key::new(FIRST_KEEPER + 1, kind::SHARED, 0), &[1]);
+        let next = |shard: Shard, next: InodeNumber| check_next(items.tree(shard), shard, 4, next);
+        assert_eq!(
+            (next(1, 13), next(1, 41), next(0, 4), next(1, 5).is_err()),
+            (Ok(()), Ok(()), Ok(()), true)
+        );
+        assert!(next(1, 9).is_err() && next(1, 14).is_err(), "it is there, and another shard's");
+        assert!(next(2, 1).is_err() && next(0, 0).is_err() && next(0, FIRST_KEEPER).is_err(), "no file's");
+    }
 }

@@ -68,12 +68,16 @@ impl Core {
         let shards = self.metadata.borrow().items.shards();
         for shard in 0..shards {
             self.scrub_pages(shard, &mut found).await?;
-            let mut from = Key::MIN;
-            while let Some(extents) = self.extents_from(shard, &mut from, &mut found) {
+            let mut from = Some(Key::MIN);
+            while let Some(first) = from {
+                let extents;
+                (extents, from) = self.extents_from(shard, &first, &mut found);
                 for (inode, extent) in extents {
                     self.check_open()?;
                     self.scrub_extent(None, inode, &extent, progress, &mut found).await;
                 }
+                // There may be many items without data.
+                runtime::yield_now().await;
             }
             let snapshots: Vec<SnapshotNumber> =
                 self.metadata.borrow().snapshots.all().iter().map(|it| it.number).collect();
@@ -119,18 +123,17 @@ impl Core {
         Some((places, extents))
     }
 
-    /// Returns the next extents with data of a shard, and the key at which further ones begin.
+    /// Returns the next extents with data of a shard, and the key at which further ones begin, if there may be any.
     fn extents_from(
         &self,
         shard: u32,
-        from: &mut Key,
+        from: &Key,
         found: &mut Scrubbed,
-    ) -> Option<Vec<(InodeNumber, Extent)>> {
+    ) -> (Vec<(InodeNumber, Extent)>, Option<Key>) {
         let metadata = self.metadata.borrow();
-        let (mut extents, mut any) = (Vec::new(), false);
+        let (mut extents, mut next) = (Vec::new(), None);
         for (key, value) in metadata.items.tree(shard).range(from).take(AT_ONCE) {
-            any = true;
-            *from = Key { offset: key.offset.saturating_add(1), ..key };
+            next = key.next();
             let owned = match own_blocks(&key, value) {
                 Ok(Some((inode, extent))) => {
                     let push = |inode, extent| extents.push((inode, extent));
@@ -142,7 +145,7 @@ impl Core {
                 found.note(&error);
             }
         }
-        any.then_some(extents)
+        (extents, next)
     }
 
     /// Reads the present contents of a file in the blocks of an extent.

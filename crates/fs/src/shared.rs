@@ -30,7 +30,7 @@ use std::ops::Range;
 pub const MOST_OWNERS: usize = 16;
 
 /// First number of the keepers, which no file has. A shard's keeper is the inode of the items of its runs.
-const FIRST_KEEPER: InodeNumber = 1 << 62;
+pub const FIRST_KEEPER: InodeNumber = 1 << 62;
 
 /// A block of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

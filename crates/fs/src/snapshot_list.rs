@@ -214,18 +214,10 @@ impl Core {
 
     /// Lets all cores keep their trees of one moment.
     async fn keep_versions(&self, number: SnapshotNumber) -> Result<()> {
-        let mut outcome = Ok(());
-        if !self.breaks(Broken::SnapshotsApart) {
-            for core in self.cores().all() {
-                outcome = outcome.and(
-                    core.with(|core: Rc<Core>| async move {
-                        core.gate.shut().await;
-                        Ok(())
-                    })
-                    .await,
-                );
-            }
-        }
+        let mut outcome = match self.breaks(Broken::SnapshotsApart) {
+            true => Ok(()),
+            false => self.shut_gates().await,
+        };
         for core in self.cores().all() {
             if self.breaks(Broken::SnapshotsApart) || self.breaks(Broken::SlowSnapshots) {
                 runtime::sleep(std::time::Duration::from_millis(1)).await;
@@ -239,16 +231,56 @@ impl Core {
                     .await;
             }
         }
+        self.open_gates().await.and(outcome)
+    }
+
+    /// Shuts the gates of all cores, one after another. No operation is in progress then.
+    async fn shut_gates(&self) -> Result<()> {
+        let mut outcome = Ok(());
         for core in self.cores().all() {
-            outcome = core
-                .with(|core: Rc<Core>| async move {
-                    core.gate.open();
-                    Ok(())
-                })
-                .await
-                .and(outcome);
+            let shut = |core: Rc<Core>| async move {
+                core.gate.shut().await;
+                Ok(())
+            };
+            outcome = outcome.and(core.with(shut).await);
         }
         outcome
+    }
+
+    async fn open_gates(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        for core in self.cores().all() {
+            let open = |core: Rc<Core>| async move {
+                core.gate.open();
+                Ok(())
+            };
+            outcome = core.with(open).await.and(outcome);
+        }
+        outcome
+    }
+
+    /// Runs `work` while no operation is in progress on any core, and everything is written. Runs on the home.
+    ///
+    /// # Errors
+    /// The failure of the log; what `work` returns.
+    pub(crate) async fn at_one_moment<R: 'static>(
+        self: &Rc<Self>,
+        work: impl AsyncFnOnce(&Rc<Core>) -> Result<R> + 'static,
+    ) -> Result<R> {
+        let core = self.clone();
+        self.to_the_end(async move {
+            let _alone = core.snapshot_list.alone.acquire(1).await;
+            let mut outcome = core.shut_gates().await;
+            for each in core.cores().all() {
+                outcome = outcome.and(each.with(|core: Rc<Core>| async move { core.sync_all().await }).await);
+            }
+            let found = match outcome {
+                Ok(()) => work(&core).await,
+                Err(error) => Err(error),
+            };
+            core.open_gates().await.and(found)
+        })
+        .await
     }
 
     fn keep_version(&self, number: SnapshotNumber) {

@@ -4,7 +4,7 @@ use crate::attributes;
 use crate::classes::Class;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::core::Core;
-use crate::directory::{self, Entry};
+use crate::directory::Entry;
 use crate::file_system::{FileSystem, split};
 use crate::inode::{FileType, Inode, InodeNumber};
 use crate::metadata::Metadata;
@@ -110,7 +110,7 @@ impl SnapshotView {
     /// ESTALE once the snapshot has been deleted; those of the path.
     pub async fn attributes(&self, path: &str) -> Result<Inode> {
         let (inode, _) = self.walk(path).await?;
-        self.of(inode, move |metadata| metadata.inode(inode)).await
+        self.files.cores().attributes_in(Some(self.info.number), inode).await
     }
 
     /// Names of a directory, in no particular order.
@@ -122,7 +122,7 @@ impl SnapshotView {
         if file_type != FileType::Directory {
             return Err(Error::from_errno(libc::ENOTDIR, format!("\"{path}\" isn't a directory")));
         }
-        self.of(inode, move |metadata| directory::entries(&metadata.items, inode, 0).collect()).await
+        self.files.cores().entries_in(Some(self.info.number), inode).await
     }
 
     /// Target of a symbolic link.
@@ -131,9 +131,11 @@ impl SnapshotView {
     /// [`Error::Invalid`] for another file; as [`attributes`](Self::attributes).
     pub async fn read_link(&self, path: &str) -> Result<Vec<u8>> {
         let (above, name) = split(path);
-        let (above, name) = (self.walk(above).await?.0, name.to_vec());
+        let above = self.walk(above).await?.0;
+        let (holder, name) =
+            (self.files.cores().holder_in(self.info.number, above, name).await?, name.to_vec());
         let link =
-            self.of(above, move |metadata| Ok(namespace::lookup(metadata, above, &name)?.inode)).await?;
+            self.of(holder, move |metadata| Ok(namespace::lookup(metadata, holder, &name)?.inode)).await?;
         self.of(link, move |metadata| namespace::target(metadata, link)).await
     }
 

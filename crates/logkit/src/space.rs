@@ -12,7 +12,8 @@
 //!   changes without data, such as discards, are written under that number to a zone of their own, the *filler*; so are later
 //!   discards. If no change is left, an empty record is written. The filler leaves free zones to checkpoints, because a checkpoint frees
 //!   earlier fillers: a full filler is dead once a checkpoint covers it. Until then a new filler waits for the cleaner.
-//! - If no zone takes that record either, it is retried ten times a second. Until it is written all changes are refused,
+//! - If no zone takes that record either, it is retried ten times a second. An append that fails although its space is reserved costs the zone
+//!   until the record is written, so after these the time between attempts doubles, up to half a minute. Until it is written all changes are refused,
 //!   and records that follow it wait. Requests that wait for one of these records get ENOSPC; the record takes effect later or
 //!   never, as a failed write may.
 //! - Writes that were acknowledged from the buffer can't be refused: they go to the cleaner's zones. No further write is
@@ -47,6 +48,8 @@ const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 const MOST_RESERVED_IN_VAIN: usize = 16;
 /// Largest number of attempts to append a record before it waits [`BETWEEN_ATTEMPTS`].
 const MOST_ATTEMPTS: usize = 4;
+/// Longest time between attempts that each cost a zone.
+const MOST_BETWEEN_ZONES: Duration = Duration::from_secs(30);
 /// Longest time that a record waits for the cleaner to free a zone, before changes are refused.
 const MOST_PATIENCE: Duration = Duration::from_secs(1);
 /// Number of zones for which space is reserved beside those that users leave to others: the filler.
@@ -331,10 +334,17 @@ async fn fill<O: Owner>(
     let mut failures = 0;
     let mut is_patient = true;
     let since = runtime::now();
+    // After zones were lost: when the next one is tried, and the time after that.
+    let (mut next_zone, mut between_zones) = (since, BETWEEN_ATTEMPTS);
     loop {
         // Checkpoints lose a zone only if the cleaner can't go on before this record has committed.
         let keep = if is_patient { owner.checkpoint_zones() } else { 0 };
-        for _ in 0..MOST_ATTEMPTS {
+        let attempts = match (runtime::now() < next_zone, between_zones > BETWEEN_ATTEMPTS) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => MOST_ATTEMPTS,
+        };
+        for _ in 0..attempts {
             let Some(mut zone) = kit.filler_zone(keep).await else { break };
             if !zone.takes(&kit.layout, 0, frozen.meta_length()) {
                 kit.seal(zone).await;
@@ -356,6 +366,8 @@ async fn fill<O: Owner>(
                     kit.note_no_space(&error);
                     // A zone that the cleaner frees would have no space either.
                     is_patient = false;
+                    next_zone = runtime::now() + between_zones;
+                    between_zones = (between_zones * 2).min(MOST_BETWEEN_ZONES);
                     failures += usize::from(!matches!(error, Error::NoSpace(_)));
                     if failures >= MOST_ATTEMPTS {
                         owner.fail(&error.in_context(format!("record {sequence} can't be written")));

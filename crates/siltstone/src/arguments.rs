@@ -3,12 +3,14 @@
 mod fs;
 mod spi;
 mod warm;
+mod zns;
 
 pub use fs::{
     FsCheck, FsDefrag, FsFormat, FsMount, FsScrub, FsSnapshot, FsSnapshotVerb, FsSnapshots, FsStatus, FsVerb,
 };
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
+pub use zns::{ZnsDrive, ZnsVerb};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -96,6 +98,8 @@ pub enum Verb {
     Model(ModelVerb),
     #[command(subcommand)]
     Spi(SpiVerb),
+    #[command(subcommand)]
+    Zns(ZnsVerb),
     #[command(subcommand)]
     Fs(FsVerb),
     MapLookups(MapLookups),

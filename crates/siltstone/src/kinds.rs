@@ -22,6 +22,7 @@ pub fn registry() -> Registry {
         &log::SNAPSHOT_KIND,
         &zones::on_device::KIND,
         &zones::ram::KIND,
+        &zns::KIND,
         &layers::stats::ZONES_KIND,
         &layers::fault::ZONES_KIND,
         &layers::record::ZONES_KIND,
@@ -70,7 +71,7 @@ mod tests {
             entries.map(count).sum()
         }
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let declared: usize = ["disks", "doors", "fs", "layers", "log", "zones"]
+        let declared: usize = ["disks", "doors", "fs", "layers", "log", "zones", "zns"]
             .map(|name| declarations(&crates.join(name).join("src")))
             .iter()
             .sum();

@@ -1,5 +1,5 @@
 //! The command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
-//! `stack`, `record`, `model`, `spi`, `fs`, `map-lookups`. The only crate that depends on all others.
+//! `stack`, `record`, `model`, `spi`, `zns`, `fs`, `map-lookups`. The only crate that depends on all others.
 
 mod address;
 mod arguments;
@@ -27,6 +27,7 @@ mod stack_verb;
 mod status_verb;
 mod table;
 mod warm_verb;
+mod zns_verb;
 
 use arguments::{CommandLine, LogLevel, Verb};
 use clap::{CommandFactory, Parser};
@@ -67,6 +68,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Stack(verb) => stack_verb::stack(&verb),
         Verb::Record(verb) => record_verb::record(verb),
         Verb::Spi(verb) => spi_verb::spi(verb),
+        Verb::Zns(verb) => zns_verb::zns(verb),
         Verb::Fs(verb) => fs_verb::fs(&verb),
         Verb::Model(verb) => model_verb::model(&verb),
         Verb::MapLookups(map_lookups) => map_lookups_verb::map_lookups(&map_lookups),

@@ -9,7 +9,7 @@
 //! Left to others: records, group commit, cleaning and recovery (`logkit`), and running the calls (`runtime`).
 
 pub mod bytes;
-mod gate;
+pub mod gate;
 mod limits;
 pub mod on_device;
 pub mod ram;

@@ -28,6 +28,7 @@ mod foreign_lost;
 mod foreign_model;
 mod foreign_nbd;
 mod fs_mount;
+mod fs_mount_large;
 mod fs_mount_programs;
 mod guest_dax;
 mod guest_dm;

@@ -49,7 +49,10 @@ async fn use_zones(suite: &mut Suite) -> Check<Vec<Before>> {
             }
             2 => {
                 append_some(suite, zone).await?;
-                suite.close_zone(zone).await?;
+                // A zone that was filled may be full by itself.
+                if suite.report_of(zone).await?.state.is_open() {
+                    suite.close_zone(zone).await?;
+                }
             }
             _ => append_some(suite, zone).await?,
         }

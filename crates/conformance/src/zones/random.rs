@@ -190,7 +190,8 @@ fn appended(
         (Ok(at), _) => suite.landed(zone, id, length, at).map(|_| false),
         (Err(Error::Invalid(_)), ZoneState::Full) => Ok(false),
         (Err(Error::Misplaced(_)), before) if before != ZoneState::Full => Ok(false),
-        (Err(Error::NoSpace(_)), before) if before != ZoneState::Full => Ok(true),
+        // A zone that the others have filled may be full by itself.
+        (Err(Error::NoSpace(_) | Error::Invalid(_)), before) if before != ZoneState::Full => Ok(true),
         (Err(Error::Busy(_)), ZoneState::Empty | ZoneState::Closed) if suite.limit() != u32::MAX => Ok(false),
         (Err(error), _) => Err(format!("{what}: {error}")),
     }

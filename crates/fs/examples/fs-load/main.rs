@@ -5,13 +5,14 @@
 //!         [--iodepth=N] [--size=BYTES] [--jobs=N] [--lanes=N] [--cores=N] [--runtime=SECONDS] [--ramp_time=SECONDS]
 //!         [--writes=PERCENT] [--small=PERCENT] [--disk=BYTES] [--cleaning=POLICY] [--k=SHARE] [--m=BYTES]
 //!         [--victims=planned|fragments|whole] [--shares=N:N] [--compaction_bs=BYTES] [--compaction_depth=N] [--depth_bytes=BYTES] [--ram=1]
+//!         [--stripe_above=NAMES]
 //! ```
 //!
 //! The image is a file, opened with O_DIRECT, or memory with `--ram=1`; with `--format` the file system is made anew, of that size, with
 //! blocks of `--block_size`. `--depth_bytes` bounds the I/O in flight where classes compete. `--cleaning` is one of the kit's policies; `--k`
 //! and `--m` are the parameters of `threshold`, S3's: zones with a smaller live share are cleaned, once they have about so many bytes of
 //! live data. `--victims` are read as the kit plans it, in fragments without the gaps between them, or as a whole. `--lanes` appends are in
-//! flight at a time on each of `--cores`, and every client runs on the core that has its directory. `--rw`:
+//! flight at a time on each of `--cores`, directories with more names than `--stripe_above` are striped, and every client runs on the core that has its directory. `--rw`:
 //! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a directory of its own, with
 //!   `--iodepth` requests in flight on each. The file is written first, where it isn't there; `write` begins again at its end.
 //! - `append`: files grow by requests that name no offset; a full one is cut off.
@@ -80,12 +81,14 @@ struct Job {
     live_share: Option<f64>,
     read_request_bytes: u64,
     read_at_once: Option<u64>,
+    stripe_above: u64,
 }
 
 impl Job {
     fn parse(arguments: impl Iterator<Item = String>) -> Result<Job> {
         let mut job = Job {
             image: String::new(),
+            stripe_above: Settings::default().stripe_above,
             directory: None,
             format: None,
             block_size: None,
@@ -125,6 +128,7 @@ impl Job {
             };
             match key {
                 "image" => job.image = value.to_owned(),
+                "stripe_above" => job.stripe_above = number()?,
                 "directory" => job.directory = Some(value.into()),
                 "format" => job.format = Some(number()?),
                 "block_size" => job.block_size = Some(number()?),
@@ -285,6 +289,7 @@ async fn open(job: &Job) -> Result<FileSystem> {
         appends_in_flight: job.lanes,
         io_depth: job.depth_bytes,
         read_request_bytes: job.read_request_bytes,
+        stripe_above: job.stripe_above,
         ..Settings::default()
     };
     if let Some(policy) = &job.cleaning {

@@ -8,6 +8,7 @@ use crate::extents::Extent;
 use crate::format::BLOCK;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, kind};
 use crate::metadata::{Inodes, Metadata};
+use crate::stripes::{self, Striped, Stripes};
 use crate::tree::Key;
 use logkit::Layout;
 use std::collections::BTreeMap;
@@ -59,6 +60,7 @@ pub(super) fn check_version(
     report: &mut Report,
 ) -> (SeenInodes, Vec<Mapped>, u64) {
     let mut inodes = find_inodes(metadata, report);
+    let directories = StripedDirectories::find(metadata, &inodes, report);
     let mut mapped = Vec::new();
     let (mut preallocated, mut shared) = (0, SharedBlocks::default());
     for (key, value) in metadata.items.items() {
@@ -67,7 +69,10 @@ pub(super) fn check_version(
             continue;
         }
         if key.inode == 0 {
-            check_orphan(&key, &mut inodes, report);
+            // Items of striped directories were checked with their stripes.
+            if key.kind != kind::STRIPES {
+                check_orphan(&key, &mut inodes, report);
+            }
             continue;
         }
         if key.kind == kind::INODE && key.offset == 0 {
@@ -89,13 +94,13 @@ pub(super) fn check_version(
                     }
                 }
             }
-            kind::ENTRY => check_entry(metadata, &key, value, &mut inodes, report),
+            kind::ENTRY => check_entry(metadata, &key, value, &mut inodes, &directories, report),
             other => report.note(Kind::Item, format!("item {key}: kind {other} isn't known")),
         }
     }
     shared.check(&mapped, report);
     for (number, seen) in &inodes {
-        check_inode(metadata, *number, seen, &inodes, report);
+        check_inode(metadata, *number, seen, &inodes, &directories, report);
     }
     (inodes, mapped, preallocated)
 }
@@ -133,7 +138,7 @@ fn find_inodes(metadata: &Metadata, report: &mut Report) -> SeenInodes {
 
 fn check_orphan(key: &Key, inodes: &mut SeenInodes, report: &mut Report) {
     if key.kind != kind::ORPHAN {
-        report.note(Kind::Item, format!("item {key}: inode 0 has orphans only"));
+        report.note(Kind::Item, format!("item {key}: inode 0 has orphans and striped directories only"));
         return;
     }
     match inodes.get_mut(&key.offset) {
@@ -181,7 +186,14 @@ fn check_extent(
     Some(extent)
 }
 
-fn check_entry(metadata: &Metadata, key: &Key, value: &[u8], inodes: &mut SeenInodes, report: &mut Report) {
+fn check_entry(
+    metadata: &Metadata,
+    key: &Key,
+    value: &[u8],
+    inodes: &mut SeenInodes,
+    striped: &StripedDirectories,
+    report: &mut Report,
+) {
     let directory = key.inode;
     let (inode, code, name) = match directory::decode(value) {
         Ok(entry) => entry,
@@ -191,6 +203,17 @@ fn check_entry(metadata: &Metadata, key: &Key, value: &[u8], inodes: &mut SeenIn
         }
     };
     let what = || format!("\"{}\" in directory {directory}", show(name));
+    let Some(in_directory) = inodes.get(&directory).map(|seen| seen.inode.as_parent(directory)) else {
+        return;
+    };
+    if striped.is_meaningless(directory, inodes) {
+        return;
+    }
+    if let Some(stripes) = striped.all.get(&in_directory).map(|it| &it.stripes)
+        && stripes.of_name(name) != directory
+    {
+        report.note(Kind::Entry, format!("{} isn't in the stripe of its hash", what()));
+    }
     if check_name(name).is_err() {
         report.note(Kind::Entry, format!("{} is no name", what()));
     }
@@ -209,7 +232,7 @@ fn check_entry(metadata: &Metadata, key: &Key, value: &[u8], inodes: &mut SeenIn
         report.note(Kind::Entry, format!("{} has the type of another file than inode {inode}", what()));
     }
     seen.names += 1;
-    seen.named_in = directory;
+    seen.named_in = in_directory;
     if seen.inode.is_directory()
         && let Some(parent) = inodes.get_mut(&directory)
     {
@@ -222,10 +245,11 @@ fn check_inode(
     number: InodeNumber,
     seen: &Seen,
     inodes: &SeenInodes,
+    striped: &StripedDirectories,
     report: &mut Report,
 ) {
     let inode = &seen.inode;
-    check_names(number, seen, inodes, report);
+    check_names(number, seen, inodes, striped, report);
     if inode.blocks != seen.blocks {
         report.note(
             Kind::Blocks,
@@ -253,7 +277,13 @@ fn check_inode(
 }
 
 /// Names, links and the parent of an inode.
-fn check_names(number: InodeNumber, seen: &Seen, inodes: &SeenInodes, report: &mut Report) {
+fn check_names(
+    number: InodeNumber,
+    seen: &Seen,
+    inodes: &SeenInodes,
+    striped: &StripedDirectories,
+    report: &mut Report,
+) {
     let inode = &seen.inode;
     let is_removed = inode.links == 0;
     if is_removed != seen.is_orphan {
@@ -274,10 +304,16 @@ fn check_names(number: InodeNumber, seen: &Seen, inodes: &SeenInodes, report: &m
         }
         return;
     }
-    let names = if number == ROOT || is_removed { 0 } else { 1 };
+    if inode.is_stripe() && !is_removed && !striped.has_stripe(inode.parent, number) {
+        report.note(Kind::Stripe, format!("stripe {number} isn't one of directory {}", inode.parent));
+    }
+    let names = if number == ROOT || is_removed || inode.is_stripe() { 0 } else { 1 };
     if seen.names != names {
         let kind = if seen.names == 0 { Kind::Unreachable } else { Kind::Links };
         report.note(kind, format!("directory {number} has {} names; expected {names}", seen.names));
+        return;
+    }
+    if inode.is_stripe() {
         return;
     }
     let parent = if number == ROOT { ROOT } else { seen.named_in };
@@ -304,4 +340,74 @@ fn is_below_root(number: InodeNumber, inodes: &SeenInodes) -> bool {
         }
     }
     false
+}
+
+/// The striped directories.
+#[derive(Debug, Default)]
+struct StripedDirectories {
+    all: BTreeMap<InodeNumber, Striped>,
+}
+
+impl StripedDirectories {
+    /// Finds them, and checks them with their stripes.
+    fn find(metadata: &Metadata, inodes: &SeenInodes, report: &mut Report) -> Self {
+        let mut found = Self::default();
+        for directory in metadata.striped_directories() {
+            match stripes::read(&metadata.items, directory) {
+                Ok(Some(striped)) => {
+                    check_striped(directory, &striped.stripes, inodes, report);
+                    found.all.insert(directory, striped);
+                }
+                Ok(None) => {}
+                Err(error) => report.note(Kind::Item, format!("directory {directory}: {}", error.detail())),
+            }
+        }
+        found
+    }
+
+    fn has_stripe(&self, directory: InodeNumber, stripe: InodeNumber) -> bool {
+        self.all.get(&directory).is_some_and(|striped| striped.stripes.all().contains(&stripe))
+    }
+
+    /// Whether names that an inode has mean nothing: they are copies, of a directory that was being made striped or has leftovers.
+    fn is_meaningless(&self, holder: InodeNumber, inodes: &SeenInodes) -> bool {
+        let is_new_stripe =
+            inodes.get(&holder).is_some_and(|seen| seen.inode.is_stripe() && seen.inode.links == 0);
+        is_new_stripe || self.all.get(&holder).is_some_and(|striped| striped.has_leftovers)
+    }
+}
+
+fn check_striped(directory: InodeNumber, stripes: &Stripes, inodes: &SeenInodes, report: &mut Report) {
+    let own = match inodes.get(&directory).map(|seen| &seen.inode) {
+        Some(own) if own.is_directory() && !own.is_stripe() => own,
+        _ => {
+            let what = format!("inode {directory} is striped; expected a directory that is no stripe");
+            report.note(Kind::Stripe, what);
+            return;
+        }
+    };
+    // Its stripes went with its name.
+    if own.links == 0 {
+        return;
+    }
+    for (index, stripe) in stripes.all().iter().enumerate() {
+        let Some(found) = inodes.get(stripe).map(|seen| &seen.inode) else {
+            report.note(
+                Kind::Stripe,
+                format!("directory {directory} has the stripe {stripe}, which isn't there"),
+            );
+            continue;
+        };
+        if !found.is_stripe() || found.parent != directory || stripes.all()[..index].contains(stripe) {
+            report.note(
+                Kind::Stripe,
+                format!("inode {stripe} is a stripe of directory {directory}, and of another one"),
+            );
+        }
+        let of = |inode: &Inode| (inode.mode, inode.uid, inode.gid);
+        if of(found) != of(own) {
+            let what = format!("stripe {stripe} has another mode or owner than its directory {directory}");
+            report.note(Kind::Stripe, what);
+        }
+    }
 }

@@ -5,6 +5,7 @@ use crate::inode::{FileType, Inode, ROOT, kind};
 use crate::item::Lost;
 use crate::metadata::orphan;
 use crate::namespace::{self, New};
+use crate::stripes::{self, Striped, Stripes};
 use crate::tree::{Key, Released};
 use block::BlockSize;
 
@@ -216,4 +217,103 @@ fn the_list_of_problems_is_bounded() {
     items::check(&metadata, &layout(), &mut report);
     assert_eq!((report.problems.len(), report.further), (10, 40));
     assert!(!report.is_sound() && report.has(Kind::Stray));
+}
+
+#[test]
+fn counts_of_inodes_that_none_has_do_no_harm() {
+    let mut metadata = Metadata::new(Forest::new(2, &Released::new()), 1);
+    for shard in 0..2 {
+        metadata.set_inodes(shard, Inodes { count: u64::MAX, ..metadata.inodes(shard) });
+    }
+    assert!(report_of(&metadata).has(Kind::Count));
+    let mut metadata = sound();
+    metadata.set_inodes(0, Inodes { count: 0, ..metadata.inodes(0) });
+    apply(&mut metadata, Change::Remove { inode: 4 }, 0);
+    assert!(report_of(&metadata).has(Kind::Count));
+}
+
+/// A sound one, in which inode 2 is striped: its stripes are inodes 6 and 7, and it has leftovers.
+fn with_stripes() -> Metadata {
+    let mut metadata = sound();
+    let own = metadata.inode(2).expect("a directory");
+    let stripes = Stripes::new(&[6, 7]);
+    let mut subdirectories = [0, 0];
+    let names: Vec<_> =
+        directory::entries(&metadata.items, 2, 0).map(|entry| entry.expect("a name")).collect();
+    for (stripe, count) in [6, 7].into_iter().zip(&mut subdirectories) {
+        let new = Inode::stripe(2, own.mode).encode();
+        apply(&mut metadata, Change::Put { key: Inode::key(stripe), value: new }, 0);
+        apply(&mut metadata, Change::Put { key: orphan(stripe), value: [].into_iter().collect() }, 0);
+        for entry in names.iter().filter(|entry| stripes.of_name(&entry.name) == stripe) {
+            *count += u32::from(entry.code == FileType::Directory.code());
+            let value = directory::encode(entry.inode, entry.code, &entry.name);
+            let key = Key::new(stripe, kind::ENTRY, entry.next - 1);
+            apply(&mut metadata, Change::Put { key, value }, 0);
+        }
+    }
+    let report = report_of(&metadata);
+    assert!(report.is_sound(), "before it is striped: {report:?}");
+    let changes = stripes::switch((2, &own), &stripes, &subdirectories);
+    changes.into_iter().for_each(|change| apply(&mut metadata, change, 0));
+    metadata
+}
+
+#[test]
+fn damage_of_striped_directories_is_found() {
+    let report = report_of(&with_stripes());
+    assert!(report.is_sound(), "{report:?}");
+    assert_eq!((report.inodes, report.orphans), (7, 0));
+    let kinds = |damage: &dyn Fn(&mut Metadata)| {
+        let mut metadata = with_stripes();
+        damage(&mut metadata);
+        let report = report_of(&metadata);
+        let mut kinds: Vec<Kind> = report.problems.iter().map(|problem| problem.kind).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        kinds
+    };
+    let removal = |metadata: &mut Metadata, inode: u64| {
+        let all = directory::removal(&metadata.items, inode, 100);
+        all.into_iter().for_each(|change| apply(metadata, change, 0));
+    };
+    assert_eq!(kinds(&|metadata| removal(metadata, 2)), [], "its leftovers are removed");
+    let without_leftovers = |metadata: &mut Metadata| {
+        let striped = Striped { stripes: Stripes::new(&[6, 7]), has_leftovers: false };
+        let value = striped.encode();
+        metadata.items.put(&stripes::key(2), &value);
+    };
+    assert!(kinds(&|metadata| without_leftovers(metadata)).contains(&Kind::Entry), "names of its own");
+    let forgotten = kinds(&|metadata| {
+        metadata.items.remove(&stripes::key(2));
+    });
+    assert!(forgotten.contains(&Kind::Stripe), "stripes without a directory: {forgotten:?}");
+    let lost = kinds(&|metadata| apply(metadata, Change::Remove { inode: 7 }, 0));
+    assert!(lost.contains(&Kind::Stripe), "a directory without a stripe: {lost:?}");
+    let moved = kinds(&|metadata| {
+        let entry =
+            directory::entries(&metadata.items, 6, 0).chain(directory::entries(&metadata.items, 7, 0)).next();
+        let entry = entry.expect("there are names").expect("a sound name");
+        let right = Stripes::new(&[6, 7]).of_name(&entry.name);
+        let value = directory::encode(entry.inode, entry.code, &entry.name);
+        metadata.items.remove(&Key::new(right, kind::ENTRY, entry.next - 1));
+        metadata.items.put(&Key::new(13 - right, kind::ENTRY, entry.next - 1), &value);
+    });
+    assert!(moved.contains(&Kind::Entry), "a name in another stripe: {moved:?}");
+    let mode = Attributes { mode: Some(FileType::Directory as u32 | 0o700), ..Attributes::default() };
+    assert_eq!(kinds(&|metadata| apply(metadata, Change::set(6, mode), 0)), [Kind::Stripe]);
+    let parent = Attributes { parent: Some(3), ..Attributes::default() };
+    assert!(kinds(&|metadata| apply(metadata, Change::set(6, parent), 0)).contains(&Kind::Stripe));
+    assert_eq!(
+        kinds(&|metadata| {
+            metadata.items.put(&stripes::key(4), &[0, 6]);
+        }),
+        [Kind::Stripe],
+        "a file"
+    );
+    assert_eq!(
+        kinds(&|metadata| {
+            metadata.items.put(&stripes::key(3), &[]);
+        }),
+        [Kind::Item]
+    );
 }

@@ -248,7 +248,7 @@ impl Core {
         let mut pieces: Vec<Vec<Piece<Name>>> = self.cores().all().iter().map(|_| Vec::new()).collect();
         for (record, found) in victim.records().iter().enumerate() {
             let mut first = 0;
-            for Recorded { change, .. } in Change::decode_all(&found.meta)? {
+            for Recorded { change, .. } in Change::decode_record(&found.meta, found.header.blocks)? {
                 let (Change::Map { inode, block, blocks, .. } | Change::Move { inode, block, blocks, .. }) =
                     change
                 else {

@@ -6,7 +6,8 @@ use crate::change::KEEP_TIMES;
 use crate::classes::fair_queue::DEFAULT;
 use crate::clones::Copied;
 use crate::core::{Core, now};
-use crate::inode::{FileType, InodeNumber};
+use crate::directory::Entry as Name;
+use crate::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::namespace::{New, Renaming};
 use crate::node::Node;
 use block::{Buffer, Error, Result};
@@ -33,20 +34,35 @@ pub(super) fn os(errno: i32, detail: impl Into<block::error::Detail>) -> Error {
 }
 
 /// Attributes of an inode.
-pub(super) fn attributes(core: &Core, inode: InodeNumber) -> Result<CachedAttributes> {
-    let found = core.inode(inode)?;
-    Ok((convert::attributes(inode, &found, core.block_size), convert::cached_for(&found)))
+pub(super) async fn attributes(core: &Core, inode: InodeNumber) -> Result<CachedAttributes> {
+    let found = core.cores().attributes_in(None, inode).await?;
+    Ok(cached(core, inode, &found))
 }
 
-/// An entry without the reference that it stands for.
+fn cached(core: &Core, inode: InodeNumber, found: &Inode) -> CachedAttributes {
+    (convert::attributes(inode, found, core.block_size), convert::cached_for(found))
+}
+
+fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {
+    Entry { attributes, generation: 0, name_time: CACHED, attributes_time }
+}
+
+/// An entry without the reference that it stands for, of an inode of this core that isn't a striped directory.
 fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
-    let (attributes, attributes_time) = attributes(core, inode)?;
-    Ok(Entry { attributes, generation: 0, name_time: CACHED, attributes_time })
+    Ok(entry_with(cached(core, inode, &core.inode(inode)?)))
 }
 
 /// Result of a lookup, to which the kernel refers from now on.
-pub(super) fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
-    let entry = entry_of(core, inode)?;
+pub(super) async fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
+    let entry = match core.cores().striped().has(inode) {
+        false => entry_of(core, inode)?,
+        true => {
+            let entry = entry_with(attributes(core, inode).await?);
+            // It may have been removed meanwhile.
+            core.inode(inode)?;
+            entry
+        }
+    };
     core.nodes.refer(inode);
     Ok(entry)
 }
@@ -55,7 +71,7 @@ pub(super) fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
 pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Result<Entry> {
     core.check_open()?;
     loop {
-        let inode = match core.lookup(parent, name) {
+        let inode = match core.lookup(parent, name).await {
             Ok(inode) => inode,
             Err(Error::NotFound(_)) => return Ok(Entry { name_time: CACHED, ..Entry::default() }),
             Err(error) => return Err(error),
@@ -63,9 +79,7 @@ pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Res
         match entry_elsewhere(core, inode).await {
             // It was removed on its core meanwhile.
             Err(error)
-                if !core.is_here(inode)
-                    && error.errno() == libc::ESTALE
-                    && core.lookup(parent, name).ok() != Some(inode) => {}
+                if error.errno() == libc::ESTALE && core.lookup(parent, name).await.ok() != Some(inode) => {}
             entry => return entry,
         }
     }
@@ -108,8 +122,11 @@ pub(super) async fn create(core: &Rc<Core>, parent: InodeNumber, name: &[u8], ne
 /// As [`entry`], of an inode that may be on another core.
 pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<Entry> {
     match core.is_here(inode) {
-        true => entry(core, inode),
-        false => core.cores().of(inode).with(move |core: Rc<Core>| async move { entry(&core, inode) }).await,
+        true => entry(core, inode).await,
+        false => {
+            let entry = move |core: Rc<Core>| async move { entry(&core, inode).await };
+            core.cores().of(inode).with(entry).await
+        }
     }
 }
 
@@ -122,7 +139,7 @@ pub(super) async fn create_and_open(
     flags: i32,
 ) -> Result<Entry> {
     let inode = match core.create(parent, name, new).await {
-        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => core.lookup(parent, name)?,
+        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => core.lookup(parent, name).await?,
         other => other?,
     };
     match core.is_here(inode) {
@@ -144,7 +161,7 @@ async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<E
         return Err(error);
     }
     note_writer(&node, flags);
-    entry(core, inode)
+    entry(core, inode).await
 }
 
 /// Opens a file.
@@ -186,7 +203,7 @@ pub(super) async fn set_attributes(
     if convert::takes_privileges(&old, set) {
         remove_capabilities(core, inode).await?;
     }
-    attributes(core, inode)
+    attributes(core, inode).await
 }
 
 async fn remove_capabilities(core: &Core, inode: InodeNumber) -> Result<()> {
@@ -217,14 +234,6 @@ pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, dat
     Ok(length)
 }
 
-/// Makes durable what was done to an inode.
-pub(super) async fn sync(core: &Core, inode: InodeNumber) -> Result<()> {
-    match core.nodes.find(inode) {
-        Some(node) if node.is_open() => core.sync_in(DEFAULT, node.ticket.get()).await,
-        _ => core.sync_all().await,
-    }
-}
-
 /// How renameat2(2) names a rename.
 pub(super) fn renaming(flags: u32) -> Result<Renaming> {
     match flags {
@@ -237,61 +246,90 @@ pub(super) fn renaming(flags: u32) -> Result<Renaming> {
     }
 }
 
-/// Visits the entries of a directory, `.` and `..` first, as (offset after it, inode, `d_type`, name); as many as are taken.
-fn entries(
-    core: &Core,
+/// The answer to a request for the names of a directory, which takes as many as fit.
+pub(super) trait Listing: Send + 'static {
+    /// Adds a name; returns false if it doesn't fit.
+    fn add_name(&mut self, next: u64, inode: InodeNumber, code: u8, name: &[u8]) -> bool;
+
+    /// Adds names that an inode of this core has, from an offset on. Returns whether all fit.
+    fn add_all(&mut self, core: &Core, holder: InodeNumber, from: u64) -> Result<bool>;
+}
+
+impl Listing for DirectoryEntries {
+    fn add_name(&mut self, next: u64, inode: InodeNumber, code: u8, name: &[u8]) -> bool {
+        self.add(inode, next, code, name)
+    }
+
+    fn add_all(&mut self, core: &Core, holder: InodeNumber, from: u64) -> Result<bool> {
+        core.read_names(holder, from, |Name { next, inode, code, name }| self.add(inode, next, code, &name))
+    }
+}
+
+/// With the attributes of files, to which the kernel refers from now on; of those on other cores, and of striped directories, without.
+impl Listing for DirectoryEntriesPlus {
+    fn add_name(&mut self, next: u64, inode: InodeNumber, code: u8, name: &[u8]) -> bool {
+        DirectoryEntriesPlus::add_name(self, inode, next, code, name)
+    }
+
+    fn add_all(&mut self, core: &Core, holder: InodeNumber, from: u64) -> Result<bool> {
+        let mut failed = Ok(());
+        let mut referred = Vec::new();
+        let fit = core.read_names(holder, from, |Name { next, inode, code, name }| {
+            if !core.is_here(inode) || core.cores().striped().has(inode) {
+                return DirectoryEntriesPlus::add_name(self, inode, next, code, &name);
+            }
+            match entry_of(core, inode) {
+                Ok(entry) => {
+                    let fits = self.add(&entry, next, &name);
+                    referred.extend(fits.then_some(inode));
+                    fits
+                }
+                Err(error) => {
+                    failed = Err(error);
+                    false
+                }
+            }
+        })?;
+        failed?;
+        referred.into_iter().for_each(|inode| core.nodes.refer(inode));
+        Ok(fit)
+    }
+}
+
+/// Reads a directory of this core from an offset on, `.` and `..` first.
+pub(super) async fn read_directory<L: Listing>(
+    core: &Rc<Core>,
     directory: InodeNumber,
     from: u64,
-    mut take: impl FnMut(u64, InodeNumber, u8, &[u8]) -> bool,
-) -> Result<()> {
+    mut found: L,
+) -> Result<L> {
+    let own = core.inode(directory)?;
+    if !own.is_directory() {
+        return Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
+    }
     let dots =
-        [(AFTER_SELF, directory, b".".as_slice()), (AFTER_PARENT, core.lookup(directory, b"..")?, b"..")];
+        [(AFTER_SELF, directory, b".".as_slice()), (AFTER_PARENT, own.parent.max(ROOT), b"..".as_slice())];
     for (next, inode, name) in dots {
-        if from < next && !take(next, inode, libc::DT_DIR, name) {
-            return Ok(());
+        if from < next && !found.add_name(next, inode, libc::DT_DIR, name) {
+            return Ok(found);
         }
     }
-    core.read_directory(directory, if from <= AFTER_PARENT { 0 } else { from }, |entry| {
-        take(entry.next, entry.inode, entry.code, &entry.name)
-    })
-}
-
-/// Reads a directory.
-pub(super) fn read_directory(
-    core: &Core,
-    directory: InodeNumber,
-    from: u64,
-    mut found: DirectoryEntries,
-) -> Result<DirectoryEntries> {
-    entries(core, directory, from, |next, inode, code, name| found.add(inode, next, code, name))?;
-    Ok(found)
-}
-
-/// Reads a directory with the attributes of its files, to which the kernel refers from now on; of those on other cores without.
-pub(super) fn read_directory_plus(
-    core: &Core,
-    directory: InodeNumber,
-    from: u64,
-    mut found: DirectoryEntriesPlus,
-) -> Result<DirectoryEntriesPlus> {
-    let mut failed = Ok(());
-    let mut referred = Vec::new();
-    entries(core, directory, from, |next, inode, code, name| match entry_of(core, inode) {
-        _ if !core.is_here(inode) => found.add_name(inode, next, code, name),
-        Ok(entry) => {
-            let fits = found.add(&entry, next, name);
-            if fits && name != b"." && name != b".." {
-                referred.push(inode);
-            }
-            fits
+    let from = if from <= AFTER_PARENT { 0 } else { from };
+    let Some(stripes) = core.cores().striped().find(directory) else {
+        return found.add_all(core, directory, from).map(|_| found);
+    };
+    for stripe in stripes.from(from) {
+        let stripe = *stripe;
+        let add = move |core: Rc<Core>| async move {
+            let fit = found.add_all(&core, stripe, from)?;
+            Ok((found, fit))
+        };
+        let fit;
+        (found, fit) = core.cores().of(stripe).with(add).await?;
+        if !fit {
+            break;
         }
-        Err(error) => {
-            failed = Err(error);
-            false
-        }
-    })?;
-    failed?;
-    referred.into_iter().for_each(|inode| core.nodes.refer(inode));
+    }
     Ok(found)
 }
 

@@ -72,10 +72,17 @@ impl Mounted {
         runtime::spawn(async move {
             let mut stopped = std::pin::pin!(token.stopped());
             while runtime::timeout(COMMIT_INTERVAL, stopped.as_mut()).await.is_err() {
-                if let Err(error) = its.sync().await {
-                    // Users get the error at their next request.
-                    tracing::error!("the file system can't make changes durable: {error}");
-                    return;
+                match its.sync().await {
+                    Ok(()) => {}
+                    // There may be space later.
+                    Err(error @ Error::NoSpace(_)) => {
+                        tracing::warn!("changes aren't durable yet: {error}");
+                    }
+                    Err(error) => {
+                        // Users get the error at their next request.
+                        tracing::error!("the file system can't make changes durable: {error}");
+                        return;
+                    }
                 }
             }
         })

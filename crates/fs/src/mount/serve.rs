@@ -62,6 +62,21 @@ impl Served {
         Call::new(async move { core.with(work).await })
     }
 
+    /// Carries a request on a name out on the core that holds the name.
+    fn at_name<R, Fut>(
+        &self,
+        parent: u64,
+        name: &[u8],
+        work: impl FnOnce(Rc<Core>, Vec<u8>) -> Fut + Send + 'static,
+    ) -> Call<'_, Result<R>>
+    where
+        R: Send + 'static,
+        Fut: Future<Output = Result<R>> + 'static,
+    {
+        let (holder, name) = (self.0.cores.holder(parent, name), name.to_vec());
+        self.at(holder.inode, move |core| work(core, name))
+    }
+
     /// Carries a request out that waits for nothing.
     fn at_once<R: Send + 'static>(
         &self,
@@ -102,8 +117,11 @@ pub(super) const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CAC
 
 impl FileSystem for Served {
     fn lookup<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
-        let name = name.to_vec();
-        self.at(parent, move |core| async move { actions::lookup(&core, parent, &name).await })
+        self.at_name(
+            parent,
+            name,
+            move |core, name| async move { actions::lookup(&core, parent, &name).await },
+        )
     }
 
     fn forget(&self, node: u64, lookups: u64) {
@@ -111,7 +129,7 @@ impl FileSystem for Served {
     }
 
     fn attributes(&self, _: Context, node: u64, _: Option<u64>) -> Call<'_, Result<CachedAttributes>> {
-        self.at_once(node, move |core| actions::attributes(core, node))
+        self.at(node, move |core| async move { actions::attributes(&core, node).await })
     }
 
     fn set_attributes(
@@ -134,9 +152,10 @@ impl FileSystem for Served {
         name: &'a [u8],
         target: &'a [u8],
     ) -> Call<'a, Result<Entry>> {
-        let (name, target) = (name.to_vec(), target.to_vec());
-        let new = New { target, ..new(context, FileType::Link, 0o777) };
-        self.at(parent, move |core| async move { actions::create(&core, parent, &name, &new).await })
+        let new = New { target: target.to_vec(), ..new(context, FileType::Link, 0o777) };
+        self.at_name(parent, name, move |core, name| async move {
+            actions::create(&core, parent, &name, &new).await
+        })
     }
 
     fn make_node<'a>(
@@ -148,8 +167,7 @@ impl FileSystem for Served {
         _: u32,
         device: u32,
     ) -> Call<'a, Result<Entry>> {
-        let name = name.to_vec();
-        self.at(parent, move |core| async move {
+        self.at_name(parent, name, move |core, name| async move {
             let kind =
                 FileType::of(mode).filter(|kind| !matches!(kind, FileType::Directory | FileType::Link));
             let kind = kind.ok_or_else(|| os(libc::EINVAL, format!("mknod with mode {mode:o}")))?;
@@ -167,18 +185,22 @@ impl FileSystem for Served {
         mode: u32,
         _: u32,
     ) -> Call<'a, Result<Entry>> {
-        let (name, new) = (name.to_vec(), new(context, FileType::Directory, mode));
-        self.at(parent, move |core| async move { actions::create(&core, parent, &name, &new).await })
+        let new = new(context, FileType::Directory, mode);
+        self.at_name(parent, name, move |core, name| async move {
+            actions::create(&core, parent, &name, &new).await
+        })
     }
 
     fn unlink<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        let name = name.to_vec();
-        self.at(parent, move |core| async move { core.unlink(parent, &name).await })
+        self.at_name(parent, name, move |core, name| async move { core.unlink(parent, &name).await })
     }
 
     fn remove_directory<'a>(&'a self, _: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        let name = name.to_vec();
-        self.at(parent, move |core| async move { core.remove_directory(parent, &name).await })
+        self.at_name(
+            parent,
+            name,
+            move |core, name| async move { core.remove_directory(parent, &name).await },
+        )
     }
 
     fn rename<'a>(
@@ -190,8 +212,8 @@ impl FileSystem for Served {
         new_name: &'a [u8],
         flags: u32,
     ) -> Call<'a, Result<()>> {
-        let (name, new_name) = (name.to_vec(), new_name.to_vec());
-        self.at(parent, move |core| async move {
+        let new_name = new_name.to_vec();
+        self.at_name(parent, name, move |core, name| async move {
             let renaming = actions::renaming(flags)?;
             core.rename((parent, &name), (new_parent, &new_name), renaming).await
         })
@@ -204,8 +226,7 @@ impl FileSystem for Served {
         new_parent: u64,
         new_name: &'a [u8],
     ) -> Call<'a, Result<Entry>> {
-        let new_name = new_name.to_vec();
-        self.at(new_parent, move |core| async move {
+        self.at_name(new_parent, new_name, move |core, new_name| async move {
             core.link(node, new_parent, &new_name).await?;
             actions::entry_elsewhere(&core, node).await
         })
@@ -224,8 +245,8 @@ impl FileSystem for Served {
         _: u32,
         flags: i32,
     ) -> Call<'a, Result<(Entry, Opened)>> {
-        let (name, new) = (name.to_vec(), new(context, FileType::Regular, mode));
-        self.at(parent, move |core| async move {
+        let new = new(context, FileType::Regular, mode);
+        self.at_name(parent, name, move |core, name| async move {
             let entry = actions::create_and_open(&core, parent, &name, &new, flags).await?;
             Ok((entry, OPENED))
         })
@@ -243,7 +264,7 @@ impl FileSystem for Served {
         self.at(parent, move |core| async move {
             let node = core.create_unnamed(parent, &new).await?;
             actions::note_writer(&node, flags);
-            Ok((actions::entry(&core, node.inode)?, OPENED))
+            Ok((actions::entry(&core, node.inode).await?, OPENED))
         })
     }
 
@@ -284,7 +305,7 @@ impl FileSystem for Served {
     }
 
     fn sync(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        self.at(node, move |core| async move { actions::sync(&core, node).await })
+        self.at(node, move |core| async move { core.sync_inode(node).await })
     }
 
     fn set_extended<'a>(
@@ -355,7 +376,7 @@ impl FileSystem for Served {
         offset: u64,
         entries: DirectoryEntries,
     ) -> Call<'_, Result<DirectoryEntries>> {
-        self.at_once(node, move |core| actions::read_directory(core, node, offset, entries))
+        self.at(node, move |core| async move { actions::read_directory(&core, node, offset, entries).await })
     }
 
     fn read_directory_plus(
@@ -366,7 +387,7 @@ impl FileSystem for Served {
         offset: u64,
         entries: DirectoryEntriesPlus,
     ) -> Call<'_, Result<DirectoryEntriesPlus>> {
-        self.at_once(node, move |core| actions::read_directory_plus(core, node, offset, entries))
+        self.at(node, move |core| async move { actions::read_directory(&core, node, offset, entries).await })
     }
 
     fn release_directory(&self, _: Context, node: u64, _: Release) -> Call<'_, Result<()>> {
@@ -377,7 +398,7 @@ impl FileSystem for Served {
     }
 
     fn sync_directory(&self, _: Context, node: u64, _: u64, _: bool) -> Call<'_, Result<()>> {
-        self.at(node, move |core| async move { actions::sync(&core, node).await })
+        self.at(node, move |core| async move { core.sync_inode(node).await })
     }
 
     fn allocate(

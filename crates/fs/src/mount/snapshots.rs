@@ -3,7 +3,7 @@
 //!
 //! A node of a snapshot has the snapshot's number in its upper 16 bits, and the inode in the others; numbers of inodes are far smaller.
 
-use super::actions::{check_namespace, os};
+use super::actions::{Listing, check_namespace, os};
 use super::convert::{self, CACHED};
 use super::serve::{OPENED, Served};
 use crate::attributes;
@@ -13,9 +13,11 @@ use crate::cores::Cores;
 use crate::directory::{self, show};
 use crate::inode::{FileType, InodeNumber, ROOT};
 use crate::metadata::Metadata;
+use crate::names::find;
 use crate::namespace;
-use crate::operations::{find, seek};
+use crate::operations::seek;
 use crate::snapshots::SnapshotNumber;
+use crate::stripes;
 use block::{Buffer, Call, Data, Error, Payload, Result};
 use fuse::{
     CachedAttributes, Context, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, FileSystem, Opened,
@@ -128,11 +130,10 @@ impl WithSnapshots {
     }
 
     async fn entry(&self, number: SnapshotNumber, inode: InodeNumber) -> Result<Entry> {
-        let read = move |core: &Core, metadata: &Metadata| {
-            let found = metadata.inode(inode)?;
-            Ok(convert::attributes(node_of(number, inode), &found, core.block_size))
-        };
-        let mut attributes = self.read_at((number, inode), read).await?;
+        let block_size = |core: &Core, _: &Metadata| Ok(core.block_size);
+        let block_size = self.read_at((number, inode), block_size).await?;
+        let found = self.cores().attributes_in(Some(number), inode).await?;
+        let mut attributes = convert::attributes(node_of(number, inode), &found, block_size);
         if inode == ROOT {
             // Programs see when the snapshot was taken.
             let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
@@ -145,8 +146,9 @@ impl WithSnapshots {
     }
 
     async fn lookup_in(&self, number: SnapshotNumber, parent: InodeNumber, name: Vec<u8>) -> Result<Entry> {
-        let look = move |_: &Core, metadata: &Metadata| find(metadata, parent, &name);
-        match self.read_at((number, parent), look).await? {
+        let holder = self.cores().holder_in(number, parent, &name).await?;
+        let look = move |_: &Core, metadata: &Metadata| find(metadata, holder, &name);
+        match self.read_at((number, holder), look).await? {
             Some((inode, _)) => self.entry(number, inode).await,
             None => Ok(Entry { name_time: CACHED, ..Entry::default() }),
         }
@@ -182,28 +184,63 @@ impl WithSnapshots {
     }
 }
 
-/// Visits the entries of a directory of a snapshot, `.` and `..` first, as (offset after it, node, `d_type`, name); as many as are taken.
-fn visit_entries(
+/// Adds the names that an inode of a snapshot has, a directory or a stripe, from an offset on. Returns whether all fit.
+fn add_names(
     metadata: &Metadata,
-    (number, directory): (SnapshotNumber, InodeNumber),
+    (number, holder): (SnapshotNumber, InodeNumber),
     from: u64,
-    mut take: impl FnMut(u64, u64, u8, &[u8]) -> bool,
-) -> Result<()> {
-    let parent = metadata.inode(directory)?.parent.max(ROOT);
-    let above = if directory == ROOT { DIRECTORY } else { node_of(number, parent) };
-    let dots = [(DOTS[0], node_of(number, directory), b".".as_slice()), (DOTS[1], above, b"..".as_slice())];
-    for (next, node, name) in dots {
-        if from < next && !take(next, node, libc::DT_DIR, name) {
-            return Ok(());
-        }
-    }
-    for entry in directory::entries(&metadata.items, directory, if from <= DOTS[1] { 0 } else { from }) {
+    found: &mut impl Listing,
+) -> Result<bool> {
+    for entry in directory::entries(&metadata.items, holder, from) {
         let entry = entry?;
-        if !take(entry.next, node_of(number, entry.inode), entry.code, &entry.name) {
-            break;
+        if !found.add_name(entry.next, node_of(number, entry.inode), entry.code, &entry.name) {
+            return Ok(false);
         }
     }
-    Ok(())
+    Ok(true)
+}
+
+impl WithSnapshots {
+    /// Reads a directory of a snapshot from an offset on, `.` and `..` first.
+    async fn list<L: Listing>(
+        &self,
+        (number, directory): (SnapshotNumber, InodeNumber),
+        offset: u64,
+        mut found: L,
+    ) -> Result<L> {
+        let from = if offset <= DOTS[1] { 0 } else { offset };
+        let begin = move |_: &Core, metadata: &Metadata| {
+            let parent = metadata.inode(directory)?.parent.max(ROOT);
+            let above = if directory == ROOT { DIRECTORY } else { node_of(number, parent) };
+            let dots =
+                [(DOTS[0], node_of(number, directory), b".".as_slice()), (DOTS[1], above, b"..".as_slice())];
+            for (next, node, name) in dots {
+                if offset < next && !found.add_name(next, node, libc::DT_DIR, name) {
+                    return Ok((found, None));
+                }
+            }
+            let striped = stripes::read(&metadata.items, directory)?;
+            if striped.is_none() {
+                add_names(metadata, (number, directory), from, &mut found)?;
+            }
+            Ok((found, striped))
+        };
+        let striped;
+        (found, striped) = self.read_at((number, directory), begin).await?;
+        for stripe in striped.iter().flat_map(|striped| striped.stripes.from(from)) {
+            let at = (number, *stripe);
+            let go_on = move |_: &Core, metadata: &Metadata| {
+                let fit = add_names(metadata, at, from, &mut found)?;
+                Ok((found, fit))
+            };
+            let fit;
+            (found, fit) = self.read_at(at, go_on).await?;
+            if !fit {
+                break;
+            }
+        }
+        Ok(found)
+    }
 }
 
 impl FileSystem for WithSnapshots {
@@ -516,12 +553,7 @@ impl FileSystem for WithSnapshots {
                 }
                 Ok(entries)
             }),
-            Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
-                visit_entries(metadata, (number, inode), offset, |next, node, code, name| {
-                    entries.add(node, next, code, name)
-                })?;
-                Ok(entries)
-            }),
+            Place::Snapshot(number, inode) => Call::new(self.list((number, inode), offset, entries)),
         }
     }
 
@@ -543,12 +575,7 @@ impl FileSystem for WithSnapshots {
                 }
                 Ok(entries)
             }),
-            Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
-                visit_entries(metadata, (number, inode), offset, |next, node, code, name| {
-                    entries.add_name(node, next, code, name)
-                })?;
-                Ok(entries)
-            }),
+            Place::Snapshot(number, inode) => Call::new(self.list((number, inode), offset, entries)),
         }
     }
 

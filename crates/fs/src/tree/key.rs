@@ -25,6 +25,16 @@ impl Key {
         Key { inode, kind, offset }
     }
 
+    /// The smallest key after this one.
+    pub fn next(&self) -> Option<Self> {
+        let Key { inode, kind, offset } = *self;
+        match (offset.checked_add(1), kind.checked_add(1)) {
+            (Some(offset), _) => Some(Key { offset, ..*self }),
+            (None, Some(kind)) => Some(Key::new(inode, kind, 0)),
+            (None, None) => inode.checked_add(1).map(|inode| Key::new(inode, 0, 0)),
+        }
+    }
+
     /// Whether this is `other` or before it. Unlike the operator it has no mispredictable branches: it is for searches.
     #[inline]
     pub(super) fn is_at_most(&self, other: &Key) -> bool {

@@ -325,3 +325,24 @@ fn classes_have_limits() {
         assert_eq!(status["classes"][31]["class"], "class-31");
     });
 }
+
+#[test]
+fn a_read_beyond_the_end_counts_as_what_it_can_read() {
+    world(|| async {
+        let files = format("sata-ssd", &Settings::default()).await;
+        let large = filled(&files, "/large").await;
+        let (one, other) = (files.class("one", 100).await.unwrap(), files.class("other", 100).await.unwrap());
+        let small = files.create("/small").await.unwrap().in_class(&one);
+        small.write_at(0, Data::copy_of(&[7; BLOCK as usize])).await.unwrap();
+        let begun = now();
+        // Programs that read all of a file name any length.
+        for length in [1 << 40, usize::MAX, 1 << 40] {
+            let found = small.read_at(BLOCK - 100, length).await.unwrap();
+            assert_eq!(found.to_data()[..], [7; 100]);
+        }
+        read(&large, &other, (READ, 8), (begun, after(SECOND)));
+        runtime::sleep(RAMP).await;
+        let next = runtime::timeout(SECOND / 2, small.read_at(0, 100)).await;
+        assert_eq!(next.expect("its class has as many shares as the other one").unwrap().len(), 100);
+    });
+}

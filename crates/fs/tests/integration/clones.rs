@@ -23,6 +23,8 @@ const SETUP: Setup = Setup {
     bursts: 0.0,
     snapshots: 0.0,
     cores: 1,
+    stripe_above: 1000,
+    is_closed: false,
     broken: None,
 };
 /// Blocks that metadata may take beside files, in comparisons of free space.

@@ -5,7 +5,8 @@
 use crate::world::{Setup, checked, empty, zones};
 use block::{Data, Error, Part};
 use conformance::budget::Budget;
-use fs::core::Broken;
+use fs::change::Attributes;
+use fs::core::{Broken, Core};
 use fs::inode::FileType;
 use fs::namespace::Renaming;
 use fs::{FileSystem, OpenOptions};
@@ -15,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+/// More names than a directory gets.
+const UNSTRIPED: u64 = 1000;
 /// Directories in the root, of all cores.
 const DIRECTORIES: u64 = 6;
 
@@ -259,7 +262,7 @@ async fn look(files: &FileSystem, histories: &[History]) -> Result<Vec<BTreeMap<
     Ok(found)
 }
 
-fn world(seed: u64, broken: Option<Broken>) -> Result<(), String> {
+fn world(seed: u64, stripe_above: u64, broken: Option<Broken>) -> Result<(), String> {
     let mut random = Random::new(seed);
     let clients = 1 + random.below(3) as usize;
     let setup = Setup {
@@ -268,6 +271,7 @@ fn world(seed: u64, broken: Option<Broken>) -> Result<(), String> {
         cores: 2 + random.below(2) as u32,
         slow: if random.chance(0.5) { 0.1 } else { 0.0 },
         broken,
+        stripe_above,
         ..Setup::draw(&mut random)
     };
     let operations = random.below(150);
@@ -336,6 +340,15 @@ fn world(seed: u64, broken: Option<Broken>) -> Result<(), String> {
 
 #[test]
 fn operations_of_several_cores_are_there_as_a_whole_or_not_at_all() {
+    hold(UNSTRIPED);
+}
+
+#[test]
+fn operations_in_directories_that_become_striped_are_there_as_a_whole_or_not_at_all() {
+    hold(3);
+}
+
+fn hold(stripe_above: u64) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let first = number("SILTSTONE_SEED").unwrap_or(1);
     println!("SILTSTONE_SEED={first}");
@@ -345,13 +358,60 @@ fn operations_of_several_cores_are_there_as_a_whole_or_not_at_all() {
         if asked.is_none() && !budget.allows_more(600) {
             break;
         }
-        world(seed, None).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
+        world(seed, stripe_above, None).unwrap_or_else(|error| panic!("SILTSTONE_SEED={seed}: {error}"));
     }
 }
 
 #[test]
 fn operations_that_are_a_record_for_each_core_are_noticed() {
-    let noticed = (1..200).find(|seed| world(*seed, Some(Broken::SplitsOperations)).is_err());
+    let noticed = (1..200).find(|seed| world(*seed, UNSTRIPED, Some(Broken::SplitsOperations)).is_err());
     assert!(noticed.is_some(), "it isn't noticed");
     println!("noticed with seed {noticed:?}");
+}
+
+#[test]
+fn directories_that_damage_has_put_below_each_other_are_refused() {
+    let setup = Setup { disk: 24 << 20, cores: 3, ..Setup::draw_cores(&mut Random::new(1)) };
+    let main = move || async move {
+        let files = setup.format().await.unwrap();
+        for path in ["/0", "/1", "/0/moved"] {
+            files.make_directory(path).await.unwrap();
+        }
+        let mut numbers = [0; 2];
+        for entry in files.read_directory("/").await.unwrap() {
+            numbers[usize::from(entry.name[..] == *b"1")] = entry.inode;
+        }
+        for (inode, parent) in [(numbers[0], numbers[1]), (numbers[1], numbers[0])] {
+            let attributes = Attributes { parent: Some(parent), ..Attributes::default() };
+            let set = move |core: Rc<Core>| async move { core.set_attributes(inode, attributes).await };
+            files.cores().of(inode).with(set).await.unwrap();
+        }
+        let moved = files.rename("/0/moved", "/1/moved", Renaming::Replace).await;
+        assert!(matches!(moved, Err(Error::Corrupt(_))), "{moved:?}");
+        assert!(files.attributes("/0/moved").await.is_ok());
+    };
+    let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(3);
+    runtime::simulate(world.with_files(empty(setup.disk)), main).unwrap();
+}
+
+/// Breaks a rule, which must be noticed where directories become striped.
+fn is_noticed(broken: Broken) {
+    let noticed = (1..400).find_map(|seed| world(seed, 3, Some(broken)).err().map(|error| (seed, error)));
+    println!("{broken:?}: {noticed:?}");
+    assert!(noticed.is_some(), "it isn't noticed");
+}
+
+#[test]
+fn striping_that_is_a_record_for_each_core_is_noticed() {
+    is_noticed(Broken::SplitsOperations);
+}
+
+#[test]
+fn names_that_are_copied_while_others_change_them_are_noticed() {
+    is_noticed(Broken::StripesUnlocked);
+}
+
+#[test]
+fn operations_that_do_not_look_again_for_stripes_are_noticed() {
+    is_noticed(Broken::ForgetsStripes);
 }

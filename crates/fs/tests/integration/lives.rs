@@ -47,12 +47,16 @@ impl Life {
                 slow: fault(0.02),
             };
         }
-        Life {
+        let life = Life {
             seed: random.next_u64(),
             operations: random.below(250),
             end: [End::Closed, End::Cut, End::Killed][random.below(3) as usize],
             cut_after: random.chance(0.6).then(|| Duration::from_nanos(random.below(1 << shift))),
             faults,
+        };
+        match setup.is_closed {
+            true => Life { end: End::Closed, cut_after: None, ..life },
+            false => life,
         }
     }
 
@@ -712,6 +716,21 @@ fn checkpoints_of_operations_that_are_not_written_show_them_once() {
 #[test]
 fn cores_whose_number_changes_keep_what_was_made_durable() {
     hold(2, 400, Setup::draw_cores, false);
+}
+
+#[test]
+fn directories_that_become_striped_keep_what_was_made_durable() {
+    hold(2, 400, Setup::draw_striped, false);
+}
+
+#[test]
+fn directories_that_become_striped_on_several_cores_show_every_operation() {
+    hold(2, 400, Setup::draw_striped_cores, false);
+}
+
+#[test]
+fn directories_that_become_striped_on_a_medium_that_fails_are_never_wrong() {
+    hold(1, 400, Setup::draw_striped, true);
 }
 
 #[test]

@@ -14,5 +14,6 @@ mod original;
 mod promises;
 mod sequences;
 mod snapshots;
+mod stripes;
 mod thin;
 mod world;

@@ -24,8 +24,8 @@ fn what_is_opened_first_waits_for_all_operations_before() {
         }
         let core = files.home().get().unwrap();
         for path in ["/d", "/d/7"] {
-            let inode = core.lookup(1, b"d").unwrap();
-            let inode = if path == "/d" { inode } else { core.lookup(inode, b"7").unwrap() };
+            let inode = core.lookup(1, b"d").await.unwrap();
+            let inode = if path == "/d" { inode } else { core.lookup(inode, b"7").await.unwrap() };
             let node = core.open(inode).unwrap();
             assert!(node.ticket.get() > 400, "{path}: {}", node.ticket.get());
             core.sync(node.ticket.get()).await.unwrap();

@@ -2,9 +2,15 @@
 
 use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Data, Error};
+use fs::change::{Change, Changes, Value};
+use fs::core::Core;
 use fs::namespace::Renaming;
+use fs::tree::Key;
 use fs::{FileSystem, OpenOptions, Properties};
 use runtime::{Random, SimulatedFaults, Simulation};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 const SETUP: Setup = Setup {
@@ -19,6 +25,8 @@ const SETUP: Setup = Setup {
     bursts: 0.0,
     snapshots: 0.0,
     cores: 1,
+    stripe_above: 1000,
+    is_closed: false,
     broken: None,
 };
 
@@ -463,5 +471,64 @@ fn a_file_system_whose_metadata_needs_more_than_its_budget_is_not_opened() {
         assert!(matches!(full, Error::NoSpace(_)) && (50..2000).contains(&made), "{made}: {full}");
         files.unlink("/another-0").await.unwrap();
         files.close().await.unwrap();
+    });
+}
+
+/// Files are refused before there are so many that the file system isn't opened again.
+#[test]
+fn a_file_system_whose_budget_is_used_up_is_opened_again() {
+    in_world(empty(SETUP.disk), || async {
+        let settings = fs::Settings { metadata_bytes: 64 << 10, ..SETUP.settings() };
+        for life in 0..3 {
+            let files = match life {
+                0 => {
+                    let properties = Properties { shards: 4, ..Properties::default() };
+                    let zones = zones(Some(SETUP.zone)).await.unwrap();
+                    FileSystem::format(zones, properties, &settings).await
+                }
+                _ => FileSystem::open(zones(None).await.unwrap(), &settings).await,
+            };
+            let files = files.unwrap_or_else(|error| panic!("life {life}: {error}"));
+            let full = loop {
+                let made =
+                    files.create(&format!("/{life}-{}", files.statistics().await.unwrap().inodes)).await;
+                if let Err(error) = made {
+                    break error;
+                }
+            };
+            assert!(matches!(full, Error::NoSpace(_)), "{full}");
+            files.close().await.unwrap();
+        }
+    });
+}
+
+/// Of items without data a scrub reads nothing that it would wait for.
+#[test]
+fn a_scrub_of_many_names_gives_other_tasks_their_turns() {
+    in_world(empty(SETUP.disk), || async {
+        let files = SETUP.format().await.unwrap();
+        for number in 0..3000 {
+            files.create(&format!("/{number}")).await.unwrap();
+        }
+        let inode = files.create("/last").await.unwrap().inode();
+        // As only damage makes it: nothing is after it.
+        let key = Key::new(inode, 99, u64::MAX);
+        let put = move |core: Rc<Core>| async move {
+            core.submit(Changes::from_elem(Change::Put { key, value: Value::new() }, 1), None)
+        };
+        files.cores().of(inode).with(put).await.unwrap();
+        let (turns, is_done) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        let (counted, ended) = (turns.clone(), is_done.clone());
+        let counting = runtime::spawn(async move {
+            while !ended.get() {
+                counted.set(counted.get() + 1);
+                runtime::yield_now().await;
+            }
+        });
+        let found = files.scrub(&Arc::default()).await.unwrap();
+        is_done.set(true);
+        counting.await;
+        assert_eq!((found.blocks, found.damaged), (0, 0), "{found:?}");
+        assert!(turns.get() > 50, "{} turns", turns.get());
     });
 }

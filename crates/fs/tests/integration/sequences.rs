@@ -23,6 +23,8 @@ use std::time::Duration;
 
 const ZONE_BYTES: u64 = 128 << 10;
 const DISK_BYTES: u64 = 4 << 20;
+/// As others have, and few enough for the stripes of a directory.
+const SHARDS: u32 = 8;
 /// Times of the disk, so that much is in flight at the same time.
 const DELAYS: &str = "any delay=0us..300us probability=0.7";
 /// Of so many states one is used further after it was looked at.
@@ -54,6 +56,8 @@ struct Sequence {
     seed: u64,
     operations: Vec<Operation>,
     syncs: Syncs,
+    /// Number of names above which a directory is striped.
+    stripe_above: u64,
     broken: Option<Broken>,
 }
 
@@ -125,7 +129,7 @@ fn sequences() -> Vec<Sequence> {
         ways.map(move |syncs| (operations.clone(), syncs))
     });
     let numbered = with_syncs.zip(1..);
-    numbered.map(|((operations, syncs), seed)| Sequence { seed, operations, syncs, broken: None }).collect()
+    numbered.map(|((operations, syncs), seed)| Sequence::new(seed, operations, syncs)).collect()
 }
 
 /// The path whose file is synced after an operation; if that has gone, its directory is.
@@ -154,14 +158,14 @@ async fn sync(files: &FileSystem, path: &str) -> block::Result<()> {
         let (directory, name) = path.rsplit_once('/').unwrap();
         let directory = match directory {
             "" => fs::inode::ROOT,
-            named => core.lookup(fs::inode::ROOT, &named.as_bytes()[1..])?,
+            named => core.lookup(fs::inode::ROOT, &named.as_bytes()[1..]).await?,
         };
-        let inode = match core.lookup(directory, name.as_bytes()) {
+        let inode = match core.lookup(directory, name.as_bytes()).await {
             Err(Error::NotFound(_)) => directory,
             found => found?,
         };
         let node = core.open(inode)?;
-        let synced = core.sync(node.ticket.get()).await;
+        let synced = core.sync_inode(inode).await;
         core.close(&node);
         synced
     };
@@ -193,8 +197,17 @@ pub async fn zones_on(disk: Arc<dyn DevicePart>, format: bool) -> block::Result<
 }
 
 impl Sequence {
+    fn new(seed: u64, operations: Vec<Operation>, syncs: Syncs) -> Self {
+        Sequence { seed, operations, syncs, stripe_above: Settings::default().stripe_above, broken: None }
+    }
+
     fn settings(&self) -> Settings {
-        Settings { sums_bytes: 1, broken: self.broken, ..Settings::default() }
+        Settings {
+            sums_bytes: 1,
+            stripe_above: self.stripe_above,
+            broken: self.broken,
+            ..Settings::default()
+        }
     }
 
     async fn run(&self) -> Result<Run, String> {
@@ -212,7 +225,8 @@ impl Sequence {
         let disk = RecordDevicePart::new(Arc::new(slow), recorder.clone(), "disk", Role::Disk).unwrap();
         let disk = Arc::new(disk);
         let zones = zones_on(disk.clone(), true).await.map_err(|error| failed("making zones", error))?;
-        let files = FileSystem::format(zones, Properties::default(), &self.settings()).await;
+        let properties = Properties { shards: SHARDS, ..Properties::default() };
+        let files = FileSystem::format(zones, properties, &self.settings()).await;
         let files = files.map_err(|error| failed("formatting", error))?;
         let mut model = Model::default();
         for operation in start() {
@@ -357,9 +371,14 @@ fn is_between(found: &View, before: &View, after: &View) -> bool {
 
 /// Checks a sequence with every way of syncs, from every state of the disk.
 fn holds_at_every_cut(operations: &[Operation]) {
+    holds_where_striped(operations, Settings::default().stripe_above);
+}
+
+/// As [`holds_at_every_cut`], where directories with more names than this are striped.
+fn holds_where_striped(operations: &[Operation], stripe_above: u64) {
     let budget = Rc::new(Budget::unlimited());
     for (syncs, seed) in Syncs::ALL.into_iter().zip(1..) {
-        let sequence = Sequence { seed, operations: operations.to_vec(), syncs, broken: None };
+        let sequence = Sequence { stripe_above, ..Sequence::new(seed, operations.to_vec(), syncs) };
         let tried =
             sequence.simulated(&budget, Search::brief(seed)).unwrap_or_else(|error| panic!("{error}"));
         println!("{syncs:?}: {tried} states");
@@ -426,9 +445,37 @@ fn a_clone_is_there_as_a_whole_or_not_at_all_and_stays_when_its_source_goes() {
     ]);
 }
 
+#[test]
+fn a_directory_becomes_striped_and_is_emptied_and_removed_at_one_point() {
+    let all = [
+        Operation::Create(owned("/d/n")),
+        Operation::Rename(owned("/d/n"), owned("/d/m"), Renaming::Replace),
+        Operation::MakeDirectory(owned("/d/below")),
+        Operation::Rename(owned("/d/b"), owned("/n"), Renaming::NoReplace),
+        Operation::Unlink(owned("/d/m")),
+        Operation::RemoveDirectory(owned("/d/below")),
+        Operation::Unlink(owned("/d/c")),
+        Operation::RemoveDirectory(owned("/d")),
+    ];
+    holds_where_striped(&all, 2);
+    holds_where_striped(&all[..2], 2);
+    // The root becomes striped, and a striped directory is replaced.
+    holds_where_striped(
+        &[
+            Operation::Create(owned("/n")),
+            Operation::Create(owned("/e/x")),
+            Operation::Create(owned("/e/y")),
+            Operation::Unlink(owned("/e/x")),
+            Operation::Unlink(owned("/e/y")),
+            Operation::Rename(owned("/d"), owned("/e"), Renaming::Replace),
+        ],
+        1,
+    );
+}
+
 /// An append with an fsync, from every state of the disk, where this rule is broken.
 pub fn synced_append(broken: Option<Broken>) -> Result<u64, String> {
     let operations = vec![Operation::Append(owned("/a"), Bytes::draw(3000, 9))];
-    let sequence = Sequence { seed: 1, operations, syncs: Syncs::First, broken };
+    let sequence = Sequence { broken, ..Sequence::new(1, operations, Syncs::First) };
     sequence.simulated(&Rc::new(Budget::unlimited()), Search::new(1))
 }

@@ -4,10 +4,12 @@ use crate::world::{Files, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::core::Broken;
 use fs::namespace::Renaming;
-use fs::{FileSystem, OpenOptions, SnapshotView};
+use fs::{FileSystem, OpenOptions, Properties, Settings, SnapshotView};
 use runtime::Simulation;
+use stack::{Registry, Stack};
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 const SETUP: Setup = Setup {
@@ -22,6 +24,8 @@ const SETUP: Setup = Setup {
     bursts: 0.0,
     snapshots: 0.0,
     cores: 1,
+    stripe_above: 1000,
+    is_closed: false,
     broken: None,
 };
 
@@ -380,4 +384,80 @@ fn takes_while_cores_change(seed: u64, broken: Option<Broken>) -> Result<(), Str
         Simulation { trace_lines: 0, most_events: 60_000_000, ..Simulation::new(seed) }.with_shards(3);
     let run = runtime::simulate(world.with_files(empty(setup.disk)), main);
     run.map_err(|error| error.to_string())?.value
+}
+
+/// Clients write the next number to a file, and then cut a file of another core off, within a block, to a size that says the number. No snapshot
+/// may show the cut without the write before it. Writes take about as long as the cores take for a snapshot.
+fn takes_while_files_are_cut_off(seed: u64) -> Result<(), String> {
+    const ROUNDS: u64 = 60;
+    const CLIENTS: u64 = 3;
+    // Of a write the snapshot may show the first part.
+    let length = move |client: u64| (20_000 * (1 + client) + 11_000 * seed) as usize;
+    let main = move || async move {
+        let registry = Registry::new(vec![&disks::ram::KIND, &layers::model::KIND]);
+        let line = format!("model(ram(128MiB, block_size=4096), sata-ssd, seed={seed})");
+        let plan = Stack::from_line("test", &line, &registry).unwrap().check(false).unwrap();
+        let device = plan.build().await.unwrap().top().unwrap();
+        let options =
+            zones::on_device::Options { format: true, zone_size: Some(1 << 20), ..Default::default() };
+        let zones = Arc::new(zones::OnDevice::open(device, options).await.unwrap());
+        let settings =
+            Settings { cores: Some(3), broken: Some(Broken::SlowSnapshots), ..Settings::default() };
+        let files = FileSystem::format(zones, Properties::default(), &settings).await.unwrap();
+        for client in 0..CLIENTS {
+            files.make_directory(&format!("/{client}")).await.unwrap();
+            write(&files, &format!("/{client}/cut"), 4000, 0).await.unwrap();
+            write(&files, &format!("/{client}/written"), 8, 0).await.unwrap();
+        }
+        let of = |client: u64| (format!("/{client}/written"), format!("/{}/cut", (client + 1) % CLIENTS));
+        let running = Rc::new(Cell::new(CLIENTS));
+        let clients = (0..CLIENTS).map(|client| {
+            let (files, running, (written, cut)) = (files.clone(), running.clone(), of(client));
+            runtime::spawn(async move {
+                let written = files.open_file(&written, OpenOptions::default()).await?;
+                let cut = files.open_file(&cut, OpenOptions::default()).await?;
+                for round in 1..ROUNDS {
+                    let number = vec![round; length(client)];
+                    let bytes: Vec<u8> = number.into_iter().flat_map(u64::to_le_bytes).collect();
+                    written.write_at(0, Data::copy_of(&bytes)).await?;
+                    cut.truncate(4000 - round).await?;
+                }
+                running.set(running.get() - 1);
+                Ok::<_, Error>(())
+            })
+        });
+        let clients: Vec<_> = clients.collect();
+        while running.get() > 0 {
+            files.create_snapshot("now").await.unwrap();
+            let view = files.snapshot("now").await.unwrap();
+            for client in 0..CLIENTS {
+                let (written, cut) = of(client);
+                let last = 8 * (length(client) as u64 - 1);
+                let number =
+                    view.open_file(&written).await.unwrap().read_at(last, 8).await.unwrap().to_data();
+                let number = number[..].try_into().map_or(0, u64::from_le_bytes);
+                let cuts = 4000 - view.attributes(&cut).await.unwrap().size;
+                if cuts > number {
+                    return Err(format!("client {client}: cut {cuts} after write {number}"));
+                }
+            }
+            files.delete_snapshot("now").await.unwrap();
+        }
+        for client in clients {
+            client.await.unwrap();
+        }
+        sound(&files).await;
+        files.close().await.unwrap();
+        Ok(())
+    };
+    let world =
+        Simulation { trace_lines: 0, most_events: 60_000_000, ..Simulation::new(seed) }.with_shards(3);
+    runtime::simulate(world, main).map_err(|error| error.to_string())?.value
+}
+
+#[test]
+fn a_snapshot_of_several_cores_shows_no_cut_without_what_was_before_it() {
+    for seed in 1..6 {
+        takes_while_files_are_cut_off(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
 }

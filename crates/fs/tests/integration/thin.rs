@@ -1,11 +1,12 @@
 //! Thin devices: their host has less space than they have. Space that removals freed must be found again without another mount.
 
 use crate::world::checked;
-use block::{Data, DevicePart, Error};
+use block::{Data, DevicePart, Error, Part};
 use fs::attributes::Setting;
 use fs::core::Core;
 use fs::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
+use layers::fault::{FaultZonesPart, parse_rules};
 use runtime::Simulation;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -264,4 +265,118 @@ fn space_that_removals_freed_is_found_by_the_next_mount() {
     rounds(SMALL_ZONES, Ends::Closed, every_other, false);
     rounds(SMALL_FILES, Ends::Closed, first_half, false);
     rounds(ZONES, Ends::Closed, every_other, true);
+}
+
+/// A file system whose zones have no space after `rules on`, and some again after `rules off`.
+async fn without_space() -> (Arc<FaultZonesPart>, FileSystem) {
+    let zones = zones_of(thin("32MiB", "32MiB").await, Some(128 << 10)).await;
+    let rules = parse_rules(&["append error=ENOSPC".to_owned()], stack::Contract::Zones).unwrap();
+    let zones = Arc::new(FaultZonesPart::new(zones, rules, 1));
+    zones.message("rules off").await.unwrap();
+    let files = FileSystem::format(zones.clone(), Properties::default(), &Settings::default()).await.unwrap();
+    (zones, files)
+}
+
+#[test]
+fn files_that_lose_their_last_name_while_there_is_no_space_are_removed_once_there_is() {
+    let main = || async {
+        let (zones, files) = without_space().await;
+        let free = files.statistics().await.unwrap().free;
+        let mut open = Vec::new();
+        for path in ["/one", "/other"] {
+            let file = files.create(path).await.unwrap();
+            file.write_at(0, contents(1, 300)).await.unwrap();
+            files.unlink(path).await.unwrap();
+            open.push(file);
+        }
+        files.sync().await.unwrap();
+        zones.message("rules on").await.unwrap();
+        // Its record waits for space.
+        files.make_directory("/directory").await.unwrap();
+        runtime::sleep(Duration::from_secs(2)).await;
+        assert!(matches!(files.make_directory("/refused").await, Err(Error::NoSpace(_))));
+        drop(open.pop());
+        runtime::sleep(Duration::from_secs(2)).await;
+        zones.message("rules off").await.unwrap();
+        runtime::sleep(PATIENCE).await;
+        drop(open.pop());
+        runtime::sleep(PATIENCE).await;
+        files.sync().await.unwrap();
+        let found = files.statistics().await.unwrap();
+        assert_eq!(found.inodes, 2, "the root and a directory");
+        assert!(found.free + 10 > free, "{} of {free} blocks are free", found.free);
+        files.close().await.unwrap();
+    };
+    let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
+    runtime::simulate(world, main).unwrap();
+}
+
+#[test]
+fn syncs_are_answered_while_there_is_no_space_and_succeed_once_there_is() {
+    let main = || async {
+        let (zones, files) = without_space().await;
+        let file = files.create("/file").await.unwrap();
+        file.sync().await.unwrap();
+        zones.message("rules on").await.unwrap();
+        files.make_directory("/directory").await.unwrap();
+        file.truncate(1 << 20).await.unwrap();
+        for _ in 0..2 {
+            let syncs = (
+                runtime::timeout(PATIENCE, files.sync()).await,
+                runtime::timeout(PATIENCE, file.sync()).await,
+            );
+            assert!(matches!(syncs, (Ok(Err(Error::NoSpace(_))), Ok(Err(Error::NoSpace(_))))), "{syncs:?}");
+        }
+        zones.message("rules off").await.unwrap();
+        runtime::sleep(PATIENCE).await;
+        file.sync().await.unwrap();
+        files.close().await.unwrap();
+        let files = FileSystem::open(zones, &Settings::default()).await.unwrap();
+        assert!(files.attributes("/directory").await.unwrap().is_directory());
+        assert_eq!(files.attributes("/file").await.unwrap().size, 1 << 20);
+        files.close().await.unwrap();
+    };
+    let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
+    runtime::simulate(world, main).unwrap();
+}
+
+#[test]
+fn a_close_waits_for_space_and_ends_once_there_is() {
+    let main = || async {
+        let (zones, files) = without_space().await;
+        zones.message("rules on").await.unwrap();
+        files.make_directory("/directory").await.unwrap();
+        let closing = runtime::spawn(async move { files.close().await });
+        runtime::sleep(PATIENCE).await;
+        zones.message("rules off").await.unwrap();
+        closing.await.unwrap();
+        let files = FileSystem::open(zones, &Settings::default()).await.unwrap();
+        assert!(files.attributes("/directory").await.unwrap().is_directory());
+        files.close().await.unwrap();
+    };
+    let world = Simulation { trace_lines: 0, most_events: 300_000, ..Simulation::new(1) };
+    runtime::simulate(world, main).unwrap();
+}
+
+/// Appends fail for minutes although their space is reserved, as on a copy-on-write host: each attempt to write the record costs a zone.
+#[test]
+fn zones_are_left_when_space_comes_back_after_minutes() {
+    let main = || async {
+        let (zones, files) = without_space().await;
+        let file = files.create("/file").await.unwrap();
+        file.sync().await.unwrap();
+        for round in 1..4 {
+            zones.message("rules on").await.unwrap();
+            file.truncate(round << 20).await.unwrap();
+            runtime::sleep(Duration::from_secs(300)).await;
+            assert!(matches!(file.sync().await, Err(Error::NoSpace(_))));
+            zones.message("rules off").await.unwrap();
+            // Longer than the longest time between attempts.
+            runtime::sleep(Duration::from_secs(40)).await;
+            file.sync().await.unwrap();
+        }
+        files.close().await.unwrap();
+    };
+    let world = Simulation { trace_lines: 0, most_events: 3_000_000, ..Simulation::new(1) };
+    runtime::simulate(world, main).unwrap();
 }

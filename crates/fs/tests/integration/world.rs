@@ -55,6 +55,10 @@ pub struct Setup {
     pub snapshots: f64,
     /// Cores in the next life.
     pub cores: u32,
+    /// Number of names above which a directory is striped.
+    pub stripe_above: u64,
+    /// All lives end in good order.
+    pub is_closed: bool,
     pub broken: Option<Broken>,
 }
 
@@ -74,6 +78,8 @@ impl Setup {
             bursts: 0.0,
             snapshots: 0.0,
             cores: 1,
+            stripe_above: Settings::default().stripe_above,
+            is_closed: false,
             broken: None,
         }
     }
@@ -93,6 +99,8 @@ impl Setup {
             bursts: 0.0,
             snapshots: 0.0,
             cores: 1,
+            stripe_above: Settings::default().stripe_above,
+            is_closed: false,
             broken: None,
         }
     }
@@ -122,12 +130,29 @@ impl Setup {
         Setup { snapshots: 0.05, ..setup }
     }
 
+    /// Directories that are striped when they have a few names. On one core, whose operations are cut off at one point.
+    pub fn draw_striped(random: &mut Random) -> Self {
+        let setup = match random.below(3) {
+            0 => Setup { clients: 1 + random.below(3), ..Setup::draw(random) },
+            1 => Setup::draw_busy(random),
+            _ => Setup { snapshots: 0.05, ..Setup::draw_busy(random) },
+        };
+        Setup { stripe_above: random.below(4), ..setup }
+    }
+
+    /// Striped directories on several cores, whose operations would be cut off at a point of their own on each.
+    pub fn draw_striped_cores(random: &mut Random) -> Self {
+        let setup = Setup { stripe_above: random.below(4), is_closed: true, ..Setup::draw_cores(random) };
+        Setup { snapshots: if random.chance(0.5) { 0.05 } else { 0.0 }, ..setup }
+    }
+
     pub fn settings(&self) -> Settings {
         // Few checksums in memory, so that some are read from the zones.
         Settings {
             checkpoint_after: self.checkpoint_after,
             sums_bytes: 1,
             cores: Some(self.cores),
+            stripe_above: self.stripe_above,
             broken: self.broken,
             ..Settings::default()
         }

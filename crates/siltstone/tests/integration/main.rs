@@ -10,3 +10,4 @@ mod spi;
 mod stacks;
 mod warm;
 mod wrong;
+mod zns;

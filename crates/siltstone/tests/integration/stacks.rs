@@ -36,6 +36,7 @@ fn help_teaches_by_example() {
         &["record", "show"],
         &["record", "replay"],
         &["record", "export"],
+        &["zns"],
     ] {
         let ran = run(Path::new("/"), &[verb, &["--help"]].concat());
         let example = format!("Examples:\n  siltstone {}", verb.join(" "));

@@ -1,0 +1,540 @@
+//! Striped directories: the names of a large directory are divided among stripes on all cores by their hashes, so that no core is in the
+//! way of all creates.
+//!
+//! A stripe is a directory without a name, of another shard, whose parent is the striped directory. To operations on names it is a directory like
+//! any other: the holder of the name is the stripe. So creating a file in a striped directory concerns one core.
+//!
+//! Each stripe has a range of hashes, in their order. Keys of names are the same in a directory and in its stripes, so a listing has the same
+//! order and the same offsets before and after the names are divided ([`striping`](crate::striping)).
+//!
+//! A directory stays striped until it is removed. Its item ([`key`]) says which inodes its stripes are; while a file system is open, all cores
+//! know them ([`StripedDirectories`]). The mode, the owner and the times that are set are those of the directory and of all stripes; a
+//! change of names sets the times of one stripe.
+
+use crate::change::{Change, Changes, Value};
+use crate::core::Core;
+use crate::cores::Cores;
+use crate::directory::{self, Entry, HASH_BITS, hash, hash_at};
+use crate::encoding::{Numbers, put};
+use crate::forest::Forest;
+use crate::inode::{Inode, InodeNumber, kind};
+use crate::metadata::{Metadata, orphan};
+use crate::snapshots::SnapshotNumber;
+use crate::tree::Key;
+use block::{Error, Result};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Most stripes of a directory: at least two for each core, and changes of all of them are one record.
+pub const MOST_STRIPES: usize = 32;
+/// Names that are counted at a time to estimate how many a directory has.
+const COUNTED: u64 = 64;
+/// One of this many new names has the names counted.
+const COUNTS_EVERY: u64 = 16;
+
+/// The stripes of a directory, in the order of the hashes of their names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stripes(Arc<[InodeNumber]>);
+
+/// What the item of a striped directory says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Striped {
+    /// Its stripes.
+    pub stripes: Stripes,
+    /// The directory itself may still have the names that were copied to the stripes. They mean nothing, and are being removed.
+    pub has_leftovers: bool,
+}
+
+/// Key of the item of a striped directory.
+pub fn key(directory: InodeNumber) -> Key {
+    Key { inode: 0, kind: kind::STRIPES, offset: directory }
+}
+
+impl Stripes {
+    /// Returns stripes with these inodes, at least one.
+    pub fn new(inodes: &[InodeNumber]) -> Self {
+        Stripes(inodes.into())
+    }
+
+    /// Their inodes.
+    pub fn all(&self) -> &[InodeNumber] {
+        &self.0
+    }
+
+    /// Number of the stripe with a hash; for hashes beyond the largest one, the number of stripes.
+    fn index_of(&self, hash: u64) -> usize {
+        let index = (u128::from(hash) * self.0.len() as u128) >> HASH_BITS;
+        (index as usize).min(self.0.len())
+    }
+
+    /// The stripe that has a name, or gets it.
+    pub fn of_name(&self, name: &[u8]) -> InodeNumber {
+        self.0[self.index_of(hash(name))]
+    }
+
+    /// The stripe that has the name with this offset.
+    pub fn at(&self, offset: u64) -> Option<InodeNumber> {
+        self.0.get(self.index_of(hash_at(offset))).copied()
+    }
+
+    /// Offset at which the names of a stripe begin, by its number.
+    pub fn first_offset(&self, index: usize) -> u64 {
+        let first = (index as u128) << HASH_BITS;
+        directory::offset_of(first.div_ceil(self.0.len() as u128) as u64)
+    }
+
+    /// The stripes with names from an offset on.
+    pub fn from(&self, offset: u64) -> &[InodeNumber] {
+        &self.0[self.index_of(hash_at(offset))..]
+    }
+}
+
+impl Striped {
+    /// Value of the item: a byte that is 1 while there may be leftovers, and the inodes of the stripes.
+    pub fn encode(&self) -> Value {
+        let mut bytes = vec![u8::from(self.has_leftovers)];
+        self.stripes.all().iter().for_each(|inode| put(&mut bytes, *inode));
+        Value::from_vec(bytes)
+    }
+
+    /// Decodes the value of an item.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for bytes that no striped directory has.
+    pub fn decode(value: &[u8]) -> Result<Self> {
+        let mut numbers = Numbers::new(value, "the item of a striped directory");
+        let has_leftovers = match numbers.byte()? {
+            0 => false,
+            1 => true,
+            other => return Err(numbers.strange(&format!("begins with {other}; expected 0 or 1"))),
+        };
+        let mut inodes = Vec::new();
+        while !numbers.rest().is_empty() {
+            inodes.push(numbers.take()?);
+        }
+        match (1..=MOST_STRIPES).contains(&inodes.len()) {
+            true => Ok(Striped { stripes: Stripes::new(&inodes), has_leftovers }),
+            false => {
+                Err(numbers.strange(&format!("has {} stripes; expected 1 to {MOST_STRIPES}", inodes.len())))
+            }
+        }
+    }
+}
+
+/// Stripes of a directory, and whether it may have leftovers; `None` if it isn't striped.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn read(items: &Forest, directory: InodeNumber) -> Result<Option<Striped>> {
+    items.get(&key(directory)).map(Striped::decode).transpose()
+}
+
+/// Whether a directory has no names, in its stripes if it is striped.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn is_empty(items: &Forest, directory: InodeNumber) -> Result<bool> {
+    Ok(match read(items, directory)? {
+        None => directory::is_empty(items, directory),
+        Some(striped) => striped.stripes.all().iter().all(|stripe| directory::is_empty(items, *stripe)),
+    })
+}
+
+/// The changes that remove the stripes of a directory that is being removed, if it is striped. Its item goes with its inode.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a damaged item.
+pub fn removal(items: &Forest, directory: InodeNumber) -> Result<Changes> {
+    let striped = read(items, directory)?;
+    let stripes = striped.iter().flat_map(|striped| striped.stripes.all());
+    Ok(stripes.map(|stripe| Change::Remove { inode: *stripe }).collect())
+}
+
+/// The changes that make a directory striped once its stripes have all its names; `subdirectories` are the numbers of directories in each.
+pub fn switch(directory: (InodeNumber, &Inode), stripes: &Stripes, subdirectories: &[u32]) -> Changes {
+    let (number, own) = directory;
+    let striped = Striped { stripes: stripes.clone(), has_leftovers: true };
+    let mut changes = Changes::new();
+    changes.push(Change::Put { key: key(number), value: striped.encode() });
+    let links = crate::change::Attributes { links: Some(2), ..Default::default() };
+    changes.push(Change::set(number, links));
+    for (stripe, count) in stripes.all().iter().zip(subdirectories) {
+        let attributes = crate::change::Attributes {
+            mode: Some(own.mode),
+            uid: Some(own.uid),
+            gid: Some(own.gid),
+            links: Some(2 + count),
+            ..Default::default()
+        };
+        changes.push(Change::set(*stripe, attributes));
+        changes.push(Change::Delete { key: orphan(*stripe) });
+    }
+    changes
+}
+
+/// Whether a directory has more names than this, about: names are counted in the part of the hashes that begins with that of a new name.
+/// Up to 64, all are counted.
+pub fn is_large(items: &Forest, directory: InodeNumber, name: &[u8], above: u64) -> bool {
+    let keys = |from: u64| {
+        let first = Key { inode: directory, kind: kind::ENTRY, offset: from };
+        let own = move |key: &Key| (key.inode, key.kind) == (directory, kind::ENTRY);
+        items.range(&first).map(|(key, _)| key).take_while(own)
+    };
+    if above <= COUNTED {
+        return keys(0).take(above as usize + 1).count() as u64 > above;
+    }
+    let first = hash(name);
+    if !first.is_multiple_of(COUNTS_EVERY) {
+        return false;
+    }
+    let end = first.saturating_add((1 << HASH_BITS) / (above / COUNTED));
+    let counted = keys(directory::offset_of(first)).take_while(|key| hash_at(key.offset) < end);
+    end <= 1 << HASH_BITS && counted.take(COUNTED as usize).count() as u64 == COUNTED
+}
+
+/// Attributes of a striped directory: its own, with what its stripes have of its times and subdirectories.
+pub fn merge(own: &mut Inode, stripe: &Inode) {
+    own.modified = own.modified.max(stripe.modified);
+    own.changed = own.changed.max(stripe.changed);
+    own.links = own.links.saturating_add(stripe.links.saturating_sub(2));
+}
+
+/// The striped directories of an open file system, for all cores: which core has a name is known without asking the directory's core.
+///
+/// The core of a directory adds it before it unlocks it, so there this is exact. A core that looks earlier sends its request to the directory's core,
+/// which looks again. It has about 400 bytes for each striped directory.
+#[derive(Debug, Default)]
+pub struct StripedDirectories {
+    /// Number of them: file systems without any don't look further.
+    count: AtomicUsize,
+    all: RwLock<BTreeMap<InodeNumber, Stripes>>,
+}
+
+impl StripedDirectories {
+    fn look<R>(&self, directory: InodeNumber, found: impl FnOnce(&Stripes) -> R) -> Option<R> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.all.read().unwrap_or_else(PoisonError::into_inner).get(&directory).map(found)
+    }
+
+    /// The stripes of a directory; `None` if it isn't striped.
+    pub fn find(&self, directory: InodeNumber) -> Option<Stripes> {
+        self.look(directory, Stripes::clone)
+    }
+
+    /// Whether a directory is striped.
+    #[inline]
+    pub fn has(&self, directory: InodeNumber) -> bool {
+        self.look(directory, |_| ()).is_some()
+    }
+
+    /// Notes the stripes of a directory, or that it isn't striped.
+    pub fn set(&self, directory: InodeNumber, stripes: Option<Stripes>) {
+        if stripes.is_none() && !self.has(directory) {
+            return;
+        }
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        match stripes {
+            Some(stripes) => all.insert(directory, stripes),
+            None => all.remove(&directory),
+        };
+        self.count.store(all.len(), Ordering::Release);
+    }
+}
+
+/// What holds a name: the directory that the name is in for programs, or the stripe of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    /// The directory.
+    pub directory: InodeNumber,
+    /// The inode whose items have the name: the directory itself, or a stripe.
+    pub inode: InodeNumber,
+}
+
+impl Cores {
+    /// What holds a name.
+    #[inline]
+    pub fn holder(&self, directory: InodeNumber, name: &[u8]) -> Holder {
+        let stripe = match name {
+            b"." | b".." => None,
+            _ => self.striped().look(directory, |stripes| stripes.of_name(name)),
+        };
+        Holder { directory, inode: stripe.unwrap_or(directory) }
+    }
+
+    /// Carries an operation on a name out on the core of its holder. `work` returns nothing if that isn't the holder by then.
+    pub(crate) async fn at_holder<R, Fut>(
+        &self,
+        directory: InodeNumber,
+        name: &[u8],
+        work: impl FnOnce(Rc<Core>, Holder, Vec<u8>) -> Fut + Clone + Send + 'static,
+    ) -> Result<R>
+    where
+        R: Send + 'static,
+        Fut: Future<Output = Result<Option<R>>> + 'static,
+    {
+        loop {
+            let holder = self.holder(directory, name);
+            let (work, name) = (work.clone(), name.to_vec());
+            let done = self.of(holder.inode).with(move |core| work(core, holder, name)).await?;
+            if let Some(done) = done {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Carries `work` out on each core that has some of these inodes, with those.
+    async fn at_each<R, Fut>(
+        &self,
+        inodes: &[InodeNumber],
+        work: impl FnOnce(Rc<Core>, Vec<InodeNumber>) -> Fut + Clone + Send + 'static,
+    ) -> Result<Vec<R>>
+    where
+        R: Send + 'static,
+        Fut: Future<Output = Result<R>> + 'static,
+    {
+        let mut parts: BTreeMap<u32, Vec<InodeNumber>> = BTreeMap::new();
+        inodes.iter().for_each(|inode| parts.entry(self.index_of(*inode)).or_default().push(*inode));
+        let parts = parts.into_iter().map(|(core, part)| {
+            let work = work.clone();
+            self.all()[core as usize].with(move |core| work(core, part))
+        });
+        runtime::join_all(parts).await.into_iter().collect()
+    }
+
+    /// Stripes of a directory of a snapshot, or of the present version; `None` if it isn't striped.
+    ///
+    /// # Errors
+    /// ESTALE for a deleted snapshot; [`Error::Corrupt`].
+    pub(crate) async fn stripes_in(
+        &self,
+        version: Option<SnapshotNumber>,
+        directory: InodeNumber,
+    ) -> Result<Option<Stripes>> {
+        if version.is_none() {
+            return Ok(self.striped().find(directory));
+        }
+        let read = move |core: Rc<Core>| async move {
+            core.in_version(version, |metadata| read(&metadata.items, directory))
+        };
+        Ok(self.of(directory).with(read).await?.map(|striped| striped.stripes))
+    }
+
+    /// The inode that holds a name of a directory of a snapshot.
+    ///
+    /// # Errors
+    /// As [`stripes_in`](Self::stripes_in).
+    pub(crate) async fn holder_in(
+        &self,
+        snapshot: SnapshotNumber,
+        directory: InodeNumber,
+        name: &[u8],
+    ) -> Result<InodeNumber> {
+        if matches!(name, b"." | b"..") {
+            return Ok(directory);
+        }
+        let stripes = self.stripes_in(Some(snapshot), directory).await?;
+        Ok(stripes.map_or(directory, |stripes| stripes.of_name(name)))
+    }
+
+    /// Attributes of an inode of a snapshot, or of the present version: of a striped directory, with those of its stripes.
+    ///
+    /// # Errors
+    /// ESTALE for an inode that isn't there, or a deleted snapshot.
+    pub(crate) async fn attributes_in(
+        &self,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+    ) -> Result<Inode> {
+        let read_own = move |core: Rc<Core>| async move { core.own_attributes(version, inode).await };
+        let (mut own, stripes) = self.of(inode).with(read_own).await?;
+        let Some(stripes) = stripes else { return Ok(own) };
+        let read_all = move |core: Rc<Core>, stripes: Vec<InodeNumber>| async move {
+            core.in_version(version, |metadata| {
+                // A directory that was removed has none any more.
+                Ok(stripes.iter().filter_map(|stripe| metadata.inode(*stripe).ok()).collect::<Vec<_>>())
+            })
+        };
+        let found = self.at_each(stripes.all(), read_all).await?;
+        found.iter().flatten().for_each(|stripe| merge(&mut own, stripe));
+        Ok(own)
+    }
+
+    /// All names of a directory of a snapshot, or of the present version.
+    ///
+    /// # Errors
+    /// As [`attributes_in`](Self::attributes_in); ENOTDIR.
+    pub(crate) async fn entries_in(
+        &self,
+        version: Option<SnapshotNumber>,
+        directory: InodeNumber,
+    ) -> Result<Vec<Entry>> {
+        let all = move |metadata: &Metadata, inode: InodeNumber| {
+            directory::entries(&metadata.items, inode, 0).collect::<Result<Vec<_>>>()
+        };
+        loop {
+            let Some(stripes) = self.stripes_in(version, directory).await? else {
+                let read = move |core: Rc<Core>| async move {
+                    if version.is_none() && core.cores().striped().has(directory) {
+                        return Ok(None);
+                    }
+                    core.in_version(version, |metadata| match metadata.inode(directory)?.is_directory() {
+                        true => all(metadata, directory).map(Some),
+                        false => {
+                            let what = format!("inode {directory} isn't a directory");
+                            Err(Error::from_errno(libc::ENOTDIR, what))
+                        }
+                    })
+                };
+                match self.of(directory).with(read).await? {
+                    Some(entries) => return Ok(entries),
+                    None => continue,
+                }
+            };
+            let mut entries = Vec::new();
+            for stripe in stripes.all() {
+                let stripe = *stripe;
+                let read = move |core: Rc<Core>| async move {
+                    core.in_version(version, |metadata| all(metadata, stripe))
+                };
+                entries.extend(self.of(stripe).with(read).await?);
+            }
+            return Ok(entries);
+        }
+    }
+
+    /// Makes everything durable that was done to the names of a directory, if it is striped.
+    ///
+    /// # Errors
+    /// The failure of the log.
+    pub(crate) async fn sync_stripes(&self, directory: InodeNumber) -> Result<()> {
+        match self.striped().find(directory) {
+            None => Ok(()),
+            Some(stripes) => {
+                let sync = |core: Rc<Core>, _| async move { core.sync_all().await };
+                self.at_each(stripes.all(), sync).await.map(drop)
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Whether this is still the holder of a name, which is an inode of this core.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the stripe was removed with its directory.
+    pub(crate) fn holds(&self, holder: Holder, metadata: &Metadata, name: &[u8]) -> Result<bool> {
+        if self.cores().holder(holder.directory, name) != holder {
+            return Ok(self.breaks(crate::core::Broken::ForgetsStripes));
+        }
+        match holder.inode == holder.directory || metadata.inode(holder.inode).is_ok() {
+            true => Ok(true),
+            false => Err(Error::not_found(format!("directory {} was removed", holder.directory))),
+        }
+    }
+
+    /// Attributes of an inode of this core without those of stripes, and its stripes.
+    async fn own_attributes(
+        &self,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+    ) -> Result<(Inode, Option<Stripes>)> {
+        loop {
+            let (own, striped) = self.in_version(version, |metadata| {
+                let own = metadata.inode(inode)?;
+                let striped = if own.is_directory() { read(&metadata.items, inode)? } else { None };
+                Ok((own, striped))
+            })?;
+            // While a directory becomes striped, other cores may not have all of its stripes yet.
+            let is_known = version.is_some() || striped.is_none() || self.cores().striped().has(inode);
+            if is_known || !self.locks.holds_any([inode]) {
+                return Ok((own, striped.map(|striped| striped.stripes)));
+            }
+            self.locks.released().await;
+        }
+    }
+
+    /// Notes for all cores whether a directory of this one is striped.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a damaged item.
+    pub(crate) fn publish_stripes(&self, directory: InodeNumber) -> Result<()> {
+        let striped = read(&self.metadata.borrow().items, directory)?;
+        self.cores().striped().set(directory, striped.map(|striped| striped.stripes));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::first_key;
+    use crate::tree::Released;
+
+    fn stripes(count: u64) -> Stripes {
+        Stripes::new(&(1..=count).map(|number| number * 1000).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_stripe_has_the_names_of_a_range_of_hashes_in_their_order() {
+        for count in [1, 3, 32] {
+            let stripes = stripes(count);
+            let mut counts = BTreeMap::new();
+            for number in 0..3000 {
+                let name = format!("name {number}").into_bytes();
+                let stripe = stripes.of_name(&name);
+                let offset = first_key(7, &name).offset;
+                assert_eq!((stripes.at(offset), stripes.from(offset)[0]), (Some(stripe), stripe));
+                *counts.entry(stripe).or_insert(0) += 1;
+            }
+            assert_eq!(counts.len() as u64, count);
+            assert!(counts.values().all(|names| *names > 3000 / count / 2), "{counts:?}");
+            assert_eq!(stripes.from(0), stripes.all());
+            assert!(stripes.from(u64::MAX).is_empty() && stripes.at(u64::MAX).is_none());
+        }
+    }
+
+    #[test]
+    fn the_item_is_read_as_it_was_encoded_and_other_bytes_are_refused() {
+        let striped = Striped { stripes: stripes(32), has_leftovers: true };
+        assert_eq!(Striped::decode(&striped.encode()), Ok(striped));
+        for bytes in [&[][..], &[0], &[2, 7], &[0, 0x80], &[1; 34]] {
+            assert!(matches!(Striped::decode(bytes), Err(Error::Corrupt(_))), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn changes_of_all_stripes_fit_one_record() {
+        let largest: Vec<InodeNumber> = (0..MOST_STRIPES as u64).map(|at| (1 << 47) + at).collect();
+        let stripes = Stripes::new(&largest);
+        let inode = Inode { mode: u32::MAX, uid: u32::MAX, gid: u32::MAX, ..Inode::stripe(1 << 47, 0o40755) };
+        let changes = switch((1 << 47, &inode), &stripes, &[u32::MAX - 2; MOST_STRIPES]);
+        let length: usize = changes.iter().map(Change::length).sum();
+        // A header has a block; beside the changes it has links of 16 bytes for 16 cores.
+        assert!(length <= 4096 - 96 - 17 * 16, "{length}");
+    }
+
+    #[test]
+    fn a_directory_is_large_from_about_its_limit_on() {
+        let mut items = Forest::new(1, &Released::new());
+        let add = |items: &mut Forest, number: u64| {
+            let name = format!("file {number}").into_bytes();
+            items.put(&first_key(7, &name), &directory::encode(9, 8, &name));
+            name
+        };
+        let first = (0..20_000).find(|number| {
+            let name = add(&mut items, *number);
+            is_large(&items, 7, &name, 4096)
+        });
+        let first = first.expect("it never is");
+        assert!((2500..5500).contains(&first), "{first}");
+        let mut few = Forest::new(1, &Released::new());
+        for number in 0..6 {
+            let name = add(&mut few, number);
+            assert_eq!(is_large(&few, 7, &name, 4), number >= 4);
+        }
+    }
+}

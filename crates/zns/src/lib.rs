@@ -1,0 +1,37 @@
+//! An emulated drive with zoned namespaces: a leaf of contract Zones, in memory or on a file.
+//!
+//! - [`machine`]: zone states, commands and status codes of the specification, without I/O.
+//! - [`flash`]: placement of zones on dies and blocks, and the schedule of operations on them.
+//! - [`profile`]: figures of drives, with their sources.
+//! - [`reliability`]: bit errors by wear, retention, reads, page, layer and value; failing blocks.
+//! - [`mod@format`]: the bytes of a drive's file.
+//! - `zone`, `drive`, `manage`, `power`: the drive itself, and its power cuts.
+//! - `part`, `kind`, `look`: the drive in a stack, and what operators see of it.
+//!
+//! # Promises
+//! - Those of [`block::Zones`], after any power cut of the drive ([`Zns::power_off`]) and, on a file, after a crash of its host.
+//! - Operations take the profile's time: exactly under the simulated runtime; under the real one, times of 20 us and more are
+//!   met to some microseconds on a shard without long work.
+//! - A reset with the guarantee "deallocated" leaves the cells until the zone is opened again, which erases them; "erased" erases
+//!   them; "key" destroys the zone's key, and the cells keep ciphertext.
+//! - The same seed fails the same blocks and flips the same bits.
+//!
+//! On a file, what a host's disk or file system keeps of overwritten blocks isn't in the drive's hands.
+
+mod drive;
+pub mod flash;
+pub mod format;
+mod kind;
+mod look;
+pub mod machine;
+mod manage;
+mod part;
+mod power;
+pub mod profile;
+pub mod reliability;
+mod zone;
+
+pub use drive::Faults;
+pub use kind::{KIND, ZnsMessage};
+pub use look::MOST_RAW;
+pub use part::{Settings, Shape, Zns, geometry};
