@@ -40,6 +40,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// Usual number of names above which a directory is made striped, on several cores.
+const STRIPE_ABOVE: u64 = 16_384;
+
 /// Stream of users' records of a core.
 pub fn user_stream(core: u32) -> StreamId {
     StreamId(2 * core as u16)
@@ -86,8 +89,8 @@ pub struct Settings {
     /// [16 KiB](crate::classes::REQUEST_COST) beside its bytes.
     pub io_depth: u64,
     /// Number of names above which the names of a directory are divided among [stripes](crate::stripes) on all cores; an estimate if it
-    /// is more than 64.
-    pub stripe_above: u64,
+    /// is more than 64. `None` for 16384 on several cores; on one core no directory becomes striped then.
+    pub stripe_above: Option<u64>,
     /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
     #[doc(hidden)]
     pub broken: Option<Broken>,
@@ -147,7 +150,7 @@ impl Default for Settings {
             read_request_bytes: logkit::READ_REQUEST_BYTES,
             background_shares: BACKGROUND_SHARES,
             io_depth: IO_DEPTH,
-            stripe_above: 16_384,
+            stripe_above: None,
             broken: None,
         }
     }
@@ -266,6 +269,8 @@ impl Core {
         settings: &Settings,
         block_size: u64,
     ) -> Rc<Self> {
+        let usual = if totals.cores() > 1 { STRIPE_ABOVE } else { u64::MAX };
+        let stripe_above = settings.stripe_above.unwrap_or(usual);
         metadata.snapshots.keeps_nothing =
             cfg!(debug_assertions) && settings.broken == Some(Broken::ForgetsSnapshots);
         metadata.snapshots.ignores_shared =
@@ -307,7 +312,7 @@ impl Core {
                 settings.background_shares,
                 cfg!(debug_assertions) && settings.broken == Some(Broken::IgnoresShares),
             ),
-            stripe_above: settings.stripe_above,
+            stripe_above,
             is_striping: Cell::new(false),
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,

@@ -42,7 +42,7 @@ impl Core {
     /// Looks a name up. `.` and `..` are names, too.
     ///
     /// # Errors
-    /// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
+    /// [`Error::NotFound`](block::Error::NotFound), ENOTDIR, ENAMETOOLONG.
     pub async fn lookup(&self, directory: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
         match self.find(directory, name).await? {
             Some((inode, _)) => Ok(inode),
@@ -81,7 +81,7 @@ impl Core {
     /// Makes a file. Returns its number.
     ///
     /// # Errors
-    /// As [`namespace::create`]; [`Error::NoSpace`].
+    /// As [`namespace::create`]; [`Error::NoSpace`](block::Error::NoSpace).
     pub async fn create(
         self: &Rc<Self>,
         directory: InodeNumber,
@@ -131,7 +131,7 @@ impl Core {
     /// Finds a file, or makes a regular one: its type, and whether it is new. Nothing is done if this is no longer the holder of the name.
     ///
     /// # Errors
-    /// As [`create`](Self::create), but for [`Error::AlreadyExists`].
+    /// As [`create`](Self::create), but for [`Error::AlreadyExists`](block::Error::AlreadyExists).
     pub(crate) async fn find_or_create_in(
         self: &Rc<Self>,
         holder: Holder,
@@ -187,7 +187,7 @@ impl Core {
     /// Gives a file another name.
     ///
     /// # Errors
-    /// As [`namespace::link`]; [`Error::NoSpace`].
+    /// As [`namespace::link`]; [`Error::NoSpace`](block::Error::NoSpace).
     pub async fn link(
         self: &Rc<Self>,
         inode: InodeNumber,
@@ -327,7 +327,7 @@ impl Core {
     /// Renames a file.
     ///
     /// # Errors
-    /// As [`namespace::rename`]; [`Error::NoSpace`] for a longer name.
+    /// As [`namespace::rename`]; [`Error::NoSpace`](block::Error::NoSpace) for a longer name.
     pub async fn rename(
         self: &Rc<Self>,
         from: (InodeNumber, &[u8]),

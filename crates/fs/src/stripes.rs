@@ -5,7 +5,7 @@
 //! any other: the holder of the name is the stripe. So creating a file in a striped directory concerns one core.
 //!
 //! Each stripe has a range of hashes, in their order. Keys of names are the same in a directory and in its stripes, so a listing has the same
-//! order and the same offsets before and after the names are divided ([`striping`](crate::striping)).
+//! order and the same offsets before and after the names are divided (`striping`).
 //!
 //! A directory stays striped until it is removed. Its item ([`key`]) says which inodes its stripes are; while a file system is open, all cores
 //! know them ([`StripedDirectories`]). The mode, the owner and the times that are set are those of the directory and of all stripes; a

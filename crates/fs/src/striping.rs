@@ -45,7 +45,9 @@ impl Core {
 
     fn is_large(&self, directory: InodeNumber, name: &[u8]) -> bool {
         let metadata = self.metadata.borrow();
-        metadata.items.shards() > 1 && stripes::is_large(&metadata.items, directory, name, self.stripe_above)
+        self.stripe_above < u64::MAX
+            && metadata.items.shards() > 1
+            && stripes::is_large(&metadata.items, directory, name, self.stripe_above)
     }
 
     #[cold]

@@ -81,7 +81,7 @@ struct Job {
     live_share: Option<f64>,
     read_request_bytes: u64,
     read_at_once: Option<u64>,
-    stripe_above: u64,
+    stripe_above: Option<u64>,
 }
 
 impl Job {
@@ -128,7 +128,7 @@ impl Job {
             };
             match key {
                 "image" => job.image = value.to_owned(),
-                "stripe_above" => job.stripe_above = number()?,
+                "stripe_above" => job.stripe_above = Some(number()?),
                 "directory" => job.directory = Some(value.into()),
                 "format" => job.format = Some(number()?),
                 "block_size" => job.block_size = Some(number()?),

@@ -198,13 +198,13 @@ pub async fn zones_on(disk: Arc<dyn DevicePart>, format: bool) -> block::Result<
 
 impl Sequence {
     fn new(seed: u64, operations: Vec<Operation>, syncs: Syncs) -> Self {
-        Sequence { seed, operations, syncs, stripe_above: Settings::default().stripe_above, broken: None }
+        Sequence { seed, operations, syncs, stripe_above: u64::MAX, broken: None }
     }
 
     fn settings(&self) -> Settings {
         Settings {
             sums_bytes: 1,
-            stripe_above: self.stripe_above,
+            stripe_above: Some(self.stripe_above),
             broken: self.broken,
             ..Settings::default()
         }
@@ -371,7 +371,7 @@ fn is_between(found: &View, before: &View, after: &View) -> bool {
 
 /// Checks a sequence with every way of syncs, from every state of the disk.
 fn holds_at_every_cut(operations: &[Operation]) {
-    holds_where_striped(operations, Settings::default().stripe_above);
+    holds_where_striped(operations, u64::MAX);
 }
 
 /// As [`holds_at_every_cut`], where directories with more names than this are striped.

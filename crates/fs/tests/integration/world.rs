@@ -78,7 +78,7 @@ impl Setup {
             bursts: 0.0,
             snapshots: 0.0,
             cores: 1,
-            stripe_above: Settings::default().stripe_above,
+            stripe_above: u64::MAX,
             is_closed: false,
             broken: None,
         }
@@ -99,7 +99,7 @@ impl Setup {
             bursts: 0.0,
             snapshots: 0.0,
             cores: 1,
-            stripe_above: Settings::default().stripe_above,
+            stripe_above: u64::MAX,
             is_closed: false,
             broken: None,
         }
@@ -152,7 +152,7 @@ impl Setup {
             checkpoint_after: self.checkpoint_after,
             sums_bytes: 1,
             cores: Some(self.cores),
-            stripe_above: self.stripe_above,
+            stripe_above: Some(self.stripe_above),
             broken: self.broken,
             ..Settings::default()
         }
