@@ -595,6 +595,18 @@ impl Core {
         }
     }
 
+    /// Waits until an operation of this core has ended, also where its request was answered before that because there was no space. The failure
+    /// of the log ends it, too.
+    pub(crate) async fn ended(&self, ticket: u64) {
+        loop {
+            let committed = self.kit.events.committed.notified();
+            if self.kit.failure().is_some() || self.tickets.borrow().done() >= ticket {
+                return;
+            }
+            committed.await;
+        }
+    }
+
     /// Number of the last operation.
     pub(crate) fn issued(&self) -> u64 {
         self.tickets.borrow().issued()

@@ -109,22 +109,27 @@ impl Core {
         let (sender, mut receiver) = oneshot();
         let core = self.clone();
         let task = async move {
-            let outcome = core.carry_out(wanted, async move |view: &View| decide(view)).await;
+            let decide = async move |view: &View| decide(view);
             // Its caller may have been dropped.
-            sender.send(outcome).ok();
+            core.carry_out(wanted, decide, |outcome| drop(sender.send(outcome))).await;
         };
         self.kit.tasks.spawn(task).detach();
         let outcome = receiver.receive().await;
         outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
     }
 
-    /// As [`jointly`](Self::jointly), for a caller that goes on to its end. `decide` may wait; what it concerns stays locked.
+    /// As [`jointly`](Self::jointly), for a caller that goes on to its end. `decide` may wait; what it concerns stays locked. `answer` gets the outcome:
+    /// where there was no space before this ends, because the operation may still take effect. After this returns, it has or never will.
     pub(crate) async fn carry_out<T>(
         self: &Rc<Self>,
         wanted: Wanted,
         decide: impl AsyncFnOnce(&View) -> Result<Option<(T, Changes)>>,
-    ) -> Result<Option<T>> {
-        let permit = self.admit().await?;
+        answer: impl FnOnce(Result<Option<T>>),
+    ) {
+        let permit = match self.admit().await {
+            Ok(permit) => permit,
+            Err(error) => return answer(Err(error)),
+        };
         let inside = self.gate.enter().await;
         let mut view =
             View { metadata: Metadata::empty(Forest::new(1, &Released::new())), number: 0, open: Vec::new() };
@@ -154,10 +159,23 @@ impl Core {
             Ok(false) => Ok(None),
             Err(error) => Err(error),
         };
-        let outcome = match decided {
-            Ok(Some((result, changes))) => self.append_jointly(changes).await.map(|()| Some(result)),
-            Ok(None) => Ok(None),
-            Err(error) => Err(error),
+        let (outcome, ticket) = match decided {
+            Ok(Some((result, changes))) => {
+                let (appended, ticket) = self.append_jointly(changes).await;
+                (appended.map(|()| Some(result)), ticket)
+            }
+            Ok(None) => (Ok(None), 0),
+            Err(error) => (Err(error), 0),
+        };
+        drop(permit);
+        let answered_later = match outcome {
+            // The record may take effect once there is space, so its inodes stay locked until then.
+            Err(error @ Error::NoSpace(_)) => {
+                answer(Err(error));
+                self.ended(ticket).await;
+                None
+            }
+            outcome => Some((answer, outcome)),
         };
         // What others know of this core's inodes is published when the other cores have the changes.
         locked.sort_by_key(|(core, _)| *core == self.index);
@@ -169,8 +187,10 @@ impl Core {
             // A core that has ended has no locks any more.
             self.cores().all()[core as usize].with(end).await.ok();
         }
-        drop((inside, permit));
-        outcome
+        drop(inside);
+        if let Some((answer, outcome)) = answered_later {
+            answer(outcome);
+        }
     }
 
     /// What an operation concerns, core by core.
@@ -252,10 +272,11 @@ impl Core {
         Ok(())
     }
 
-    /// Appends changes of inodes of several cores, and waits until they have taken effect on this one.
-    async fn append_jointly(self: &Rc<Self>, changes: Changes) -> Result<()> {
+    /// Appends changes of inodes of several cores, and waits until they have taken effect on this one. Returns the number of the operation, too;
+    /// 0 for none.
+    async fn append_jointly(self: &Rc<Self>, changes: Changes) -> (Result<()>, u64) {
         if changes.is_empty() {
-            return Ok(());
+            return (Ok(()), 0);
         }
         let mut joins: SmallVec<[StreamId; 4]> = SmallVec::new();
         for core in changes.iter().map(|change| self.cores().index_of(change.inode())) {
@@ -265,13 +286,15 @@ impl Core {
             }
         }
         if self.breaks(Broken::SplitsOperations) {
-            return self.append_apart(changes).await;
+            return (self.append_apart(changes).await, 0);
         }
         // No lane takes it once they have ended.
-        self.check_open()?;
+        if let Err(error) = self.check_open() {
+            return (Err(error), 0);
+        }
         let request = self.requests.begin(1, None);
-        self.queue(changes, Payload::default(), Origin::Joint { request, joins });
-        self.requests.wait(request).await
+        let ticket = self.queue(changes, Payload::default(), Origin::Joint { request, joins });
+        (self.requests.wait(request).await, ticket)
     }
 
     async fn append_apart(self: &Rc<Self>, changes: Changes) -> Result<()> {

@@ -21,6 +21,7 @@ use crate::stripes::{self, Holder, MOST_STRIPES, Striped, Stripes};
 use crate::tree::Key;
 use block::{Error, Result};
 use smallvec::smallvec;
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Names that are copied to a stripe at a time.
@@ -122,19 +123,30 @@ impl Core {
             true => Some(self.copy_names(directory, &stripes).await?),
             false => None,
         };
-        let core = self.clone();
+        let (core, to_fill) = (self.clone(), stripes.clone());
         let fill = async move |view: &View| {
+            // An unmount may have removed stripes that weren't locked yet, as files without a name.
+            for stripe in to_fill.all() {
+                view.metadata.inode(*stripe)?;
+            }
             let own = view.metadata.inode(directory)?;
             if own.links == 0 || stripes::read(&view.metadata.items, directory)?.is_some() {
                 return Err(Error::not_found(format!("directory {directory} was removed or striped")));
             }
             let subdirectories = match unlocked {
                 Some(subdirectories) => subdirectories,
-                None => core.copy_names(directory, &stripes).await?,
+                None => core.copy_names(directory, &to_fill).await?,
             };
-            Ok(Some(((), stripes::switch((directory, &own), &stripes, &subdirectories))))
+            Ok(Some(((), stripes::switch((directory, &own), &to_fill, &subdirectories))))
         };
-        self.carry_out(Wanted { inodes, ..Wanted::default() }, fill).await.map(drop)
+        let outcome = Cell::new(Ok(()));
+        let answer = |answer: Result<Option<()>>| outcome.set(answer.map(drop));
+        self.carry_out(Wanted { inodes, ..Wanted::default() }, fill, answer).await;
+        // A record that was answered with an error for want of space may have taken effect since.
+        match stripes::read(&self.metadata.borrow().items, directory)? {
+            Some(striped) if striped.stripes == stripes => Ok(()),
+            _ => outcome.into_inner(),
+        }
     }
 
     /// Copies the names of a directory to its stripes, and waits until they are written. Returns the number of directories in each.

@@ -380,3 +380,52 @@ fn zones_are_left_when_space_comes_back_after_minutes() {
     let world = Simulation { trace_lines: 0, most_events: 3_000_000, ..Simulation::new(1) };
     runtime::simulate(world, main).unwrap();
 }
+
+/// The record of a rename to another core waits for space: the rename is answered with an error, and happens later or never, but nothing that comes
+/// after it is undone by it.
+#[test]
+fn operations_on_several_cores_that_wait_for_space_keep_their_inodes() {
+    let main = || async {
+        let (zones, files) = without_space().await;
+        let mut shards = Vec::new();
+        for number in 0..8 {
+            let path = format!("/{number}");
+            files.make_directory(&path).await.unwrap();
+            shards.push(files.directory(&path).await.unwrap().shard());
+        }
+        let other =
+            shards.iter().position(|shard| *shard != shards[0]).expect("a directory of the other core");
+        files.rename("/0", "/a", Renaming::Replace).await.unwrap();
+        files.rename(&format!("/{other}"), "/b", Renaming::Replace).await.unwrap();
+        files.create("/a/file").await.unwrap();
+        files.sync().await.unwrap();
+        zones.message("rules on").await.unwrap();
+        let renamed = files.rename("/a/file", "/b/file", Renaming::Replace).await;
+        assert!(matches!(renamed, Err(Error::NoSpace(_))), "{renamed:?}");
+        assert!(matches!(files.create("/b/early").await, Err(Error::NoSpace(_))));
+        zones.message("rules off").await.unwrap();
+        runtime::sleep(Duration::from_secs(40)).await;
+        files.create("/b/late").await.unwrap();
+        files.unlink("/b/late").await.unwrap();
+        files.create("/a/late").await.unwrap();
+        files.sync().await.unwrap();
+        let listed = async |files: &FileSystem| {
+            let mut names = Vec::new();
+            for path in ["/a", "/b"] {
+                for entry in files.read_directory(path).await.unwrap() {
+                    names.push(format!("{path}/{}", String::from_utf8(entry.name.to_vec()).unwrap()));
+                }
+            }
+            names.sort_unstable();
+            names
+        };
+        let before = listed(&files).await;
+        assert!(before.contains(&"/a/late".to_owned()) && before.len() == 2, "{before:?}");
+        files.close().await.unwrap();
+        let files = FileSystem::open(zones, &Settings::default()).await.unwrap();
+        assert_eq!(listed(&files).await, before);
+        files.close().await.unwrap();
+    };
+    let world = Simulation { trace_lines: 0, most_events: 3_000_000, ..Simulation::new(1) }.with_shards(2);
+    runtime::simulate(world, main).unwrap();
+}
