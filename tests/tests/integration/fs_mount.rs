@@ -419,7 +419,7 @@ fn nothing_is_formatted_or_mounted_by_mistake() {
         file.set_len(64 << 20).unwrap();
         file.write_all_at(contents, position).unwrap();
         let said = refused(&["fs", "format", &image]);
-        assert!(said.contains("that may be lost, format it with --force"), "{said}");
+        assert!(said.contains("format it with --force if its contents may be lost"), "{said}");
         let mut found = vec![0; contents.len()];
         file.read_exact_at(&mut found, position).unwrap();
         assert_eq!(found, contents, "it is as it was");
