@@ -417,7 +417,7 @@ impl Change {
         Ok(changes)
     }
 
-    /// Decodes the changes of a record with so many data blocks.
+    /// Decodes the changes of a record; `blocks` is its number of data blocks.
     ///
     /// # Errors
     /// [`Error::Corrupt`] as for [`decode_all`](Self::decode_all), and where the changes have more or fewer blocks.

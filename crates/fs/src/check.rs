@@ -392,7 +392,7 @@ fn check_counts(extents: &[Mapped], pages: Option<&[Place]>, pool: &ZonePool, re
     }
 }
 
-/// Looks for extents beyond what was written to their zones.
+/// Looks for extents behind the write pointers of their zones.
 async fn check_written(
     zones: &dyn Zones,
     layout: &Layout,

@@ -581,6 +581,17 @@ impl Core {
     /// # Errors
     /// The failure of the log; [`Error::NoSpace`] while a record waits for space: the operations are written once there is some.
     pub(crate) async fn written(&self, ticket: u64) -> Result<u64> {
+        self.wait_until_done(ticket, || self.kit.space.check()).await
+    }
+
+    /// Waits until an operation of this core has ended, also if its request was answered earlier because there was no space. The failure
+    /// of the log ends the wait, too.
+    pub(crate) async fn ended(&self, ticket: u64) {
+        self.wait_until_done(ticket, || Ok(())).await.ok();
+    }
+
+    /// Waits until the operations up to this one have ended, or `go_on` returns an error. Returns the number of the last that has ended.
+    async fn wait_until_done(&self, ticket: u64, go_on: impl Fn() -> Result<()>) -> Result<u64> {
         loop {
             let committed = self.kit.events.committed.notified();
             if let Some(error) = self.kit.failure() {
@@ -590,19 +601,7 @@ impl Core {
             if done >= ticket {
                 return Ok(done);
             }
-            self.kit.space.check()?;
-            committed.await;
-        }
-    }
-
-    /// Waits until an operation of this core has ended, also where its request was answered before that because there was no space. The failure
-    /// of the log ends it, too.
-    pub(crate) async fn ended(&self, ticket: u64) {
-        loop {
-            let committed = self.kit.events.committed.notified();
-            if self.kit.failure().is_some() || self.tickets.borrow().done() >= ticket {
-                return;
-            }
+            go_on()?;
             committed.await;
         }
     }

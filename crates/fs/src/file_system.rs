@@ -233,7 +233,7 @@ impl FileSystem {
         }
     }
 
-    /// Makes everything durable, and waits for space where there is none: what was acknowledged isn't given up.
+    /// Makes all acknowledged operations durable, and waits for space if there is none.
     async fn sync_with_patience(&self) -> Result<()> {
         let waits =
             |core: Rc<Core>| async move { Ok(core.kit.failure().is_none() && !core.kit.is_closing()) };

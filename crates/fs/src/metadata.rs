@@ -143,7 +143,7 @@ impl Metadata {
     /// Sets the next number and the count of the inodes of a shard.
     pub(crate) fn set_inodes(&mut self, shard: Shard, inodes: Inodes) {
         let old = std::mem::replace(&mut self.inodes[shard as usize], inodes);
-        // They may be of a damaged medium: `check` compares them with what is there.
+        // The medium may be damaged: `check` compares the counts with the inodes.
         self.count = self.count.saturating_sub(old.count).saturating_add(inodes.count);
     }
 

@@ -103,7 +103,7 @@ impl Core {
         inodes.iter().filter_map(|inode| self.nodes.find(*inode)).for_each(|node| node.note(ticket));
     }
 
-    /// Makes durable what was done to an inode of this core; of a directory, to its names as well.
+    /// Makes the operations on an inode of this core durable; for a directory, those on its names as well.
     ///
     /// # Errors
     /// The failure of the log, which stays.

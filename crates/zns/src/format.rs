@@ -255,7 +255,7 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Start of the cells of zone 0 of so many zones.
+    /// Start of the cells of zone 0, on a drive with `zones` zones.
     pub fn first_zone(zones: u32) -> u64 {
         (2 + u64::from(zones)) * AREA
     }

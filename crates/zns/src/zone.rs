@@ -83,7 +83,7 @@ impl Zone {
         capacity: u64,
     ) -> Zone {
         let (state, interrupted) = header.state.state(clean);
-        // After an unclean stop only the capacity bounds what was written.
+        // After an unclean stop the only known bound of the write pointer is the capacity.
         let write_pointer =
             if interrupted && header.state == Stored::Begun { capacity } else { header.write_pointer };
         Zone {

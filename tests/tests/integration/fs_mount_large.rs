@@ -76,7 +76,7 @@ fn a_directory_of_many_names_is_made_listed_changed_killed_and_removed() {
          if rmdir ../big 2>/dev/null; then exit 1; fi
          chmod 750 .; touch -d @1000 .; test \"$(stat -c '%a %Y' .)\" = '750 1000'; touch x; test $(stat -c %Y .) -gt 1000",
     );
-    // A kill in the middle of changes: what was synced is there.
+    // A kill in the middle of changes: synced changes are there.
     let synced = AtomicU64::new(0);
     let killed = thread::scope(|scope| {
         for thread in 0..THREADS {

@@ -474,7 +474,7 @@ fn a_file_system_whose_metadata_needs_more_than_its_budget_is_not_opened() {
     });
 }
 
-/// Files are refused before there are so many that the file system isn't opened again.
+/// New files are refused before the metadata needs more memory than the budget allows at the next opening.
 #[test]
 fn a_file_system_whose_budget_is_used_up_is_opened_again() {
     in_world(empty(SETUP.disk), || async {

@@ -99,7 +99,7 @@ fn the_names_of_a_large_directory_are_on_all_cores_in_the_same_order() {
         assert_eq!(files.read_directory("/d").await?.len() as u64, ABOVE + 301);
         let entries = files.read_directory("/d").await?;
         assert!(entries.windows(2).all(|pair| pair[0].next < pair[1].next));
-        // What is below finds its way up.
+        // `..` in a subdirectory leads to the striped directory.
         files.create("/d/below/file").await?;
         let up = files.attributes("/d/below/../n7").await?;
         assert_eq!(up, files.attributes("/d/n7").await?);

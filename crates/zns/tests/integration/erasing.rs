@@ -107,7 +107,7 @@ fn each_guarantee_leaves_what_it_says_in_memory_and_in_the_file() {
     run.unwrap();
 }
 
-/// Without protection, what wasn't flushed and not programmed is lost; with it, nothing is.
+/// Without protection, data that was neither flushed nor programmed is lost; with it, none is.
 #[test]
 fn a_power_cut_loses_what_was_in_an_unprotected_buffer() {
     let run = runtime::run(runtime::Config::default().with_shards(1), || async {
