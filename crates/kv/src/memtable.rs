@@ -1,0 +1,1 @@
+//! The newest entries of a shard, in memory.

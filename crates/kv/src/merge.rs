@@ -1,0 +1,1 @@
+//! Several cursors as one, and what a snapshot sees of them.

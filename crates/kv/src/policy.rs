@@ -1,0 +1,1 @@
+//! Which tables are compacted next, and in which zones tables are written.

@@ -1,0 +1,1 @@
+//! Redis clients: the protocol RESP, the commands, and the door.
