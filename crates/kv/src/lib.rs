@@ -5,17 +5,51 @@
 //! has a tree of its own.
 //!
 //! Without I/O of their own:
-//! - [`entry`]: the versions of keys; [`cursor`]: what walks through them in order.
+//! - [`entry`]: the versions of keys; [`cursor`]: what walks through them in order; [`batch`]: writes that take effect together.
 //! - [`memtable`]: the newest entries, in memory; [`table`]: the format of sorted tables.
-//! - [`merge`]: several cursors as one, and what a snapshot sees of them.
-//! - [`policy`]: which tables are compacted next, and in which zones tables are written.
+//! - [`merge`]: several cursors as one; [`visible`]: what a snapshot sees of them; [`retention`]: what a compaction keeps of them.
+//! - [`policy`]: which tables are compacted next, and in which zones tables are written; `cleaning`: which zone is cleaned next.
+//! - [`manifest`]: which tables there are; [`item`]: what is appended to the log.
+//!
+//! A shard:
+//! - [`core`](mod@core): the owner of the log; `buffer`: write buffers; [`tables`]: tables in zones, and the block cache; `gate`: writes of a key take turns.
+//! - `jobs`: flushes and compactions; `reads`: gets and scans; `joint`: batches and snapshots of all shards.
+//! - `recovery`, `checkpoint`: making and opening. [`erasure`], `eraser`: deletes are persistent in time.
+//!
+//! [`store`] is what programs use, and [`redis`] serves it to redis clients.
 //!
 //! Left to others: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
 
+pub mod batch;
+mod buffer;
+mod checkpoint;
+mod cleaning;
+pub mod core;
 pub mod cursor;
+mod cursors;
+mod encoding;
 pub mod entry;
+mod eraser;
+pub mod erasure;
+mod gate;
+pub mod item;
+mod jobs;
+mod joint;
+pub mod manifest;
 pub mod memtable;
 pub mod merge;
 pub mod policy;
+mod reads;
+mod recovery;
 pub mod redis;
+pub mod retention;
+pub mod settings;
+pub mod store;
 pub mod table;
+pub mod tables;
+pub mod visible;
+
+pub use batch::{Batch, Write};
+pub use reads::{Pairs, Scan, Stored};
+pub use settings::{Acknowledge, Settings};
+pub use store::{Iterator, Snapshot, Store, Update};

@@ -189,6 +189,8 @@ pub struct Kit {
     shared: Arc<Shared>,
     member: Rc<Member>,
     is_closing: Cell<bool>,
+    /// Number of times that lanes were asked to seal their zones.
+    seals_asked: Cell<u64>,
     /// Number of resets of dead zones that are running.
     resets: Cell<u32>,
     /// Permits for zones that are sealed beside everything else.
@@ -282,6 +284,7 @@ impl Kit {
             shared,
             member,
             is_closing: Cell::new(false),
+            seals_asked: Cell::new(0),
             resets: Cell::new(0),
             sealing: Semaphore::new(settings.appends_in_flight as usize),
             spare_summaries: RefCell::default(),
@@ -343,6 +346,17 @@ impl Kit {
     /// Whether the log is being closed. Queued entries are still written.
     pub fn is_closing(&self) -> bool {
         self.is_closing.get()
+    }
+
+    /// Asks the lanes of this shard to seal their open zones, between two records: for an owner that must erase what is in them.
+    pub fn seal_lanes(&self) {
+        self.seals_asked.set(self.seals_asked.get() + 1);
+        self.events.work.notify_all();
+    }
+
+    /// Number of times that lanes were asked to seal their zones.
+    pub(crate) fn seals_asked(&self) -> u64 {
+        self.seals_asked.get()
     }
 
     /// Begins to close the log: lanes and cleaner end once nothing is queued.

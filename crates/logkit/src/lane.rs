@@ -45,7 +45,13 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     let classes = usize::from(kit.policy.borrow().classes());
     let mut zones: Vec<Option<ZoneWriter>> = (0..classes).map(|_| None).collect();
     let mut frozen = Frozen::default();
+    let mut sealed = kit.seals_asked();
     loop {
+        if std::mem::replace(&mut sealed, kit.seals_asked()) != sealed {
+            for zone in zones.iter_mut().filter_map(Option::take) {
+                kit.seal_now(zone).await;
+            }
+        }
         let Some(class) = appender.ready_class() else {
             if kit.is_closing() && appender.queued() == 0 || kit.failure().is_some() {
                 break;

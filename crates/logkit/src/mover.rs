@@ -143,6 +143,14 @@ impl Mover {
         Ok(())
     }
 
+    /// Seals an open zone, if it is one of these: no more is appended to it.
+    pub async fn seal<O: Owner>(&mut self, owner: &O, zone: u32) {
+        let found = self.zones.iter_mut().find(|open| open.as_ref().is_some_and(|open| open.zone() == zone));
+        if let Some(zone) = found.and_then(Option::take) {
+            owner.kit().seal_now(zone).await;
+        }
+    }
+
     /// Seals the open zones.
     pub async fn close<O: Owner>(&mut self, owner: &O) {
         for zone in self.zones.iter_mut().filter_map(Option::take) {

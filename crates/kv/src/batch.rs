@@ -1,0 +1,217 @@
+//! Writes that take effect together, and their encoding in the write-ahead log.
+
+use crate::encoding::{Source, put_bytes, put_number};
+use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
+use block::{Error, Result};
+
+/// A write of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write<'a> {
+    /// Sets a key.
+    Put {
+        /// The key.
+        key: &'a [u8],
+        /// Its value.
+        value: &'a [u8],
+        /// Time at which the key ends to exist; `None` for never.
+        expires: Option<Timestamp>,
+    },
+    /// Deletes a key.
+    Delete {
+        /// The key.
+        key: &'a [u8],
+        /// Time of the deletion.
+        deleted: Timestamp,
+    },
+    /// Deletes the keys of a range.
+    DeleteRange {
+        /// First key.
+        from: &'a [u8],
+        /// First key after the range.
+        to: &'a [u8],
+        /// Time of the deletion.
+        deleted: Timestamp,
+    },
+}
+
+const PUT: u8 = 1;
+const PUT_EXPIRING: u8 = 2;
+const DELETE: u8 = 3;
+const DELETE_RANGE: u8 = 4;
+
+impl<'a> Write<'a> {
+    /// Appends the encoded write.
+    pub fn encode(&self, target: &mut Vec<u8>) {
+        match *self {
+            Write::Put { key, value, expires } => {
+                target.push(if expires.is_some() { PUT_EXPIRING } else { PUT });
+                put_bytes(target, key);
+                put_bytes(target, value);
+                if let Some(expires) = expires {
+                    put_number(target, expires);
+                }
+            }
+            Write::Delete { key, deleted } => {
+                target.push(DELETE);
+                put_bytes(target, key);
+                put_number(target, deleted);
+            }
+            Write::DeleteRange { from, to, deleted } => {
+                target.push(DELETE_RANGE);
+                put_bytes(target, from);
+                put_bytes(target, to);
+                put_number(target, deleted);
+            }
+        }
+    }
+
+    fn decode(source: &mut Source<'a>) -> Result<Self> {
+        let kind = source.byte()?;
+        Ok(match kind {
+            PUT | PUT_EXPIRING => {
+                let (key, value) = (source.bytes(MOST_KEY_BYTES)?, source.bytes(MOST_VALUE_BYTES)?);
+                let expires = if kind == PUT_EXPIRING { Some(source.number()?) } else { None };
+                Write::Put { key, value, expires }
+            }
+            DELETE => Write::Delete { key: source.bytes(MOST_KEY_BYTES)?, deleted: source.number()? },
+            DELETE_RANGE => Write::DeleteRange {
+                from: source.bytes(MOST_KEY_BYTES)?,
+                to: source.bytes(MOST_KEY_BYTES)?,
+                deleted: source.number()?,
+            },
+            kind => return Err(source.corrupt(&format!("a write of unknown kind {kind}"))),
+        })
+    }
+
+    /// Decodes writes one after another.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] at the first write that no version of this program writes; errors of `visit`.
+    pub fn decode_all(bytes: &'a [u8], mut visit: impl FnMut(Write<'a>)) -> Result<()> {
+        let mut source = Source::new(bytes, "writes in the write-ahead log");
+        while !source.is_empty() {
+            visit(Write::decode(&mut source)?);
+        }
+        Ok(())
+    }
+
+    /// Refuses a key or a value that is too large.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with its size and the bound.
+    pub fn check(&self) -> Result<()> {
+        let check = |what: &str, bytes: &[u8], most: usize| match bytes.len() <= most {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("{what} of {} bytes; expected up to {most} bytes", bytes.len()))),
+        };
+        match self {
+            Write::Put { key, value, .. } => {
+                check("key", key, MOST_KEY_BYTES)?;
+                check("value", value, MOST_VALUE_BYTES)
+            }
+            Write::Delete { key, .. } => check("key", key, MOST_KEY_BYTES),
+            Write::DeleteRange { from, to, .. } => {
+                check("first key of a range", from, MOST_KEY_BYTES)?;
+                check("last key of a range", to, MOST_KEY_BYTES)
+            }
+        }
+    }
+}
+
+/// Writes that take effect together: after a crash all of them have, or none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    bytes: Vec<u8>,
+    writes: u32,
+}
+
+impl Batch {
+    /// Returns a batch without writes.
+    pub fn new() -> Self {
+        Batch::default()
+    }
+
+    /// Adds a write.
+    pub fn push(&mut self, write: Write<'_>) {
+        write.encode(&mut self.bytes);
+        self.writes += 1;
+    }
+
+    /// Sets a key.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) {
+        self.push(Write::Put { key, value, expires: None });
+    }
+
+    /// Deletes a key, now.
+    pub fn delete(&mut self, key: &[u8]) {
+        self.push(Write::Delete { key, deleted: now() });
+    }
+
+    /// Deletes all keys from `from` on and below `to`, now.
+    pub fn delete_range(&mut self, from: &[u8], to: &[u8]) {
+        self.push(Write::DeleteRange { from, to, deleted: now() });
+    }
+
+    /// Number of writes.
+    pub fn len(&self) -> u32 {
+        self.writes
+    }
+
+    /// Whether it has no write.
+    pub fn is_empty(&self) -> bool {
+        self.writes == 0
+    }
+
+    /// The encoded writes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Takes the encoded writes.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// Visits the writes in order.
+    pub fn for_each<'a>(&'a self, visit: impl FnMut(Write<'a>)) {
+        Write::decode_all(&self.bytes, visit).expect("a batch encodes its own writes");
+    }
+}
+
+/// The present time.
+pub fn now() -> Timestamp {
+    runtime::wall_clock().as_millis() as Timestamp
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_are_read_as_they_were_written_and_no_cut_is_taken_for_another_write() {
+        let writes = [
+            Write::Put { key: b"a", value: b"1", expires: None },
+            Write::Put { key: b"", value: b"", expires: Some(1 << 40) },
+            Write::Delete { key: b"b", deleted: 7 },
+            Write::DeleteRange { from: b"c", to: b"d", deleted: 8 },
+        ];
+        let mut batch = Batch::new();
+        writes.iter().for_each(|write| batch.push(*write));
+        let mut found = Vec::new();
+        batch.for_each(|write| found.push(write));
+        assert_eq!(found, writes);
+        let ends: Vec<usize> = writes
+            .iter()
+            .scan(0, |end, write| {
+                let mut bytes = Vec::new();
+                write.encode(&mut bytes);
+                *end += bytes.len();
+                Some(*end)
+            })
+            .collect();
+        for cut in 0..batch.bytes().len() {
+            let whole = Write::decode_all(&batch.bytes()[..cut], |_| {}).is_ok();
+            assert_eq!(whole, cut == 0 || ends.contains(&cut), "cut at {cut}");
+        }
+    }
+}

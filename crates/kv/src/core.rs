@@ -1,0 +1,531 @@
+//! A shard of the store: an owner of the log kit, with write buffers and a tree of tables.
+//!
+//! A write is appended to the log, and takes effect in the active buffer when its record commits. A full buffer is frozen, and written as a table of
+//! level 0; compaction merges tables of one level with those of the next. An edit of the manifest adds and removes tables, in one record.
+//!
+//! Left to others: what the log kit asks of its owner ([`owner`]), flushes and compactions (`jobs`), reads (`reads`), recovery (`recovery`), and clients
+//! (`store`).
+
+mod owner;
+
+use crate::batch::{Batch, Write};
+use crate::buffer::WriteBuffer;
+use crate::entry::{Entry, RangeTombstone, Sequence, Value};
+use crate::erasure::Erasure;
+use crate::gate::{Entered, KeyGate};
+use crate::item::{Flushed, Item, LONGEST_META, Part, encode_parts};
+use crate::memtable::Memtable;
+use crate::manifest::{Manifest, TableId, table_stream, write_stream};
+use crate::policy::{Compaction, Lives, Placement};
+use crate::settings::{Acknowledge, Settings};
+use crate::tables::{BlockCache, Table, TableFile};
+use block::{Error, Result};
+use logkit::cleaning::Policy;
+use logkit::readers::ShardReads;
+use logkit::{Appender, Kit, Mover, Owner, flusher, lane};
+use runtime::sync::{Notify, Semaphore};
+use runtime::{Home, RequestKey, Requests};
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+/// Most bytes of writes that are acknowledged, or wait, before they are in a record.
+const MOST_PENDING: usize = 4 << 20;
+/// Most frozen buffers: with more, writes wait for a flush.
+const MOST_FROZEN: usize = 3;
+
+/// The tables of a shard, by level. Level 0 has the newest table first, and its ranges overlap; those of other levels are sorted, and don't.
+#[derive(Debug, Clone, Default)]
+pub struct Levels(pub Vec<Vec<Rc<Table>>>);
+
+impl Levels {
+    /// Puts tables into levels.
+    pub fn of(tables: impl IntoIterator<Item = Rc<Table>>) -> Self {
+        let mut levels = Levels::default();
+        for table in tables {
+            let level = usize::from(table.meta.level);
+            if levels.0.len() <= level {
+                levels.0.resize_with(level + 1, Vec::new);
+            }
+            levels.0[level].push(table);
+        }
+        for (number, level) in levels.0.iter_mut().enumerate() {
+            match number {
+                0 => level.sort_by_key(|table| std::cmp::Reverse(table.meta.id)),
+                _ => level.sort_by(|a, b| a.meta.summary.smallest.cmp(&b.meta.summary.smallest)),
+            }
+        }
+        levels
+    }
+
+    /// All tables.
+    pub fn all(&self) -> impl Iterator<Item = &Rc<Table>> {
+        self.0.iter().flatten()
+    }
+}
+
+/// Writes that wait for the next record.
+#[derive(Debug, Default)]
+struct Pending {
+    /// Encoded writes.
+    bytes: Vec<u8>,
+    /// Requests to complete.
+    requests: SmallVec<[RequestKey; 8]>,
+    /// Whether all of them are in the memtable.
+    is_applied: bool,
+}
+
+/// Numbers for operators.
+#[derive(Debug, Default)]
+pub struct Work {
+    /// Bytes of tables that flushes wrote.
+    pub flushed_bytes: Cell<u64>,
+    /// Bytes of tables that compactions read.
+    pub compacted_bytes: Cell<u64>,
+    /// Bytes of tables that compactions wrote.
+    pub written_bytes: Cell<u64>,
+    /// Bytes of keys and values that clients wrote.
+    pub client_bytes: Cell<u64>,
+    /// Bytes of tables that the cleaner moved.
+    pub moved_bytes: Cell<u64>,
+    /// Compactions.
+    pub compactions: Cell<u64>,
+    /// Number of times that writes waited for a flush or a compaction.
+    pub stalls: Cell<u64>,
+}
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &Cell<u64>, value: u64) {
+    counter.set(counter.get() + value);
+}
+
+/// One shard of an open store.
+pub struct Core {
+    /// Its number.
+    pub shard: u16,
+    /// Number of shards.
+    pub shards: u16,
+    pub(crate) homes: RefCell<Vec<Home<Core>>>,
+    pub(crate) kit: Rc<Kit>,
+    appender: Appender<Item>,
+    pub(crate) requests: Requests,
+    pub(crate) reads: Arc<ShardReads>,
+    pub(crate) settings: Settings,
+    pub(crate) cache: Rc<BlockCache>,
+    pub(crate) active: RefCell<Rc<WriteBuffer>>,
+    /// Full buffers, the oldest first.
+    pub(crate) frozen: RefCell<Vec<Rc<WriteBuffer>>>,
+    pub(crate) levels: RefCell<Rc<Levels>>,
+    /// Every table that anything uses.
+    pub(crate) files: RefCell<HashMap<TableId, Weak<TableFile>>>,
+    pub(crate) flushed: Cell<Flushed>,
+    /// Sequence of the newest write.
+    pub(crate) sequence: Cell<Sequence>,
+    next_table: Cell<TableId>,
+    /// Sequences of snapshots, and how many there are of each.
+    pub(crate) snapshots: RefCell<BTreeMap<Sequence, u32>>,
+    /// Open zones for tables; held while a record is appended.
+    pub(crate) mover: Rc<Semaphore>,
+    pub(crate) zones: RefCell<Mover>,
+    pub(crate) compaction: Box<dyn Compaction>,
+    pub(crate) placement: Box<dyn Placement>,
+    pub(crate) lives: RefCell<Lives>,
+    /// Buffers or tables have changed.
+    pub(crate) changed: Notify,
+    pending: RefCell<Pending>,
+    has_pending: Notify,
+    /// Items of writes that were submitted, and those that have ended.
+    submitted: Cell<u64>,
+    ended: Cell<u64>,
+    pub(crate) gate: KeyGate,
+    pub(crate) work: Work,
+    /// Why flushes fail.
+    pub(crate) background_error: RefCell<Option<Error>>,
+    /// Zones that must be reset in time.
+    pub(crate) erasure: Arc<Erasure>,
+    /// The store is being closed.
+    pub(crate) stopping: Notify,
+    /// Permits of batches for several shards, on the home.
+    pub(crate) joints: Rc<Semaphore>,
+    pub(crate) next_joint: Cell<u64>,
+    /// What batches for several shards hold of the gate.
+    pub(crate) entered: RefCell<HashMap<u64, Entered>>,
+    /// Buffers of records of earlier epochs: a checkpoint waits until they are in tables.
+    pub(crate) replayed: Cell<usize>,
+}
+
+/// Settings of the kit for a shard.
+pub fn kit_settings(settings: &Settings, layout: &logkit::Layout, (shard, shards): (u16, u16)) -> logkit::Settings {
+    let table_blocks = layout.blocks_in(settings.table_bytes);
+    logkit::Settings {
+        user_stream: write_stream(shard),
+        cleaner_stream: table_stream(shard),
+        appends_in_flight: 2,
+        data_blocks: layout.data_blocks(LONGEST_META),
+        record_blocks: layout.record_blocks(LONGEST_META),
+        // The pieces of a victim go to zones of each shard; a flush of a buffer must be possible, or the log can't be freed.
+        cleaner_reserve: 1 + 2 * u32::from(shards),
+        checkpoint_blocks: (4 * layout.blocks_in(settings.buffer_bytes)).max(4 * table_blocks),
+        low_watermark: 0.05,
+        high_watermark: 0.15,
+        most_steps: u64::MAX,
+        read_request_bytes: logkit::READ_REQUEST_BYTES,
+        prepare_zones: false,
+    }
+}
+
+/// State of a shard that was found on the medium, or that of a new one.
+pub struct Found {
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// Writes after those in tables: bytes of writes with the zone of their record, and the number of that record.
+    pub writes: Vec<(Vec<u8>, SmallVec<[u32; 2]>, u64)>,
+}
+
+impl Core {
+    /// A shard with this state. The caller starts lanes, jobs and the cleaner.
+    pub(crate) fn new(
+        (shard, shards): (u16, u16),
+        kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
+        settings: &Settings,
+        found: Found,
+        erasure: impl FnOnce(&Rc<Kit>) -> Arc<Erasure>,
+    ) -> Result<Rc<Self>> {
+        let placement = settings.placement()?;
+        let policy = crate::cleaning::TableCleaning::new(placement.classes());
+        let classes = policy.classes();
+        let kit = kit(Box::new(policy));
+        let erasure = erasure(&kit);
+        let own = [write_stream(shard), table_stream(shard)];
+        let (lanes, steps) = (kit.settings.appends_in_flight, kit.settings.most_steps);
+        let Found { manifest, writes } = found;
+        let core = Rc::new(Core {
+            shard,
+            shards,
+            homes: RefCell::default(),
+            appender: Appender::new(kit.layout, classes, lanes, steps, &kit.streams, &own),
+            requests: Requests::default(),
+            reads: kit.readers.here(),
+            cache: Rc::new(BlockCache::new(settings.cache_bytes / u64::from(shards))),
+            active: RefCell::new(WriteBuffer::new(&kit.pool)),
+            frozen: RefCell::default(),
+            levels: RefCell::default(),
+            files: RefCell::default(),
+            flushed: Cell::new(manifest.flushed),
+            sequence: Cell::new(manifest.flushed.sequence),
+            next_table: Cell::new(manifest.next_table),
+            snapshots: RefCell::default(),
+            mover: Semaphore::new(1),
+            zones: RefCell::new(Mover::new(classes)),
+            compaction: settings.compaction()?,
+            placement,
+            lives: RefCell::default(),
+            changed: Notify::new(),
+            pending: RefCell::default(),
+            has_pending: Notify::new(),
+            submitted: Cell::new(0),
+            ended: Cell::new(0),
+            gate: KeyGate::default(),
+            work: Work::default(),
+            background_error: RefCell::default(),
+            erasure: erasure.clone(),
+            stopping: Notify::new(),
+            joints: Semaphore::new(crate::joint::MOST_JOINTS),
+            next_joint: Cell::new(0),
+            entered: RefCell::default(),
+            replayed: Cell::new(0),
+            settings: settings.clone(),
+            kit,
+        });
+        let tables = manifest.tables.into_iter().map(|meta| {
+            let file = TableFile::with(meta.id, &core.kit, &core.erasure, meta.extents.clone());
+            core.files.borrow_mut().insert(meta.id, Rc::downgrade(&file));
+            Table::new(meta, file, &core.cache, &core.reads)
+        });
+        let tables: Vec<_> = tables.collect();
+        core.levels.replace(Rc::new(Levels::of(tables)));
+        for (bytes, zones, record) in writes {
+            let buffer = core.active.borrow().clone();
+            zones.iter().for_each(|zone| buffer.note_zone(*zone));
+            core.apply(&bytes)?;
+            buffer.note_last(Flushed { record, sequence: core.sequence.get() });
+            if buffer.memtable.bytes() >= core.buffer_bytes() {
+                core.push_frozen(WriteBuffer::new(&core.kit.pool));
+            }
+        }
+        Ok(core)
+    }
+
+    /// Tells the shard where all of them are.
+    pub(crate) fn set_homes(&self, homes: Vec<Home<Core>>) {
+        self.homes.replace(homes);
+    }
+
+    /// Starts the tasks of this shard, beside the lanes.
+    pub(crate) fn start_tasks(self: &Rc<Self>) {
+        let tasks = &self.kit.tasks;
+        tasks.spawn(self.clone().run_commits()).detach();
+        tasks.spawn(self.clone().run_flushes()).detach();
+        tasks.spawn(self.clone().run_compactions()).detach();
+        if self.shard == 0 {
+            tasks.spawn(self.clone().run_eraser()).detach();
+        }
+    }
+
+    /// Options of the format of a new table.
+    pub(crate) fn table_options(&self, id: TableId) -> crate::table::Options {
+        // Tables of one shard have other numbers for as long as a block of one may be taken for one of another.
+        crate::table::Options { salt: (id as u32) << 8 | u32::from(self.shard), ..self.settings.table }
+    }
+
+    /// The core of another shard, or of this one.
+    pub(crate) fn at(&self, shard: u16) -> Home<Core> {
+        self.homes.borrow()[usize::from(shard)].clone()
+    }
+
+    /// Number for a new table.
+    pub(crate) fn new_table(&self) -> Rc<TableFile> {
+        let id = self.next_table.replace(self.next_table.get() + 1);
+        let file = TableFile::new(id, &self.kit, &self.erasure);
+        let mut files = self.files.borrow_mut();
+        if files.len() > 64 && files.len().is_power_of_two() {
+            files.retain(|_, file| file.strong_count() > 0);
+        }
+        files.insert(id, Rc::downgrade(&file));
+        file
+    }
+
+    /// A table that anything uses.
+    pub(crate) fn file(&self, id: TableId) -> Option<Rc<TableFile>> {
+        self.files.borrow().get(&id)?.upgrade()
+    }
+
+    /// Lets writes take effect in the active buffer.
+    pub(crate) fn apply(&self, writes: &[u8]) -> Result<()> {
+        let buffer = self.active.borrow().clone();
+        let mut sequence = self.sequence.get();
+        let mut bytes = 0;
+        Write::decode_all(writes, |write| {
+            sequence += 1;
+            bytes += apply_write(&buffer.memtable, &write, sequence, &self.erasure);
+        })?;
+        self.sequence.set(sequence);
+        add(&self.work.client_bytes, bytes);
+        Ok(())
+    }
+
+    /// Freezes the active buffer if it is full.
+    pub(crate) fn freeze_if_full(&self) {
+        if self.active.borrow().memtable.bytes() >= self.buffer_bytes() {
+            self.freeze();
+        }
+    }
+
+    /// Size at which the active buffer is full.
+    fn buffer_bytes(&self) -> usize {
+        (self.settings.buffer_bytes / u64::from(self.shards)) as usize
+    }
+
+    /// Freezes the active buffer unless it is empty.
+    pub(crate) fn freeze(&self) {
+        if self.active.borrow().is_empty() {
+            return;
+        }
+        // Acknowledged writes may be in it whose record hasn't committed: it is replayed, above this sequence.
+        let record = self.appender.committed(write_stream(self.shard));
+        self.active.borrow().note_last(Flushed { record, sequence: self.sequence.get() });
+        self.push_frozen(WriteBuffer::new(&self.kit.pool));
+    }
+
+    /// Freezes the active buffer, and goes on with another.
+    fn push_frozen(&self, next: Rc<WriteBuffer>) {
+        let full = self.active.replace(next);
+        self.frozen.borrow_mut().push(full);
+        self.changed.notify_all();
+    }
+
+    /// Refuses writes on a store that takes none.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if let Some(error) = self.kit.failure() {
+            return Err(error);
+        }
+        if self.kit.is_closing() {
+            return Err(Error::closed("the store is closed"));
+        }
+        self.kit.space.check()
+    }
+
+    /// Waits while flushes and compactions are behind, within bounds: first a short time for each write, then until they have caught up.
+    async fn stall(&self) -> Result<()> {
+        let mut has_counted = false;
+        loop {
+            let level0 = self.levels.borrow().0.first().map_or(0, Vec::len);
+            let is_behind = self.frozen.borrow().len() >= MOST_FROZEN || level0 >= self.settings.stop_tables;
+            if !is_behind {
+                return Ok(());
+            }
+            if let Some(error) = &*self.background_error.borrow() {
+                return Err(error.clone());
+            }
+            self.check_open()?;
+            if !std::mem::replace(&mut has_counted, true) {
+                add(&self.work.stalls, 1);
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    /// Writes to this shard: all take effect together. How far they have come when this returns is what `acknowledge` says.
+    pub(crate) async fn write(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        self.check_open()?;
+        let held = self.gate.enter(&batch).await;
+        let written = self.write_entered(batch, acknowledge).await;
+        drop(held);
+        written?;
+        match acknowledge {
+            Acknowledge::Flushed => flusher::flush(&**self).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes to this shard, for a caller that has entered the gate; without a flush.
+    pub(crate) async fn write_entered(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        self.stall().await?;
+        while self.pending.borrow().bytes.len() >= MOST_PENDING {
+            self.check_open()?;
+            self.changed.notified().await;
+        }
+        self.check_open()?;
+        let is_buffered = acknowledge == Acknowledge::Buffered;
+        if is_buffered {
+            self.kit.check_known_space(self.kept_zones())?;
+            self.apply(batch.bytes())?;
+        }
+        let mut pending = self.pending.borrow_mut();
+        // Writes of both kinds aren't in one item.
+        if pending.bytes.is_empty() {
+            pending.is_applied = is_buffered;
+        } else if pending.is_applied != is_buffered {
+            drop(pending);
+            self.submit();
+            pending = self.pending.borrow_mut();
+            pending.is_applied = is_buffered;
+        }
+        pending.bytes.extend_from_slice(batch.bytes());
+        if is_buffered {
+            drop(pending);
+            self.has_pending.notify_one();
+            return Ok(());
+        }
+        let request = self.requests.begin(1, None);
+        pending.requests.push(request);
+        drop(pending);
+        self.has_pending.notify_one();
+        self.requests.wait(request).await
+    }
+
+    /// Queues what is pending as one item.
+    pub(crate) fn submit(&self) {
+        let Pending { bytes, requests, is_applied } = self.pending.take();
+        if bytes.is_empty() {
+            return;
+        }
+        let body = encode_parts([Part { shard: self.shard, bytes: &bytes }].into_iter());
+        add(&self.submitted, 1);
+        let item = Item::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes());
+        lane::push(self, WRITE_CLASS, item);
+        self.kit.events.work.notify_one();
+    }
+
+    /// Notes that an item of writes has ended.
+    pub(crate) fn submitted_ended(&self) {
+        add(&self.ended, 1);
+        self.has_pending.notify_one();
+        self.changed.notify_all();
+    }
+
+    /// Makes items of pending writes: group commit, with two items in flight.
+    pub(crate) async fn run_commits(self: Rc<Self>) {
+        loop {
+            let has_bytes = !self.pending.borrow().bytes.is_empty();
+            if has_bytes && self.in_flight() < 2 {
+                self.submit();
+                continue;
+            }
+            if self.kit.failure().is_some() {
+                let Pending { requests, .. } = self.pending.take();
+                let error = self.kit.failure().unwrap_or_else(|| Error::closed("the store is closed"));
+                requests.into_iter().for_each(|request| self.requests.item_ended(request, &Err(error.clone())));
+                self.changed.notify_all();
+                return;
+            }
+            if self.kit.is_closing() && !has_bytes && self.in_flight() == 0 {
+                return;
+            }
+            self.has_pending.notified().await;
+            // Clients that arrive in the same turn join the item.
+            runtime::yield_now().await;
+        }
+    }
+
+    /// Wakes what waits for the store to close or fail.
+    pub(crate) fn wake(&self) {
+        self.stopping.notify_all();
+        self.has_pending.notify_one();
+        self.changed.notify_all();
+    }
+
+    /// Items of writes in flight.
+    fn in_flight(&self) -> u64 {
+        self.submitted.get() - self.ended.get()
+    }
+
+    /// Waits until every write that was acknowledged or waits by now has taken effect. Items end in the order in which they were submitted.
+    pub(crate) async fn settle(&self) -> Result<()> {
+        self.submit();
+        let last = self.submitted.get();
+        while self.ended.get() < last {
+            if let Some(error) = self.kit.failure() {
+                return Err(error);
+            }
+            self.changed.notified().await;
+        }
+        Ok(())
+    }
+
+    /// Sequences of the live snapshots, rising.
+    pub(crate) fn snapshot_sequences(&self) -> Vec<Sequence> {
+        self.snapshots.borrow().keys().copied().collect()
+    }
+}
+
+/// Puts a write into a memtable; returns the bytes of its keys and value.
+fn apply_write(memtable: &Memtable, write: &Write<'_>, sequence: Sequence, erasure: &Erasure) -> u64 {
+    match *write {
+        Write::Put { key, value, expires } => {
+            memtable.insert(Entry { key, sequence, value: Value::Put { bytes: value, expires } });
+            if let Some(expires) = expires {
+                erasure.deleted(expires);
+            }
+            (key.len() + value.len()) as u64
+        }
+        Write::Delete { key, deleted } => {
+            memtable.insert(Entry { key, sequence, value: Value::Tombstone { deleted } });
+            erasure.deleted(deleted);
+            key.len() as u64
+        }
+        Write::DeleteRange { from, to, deleted } => {
+            let range = RangeTombstone { from: from.to_vec(), to: to.to_vec(), sequence, deleted };
+            memtable.insert_range_tombstone(range);
+            erasure.deleted(deleted);
+            (from.len() + to.len()) as u64
+        }
+    }
+}
+
+/// Class of zones of the write-ahead log.
+pub const WRITE_CLASS: u8 = crate::policy::placement::LOG;
+/// Class of zones of tables that are moved to another level as they are: their edit needs a zone.
+pub const TABLE_CLASS: u8 = WRITE_CLASS + 1;

@@ -1,0 +1,362 @@
+//! A shard as an owner of the log kit: its items take effect when their records commit, and the cleaner finds and moves the live blocks of its tables.
+//!
+//! The cleaner runs on the home. It asks each shard for the live blocks of its tables, and each shard appends the moves of its own blocks.
+
+use super::{Core, Levels, add};
+use crate::item::{Flushed, Item, Origin, Part, Place, Recorded, decode_parts, encode_parts};
+use crate::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
+use crate::settings::Broken;
+use crate::tables::{Table, TableFile};
+use block::{Data, EraseGuarantee, Error, Result};
+use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, lane, mover};
+use runtime::Home;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Name of data in a zone: a block of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Name {
+    shard: u16,
+    table: TableId,
+    block: u32,
+}
+
+/// A piece that is moved: its table, first block and place, and the data.
+type Move = (TableId, u32, Place, Data);
+
+impl Core {
+    /// Ends what waits for an item.
+    fn end(&self, item: &Item, outcome: &Result<()>) {
+        match &item.origin {
+            Origin::Writes { requests, others, .. } => {
+                requests.iter().for_each(|request| self.requests.item_ended(*request, outcome));
+                if others.is_empty() {
+                    self.submitted_ended();
+                }
+            }
+            Origin::Edit(_) | Origin::Piece { .. } | Origin::Shared => {}
+        }
+    }
+
+    /// Lets the last part of writes take effect.
+    fn commit_writes(&self, item: &Item, zone: u32) -> Result<()> {
+        let buffer = self.active.borrow().clone();
+        buffer.note_zone(zone);
+        if !item.is_last_part() || item.body.is_refused.get() {
+            return Ok(());
+        }
+        if !matches!(item.origin, Origin::Writes { is_applied: true, .. }) {
+            decode_parts(&item.body.bytes, |part| match part.shard == self.shard {
+                true => self.apply(part.bytes),
+                false => Ok(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Lets an edit of the manifest take effect.
+    fn commit_edit(&self, edit: &Edit, added: &[Rc<TableFile>]) {
+        let mut tables: Vec<Rc<Table>> = self.levels.borrow().all().cloned().collect();
+        let mut moved: Vec<Rc<Table>> = Vec::new();
+        tables.retain(|table| {
+            let is_removed = edit.removed.contains(&table.meta.id);
+            if is_removed {
+                moved.push(table.clone());
+            }
+            !is_removed
+        });
+        for meta in &edit.added {
+            let known = added.iter().find(|file| file.id == meta.id).cloned();
+            let file = known.or_else(|| moved.iter().find(|table| table.meta.id == meta.id).map(|it| it.file.clone()));
+            let file = file.expect("an edit adds tables that were written, or are in another level");
+            tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads));
+        }
+        self.levels.replace(Rc::new(Levels::of(tables)));
+        if let Some(flushed) = edit.flushed {
+            self.flushed.set(flushed);
+            let mut frozen = self.frozen.borrow_mut();
+            while frozen.first().is_some_and(|buffer| buffer.last().record <= flushed.record) {
+                frozen.remove(0).release(self.kit.clock());
+                self.replayed.set(self.replayed.get().saturating_sub(1));
+            }
+        }
+        let now = crate::batch::now();
+        let died = moved.iter().filter(|table| !edit.added.iter().any(|added| added.id == table.meta.id));
+        let mut lives = self.lives.borrow_mut();
+        died.for_each(|table| lives.died(table.meta.level.into(), table.meta.created, now));
+        drop(lives);
+        self.changed.notify_all();
+        self.kit.events.cleaner.notify_all();
+    }
+
+    /// The pieces of a zone that are live blocks of this shard's tables.
+    fn live_here(&self, zone: u32, mut pieces: Vec<Piece<Name>>) -> Vec<Piece<Name>> {
+        let mut live = Vec::new();
+        for piece in pieces.drain(..) {
+            if let Some(file) = self.file(piece.name.table) {
+                live_parts(&file, zone, &piece, |from, blocks| live.push(piece.part(from, blocks)));
+            }
+        }
+        live
+    }
+
+    /// Appends moves of blocks of this shard's tables.
+    pub(crate) async fn move_here(self: Rc<Self>, class: u8, moves: Vec<Move>) -> Result<()> {
+        let block = self.kit.layout.block_bytes();
+        let items = moves.into_iter().filter_map(|(table, first, from, data)| {
+            Some(Item::piece(self.file(table)?, first, from, data.into(), block))
+        });
+        let items: Vec<Item> = items.collect();
+        self.append_tables(class, items).await
+    }
+
+    /// Appends items of tables, one task at a time.
+    pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, items: Vec<Item>) -> Result<()> {
+        let _alone = self.mover.acquire(1).await;
+        let mut zones = self.zones.replace(Mover::new(0));
+        let outcome = zones.append(self, class, items).await;
+        self.zones.replace(zones);
+        outcome
+    }
+
+    /// What a checkpoint has of this shard, taken in one turn: nothing is awaited in it.
+    pub(crate) fn cut(&self) -> Cut {
+        let tables = self.levels.borrow().all().map(|table| table.present_meta()).collect();
+        let flushed = match self.settings.breaks(Broken::CoversBuffers) {
+            true => Flushed { record: self.appender.committed(write_stream(self.shard)), sequence: self.sequence.get() },
+            false => self.flushed.get(),
+        };
+        let manifest = crate::manifest::Manifest { tables, flushed, next_table: self.next_table.get() };
+        Cut { manifest, tables: self.appender.committed(table_stream(self.shard)) }
+    }
+
+    /// Number of blocks that the manifest of this shard takes, about.
+    pub(crate) fn manifest_bytes(&self) -> u64 {
+        self.levels.borrow().all().map(|table| 160 + 4 * table.meta.summary.smallest.len() as u64).sum()
+    }
+}
+
+/// What a checkpoint has of a shard.
+pub(crate) struct Cut {
+    pub manifest: crate::manifest::Manifest,
+    /// Last record of the stream of tables whose effect it has.
+    pub tables: u64,
+}
+
+/// Visits the parts of a piece that are live: offset in the piece, and number of blocks.
+fn live_parts(file: &TableFile, zone: u32, piece: &Piece<Name>, mut visit: impl FnMut(u32, u32)) {
+    let (first, place) = (piece.name.block + piece.offset, Place { zone, position: piece.position });
+    file.in_zone(zone, |extent| {
+        let (begin, end) = (extent.first.max(first), extent.end().min(first + piece.count));
+        if begin < end && extent.place.after(begin - extent.first) == place.after(begin - first) {
+            visit(begin - first, end - begin);
+        }
+    });
+}
+
+impl Owner for Core {
+    type Entry = Item;
+    type Name = Name;
+
+    #[inline]
+    fn kit(&self) -> &Rc<Kit> {
+        &self.kit
+    }
+
+    #[inline]
+    fn appender(&self) -> &Appender<Item> {
+        &self.appender
+    }
+
+    fn commit(&self, items: &[Item], zone: u32, position: u32) {
+        let mut place = Place { zone, position };
+        let mut user_blocks = 0;
+        for item in items {
+            let blocks = item.blocks();
+            match &item.origin {
+                Origin::Writes { .. } | Origin::Shared => {
+                    user_blocks += u64::from(blocks);
+                    let outcome = self.commit_writes(item, zone);
+                    let refused = Err(Error::no_space("a part of the writes found no space; discard some data"));
+                    if let Err(error) = &outcome {
+                        self.fail(error);
+                    }
+                    let outcome = if item.body.is_refused.get() { refused } else { outcome };
+                    self.end(item, &outcome);
+                }
+                Origin::Piece { table, first, from } => {
+                    table.written(*first, blocks, *from, place);
+                    let moved = *from != Place::NOWHERE;
+                    let bytes = u64::from(blocks) * self.kit.layout.block_size.bytes();
+                    if moved {
+                        add(&self.work.moved_bytes, bytes);
+                        count(&self.kit.counters.moved_blocks, blocks.into());
+                    } else {
+                        user_blocks += u64::from(blocks);
+                    }
+                }
+                Origin::Edit(edit) if item.is_last_part() => self.commit_edit(&edit.0, &edit.1),
+                Origin::Edit(_) => {}
+            }
+            place = place.after(blocks);
+        }
+        if items.iter().any(|item| matches!(item.origin, Origin::Writes { .. } | Origin::Shared)) {
+            self.freeze_if_full();
+        }
+        self.kit.note_user_blocks(user_blocks);
+        self.kit.events.committed.notify_all();
+        if self.kit.is_stuck() {
+            self.kit.look_again();
+        }
+    }
+
+    fn refuse(&self, item: &Item, error: &Error) {
+        item.body.is_refused.set(true);
+        self.end(item, &Err(error.clone()));
+    }
+
+    fn answer(&self, item: &mut Item, error: &Error) {
+        if let Origin::Writes { requests, .. } = &mut item.origin {
+            let outcome = Err(error.clone());
+            requests.drain(..).for_each(|request| self.requests.item_ended(request, &outcome));
+        }
+    }
+
+    fn cut(&self, item: &mut Item, blocks: u32) -> Item {
+        item.cut(blocks)
+    }
+
+    fn share(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
+        for (stream, _) in joint.members().iter().filter(|(stream, _)| *stream != write_stream(self.shard)) {
+            let shard = shard_of(*stream);
+            let mut body = None;
+            for item in items {
+                let found = decode_parts(&item.body.bytes, |part| {
+                    if part.shard == shard {
+                        body = Some(encode_parts([Part { shard, bytes: part.bytes }].into_iter()));
+                    }
+                    Ok(())
+                });
+                debug_assert!(found.is_ok(), "it was encoded here");
+            }
+            let joint = joint.clone();
+            let (here, there) = (self.at(self.shard), self.at(shard));
+            let deliver = move |core: Rc<Core>| async move {
+                let items = body.into_iter().map(Item::shared).collect();
+                lane::joint_written(&*core, joint, items, zone, position);
+                Ok(())
+            };
+            let task = async move {
+                if let Err(error) = there.with(deliver).await {
+                    let fail = move |core: Rc<Core>| async move {
+                        core.fail(&error);
+                        Ok(())
+                    };
+                    // The log has ended here, too, if this fails.
+                    let _ended = here.with(fail).await;
+                }
+            };
+            self.kit.tasks.spawn(task).detach();
+        }
+    }
+
+    fn before_append(&self, zone: u32, generation: u64, _items: &[Item]) {
+        self.note_append(zone, generation);
+    }
+
+    fn erase(&self) -> EraseGuarantee {
+        match self.settings.delete_persistence {
+            Some(_) => self.settings.erase,
+            None => EraseGuarantee::None,
+        }
+    }
+
+    fn checkpoint_cost(&self) -> u64 {
+        let manifests = self.kit.layout.blocks_in(self.manifest_bytes() * u64::from(self.shards));
+        self.kit.checkpoints.directory_blocks(&self.kit) + manifests + 2
+    }
+
+    fn checkpoint_zones(&self) -> u32 {
+        let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
+        (self.checkpoint_cost() * 5 / 4).div_ceil(per_zone) as u32 + 1
+    }
+
+    async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
+        self.write_checkpoint(clean).await
+    }
+
+    async fn flush_all(&self) -> Result<()> {
+        let homes = self.homes.borrow().clone();
+        for home in homes {
+            home.with(|core: Rc<Core>| async move { core.kit.flush().await }).await?;
+        }
+        Ok(())
+    }
+
+    async fn free_dead(self: &Rc<Self>) -> Result<()> {
+        self.at(0).with(|core: Rc<Core>| async move { mover::free_dead(&core).await }).await
+    }
+
+    async fn live(&self, victim: &Victim) -> Result<Vec<Piece<Name>>> {
+        let mut pieces: Vec<Vec<Piece<Name>>> = vec![Vec::new(); usize::from(self.shards)];
+        for (number, record) in victim.records().iter().enumerate() {
+            let shard = shard_of(record.header.stream);
+            let mut at = 0;
+            for item in Recorded::decode_all(record)? {
+                if let Recorded::Piece { table, first, blocks, .. } = item {
+                    let name = Name { shard, table, block: first };
+                    let position = record.header.position + 1 + at;
+                    let piece = Piece { position, count: blocks, name, offset: 0, record: number, first: at };
+                    let own = pieces.get_mut(usize::from(shard));
+                    own.ok_or_else(|| Error::corrupt(format!("a record of shard {shard}, which isn't there")))?.push(piece);
+                }
+                at += item.blocks();
+            }
+        }
+        let (zone, mut live) = (victim.zone(), Vec::new());
+        for (shard, pieces) in (0..).zip(pieces).filter(|(_, pieces)| !pieces.is_empty()) {
+            let find = move |core: Rc<Core>| async move { Ok(core.live_here(zone, pieces)) };
+            live.extend(self.at(shard).with(find).await?);
+        }
+        Ok(live)
+    }
+
+    /// Blocks of other shards count as live: a move of a block that has died meanwhile takes no effect.
+    fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
+        if piece.name.shard != self.shard {
+            return visit(0, piece.count);
+        }
+        if let Some(file) = self.file(piece.name.table) {
+            live_parts(&file, victim.zone(), piece, |from, blocks| visit(from, blocks));
+        }
+    }
+
+    /// Tables stay in zones of their class.
+    async fn relocate(
+        self: &Rc<Self>,
+        victim: &Victim,
+        _class: u8,
+        pieces: Vec<(Piece<Name>, Data)>,
+        _mover: &mut Mover,
+    ) -> Result<()> {
+        let mut moves: Vec<Vec<Move>> = (0..self.shards).map(|_| Vec::new()).collect();
+        let mut blocks = 0;
+        for (piece, data) in pieces {
+            let from = Place { zone: victim.zone(), position: piece.position };
+            blocks += piece.count;
+            let own = moves.get_mut(usize::from(piece.name.shard));
+            own.into_iter().for_each(|own| own.push((piece.name.table, piece.name.block + piece.offset, from, data.clone())));
+        }
+        self.kit.pace.moved(blocks);
+        let class = victim.class();
+        for (shard, moves) in (0..).zip(moves).filter(|(_, moves)| !moves.is_empty()) {
+            let home: Home<Core> = self.at(shard);
+            home.with(move |core: Rc<Core>| core.move_here(class, moves)).await?;
+        }
+        Ok(())
+    }
+
+    fn space_advice(&self) -> &'static str {
+        "delete some keys"
+    }
+}

@@ -1,0 +1,140 @@
+//! Carries out what [`erasure`](crate::erasure) asks: zones with stale data are sealed, emptied, covered by a checkpoint, and reset.
+
+use crate::core::Core;
+use crate::item::Item;
+use crate::manifest::Extent;
+use crate::policy::placement::LOG;
+use crate::tables::TableFile;
+use block::Result;
+use logkit::pool::{CHECKPOINT_CLASS, Usage};
+use logkit::{Mover, checkpoint, reset};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Looks in the time that a zone has.
+const LOOKS: u32 = 16;
+/// Shortest time between two looks.
+const SHORTEST: Duration = Duration::from_millis(5);
+/// Share of its time after which a zone is emptied: until then it may die by itself.
+const EMPTY_AFTER: f64 = 0.4;
+/// Share of the limit after which a buffer with tombstones is written.
+const BUFFER_AFTER: f64 = 0.5;
+/// Blocks that are moved at a time.
+const MOVE_BLOCKS: u32 = 256;
+
+impl Core {
+    /// Keeps the promise of deletes on the home, until the store is closed.
+    pub(crate) async fn run_eraser(self: Rc<Self>) {
+        let Some(limit) = self.erasure.limit() else { return };
+        let pause = (limit / LOOKS).max(SHORTEST);
+        while !self.kit.is_closing() && self.kit.failure().is_none() {
+            // Closing wakes it.
+            let _elapsed = runtime::timeout(pause, self.stopping.notified()).await;
+            if self.settings.breaks(crate::settings::Broken::ForgetsZones) {
+                continue;
+            }
+            if let Err(error) = self.erase_due(limit).await {
+                tracing::warn!("erasing zones: {error}");
+            }
+        }
+    }
+
+    async fn erase_due(self: &Rc<Self>, limit: Duration) -> Result<()> {
+        let homes = self.homes.borrow().clone();
+        for home in &homes {
+            home.with(move |core: Rc<Core>| async move { core.freeze_old(limit); Ok(()) }).await?;
+        }
+        self.note_full_zones();
+        let due = self.erasure.due(EMPTY_AFTER);
+        if due.is_empty() {
+            return Ok(());
+        }
+        let zones: Vec<(u32, u8)> = due.iter().map(|stale| (stale.zone, self.kit.pool.get(stale.zone).class)).collect();
+        if zones.iter().any(|(_, class)| *class == CHECKPOINT_CLASS) {
+            checkpoint::seal(&self.kit).await;
+        }
+        for home in &homes {
+            let zones = zones.clone();
+            home.with(move |core: Rc<Core>| async move { core.empty(&zones).await }).await?;
+        }
+        self.write_checkpoint(false).await?;
+        reset::reset_dead(self).await?;
+        Ok(())
+    }
+
+    /// Freezes the active buffer if its oldest tombstone is old.
+    fn freeze_old(&self, limit: Duration) {
+        let oldest = self.active.borrow().memtable.oldest_tombstone();
+        let most = limit.mul_f64(BUFFER_AFTER).as_millis() as u64;
+        if oldest.is_some_and(|oldest| oldest + most <= crate::batch::now()) {
+            self.freeze();
+        }
+    }
+
+    /// Notes zones that have dead data without that it was noted: an append has failed in them.
+    fn note_full_zones(&self) {
+        for (number, zone) in self.kit.pool.list() {
+            if zone.usage == Usage::Full && zone.live < zone.written {
+                self.erasure.stale(number);
+            }
+        }
+    }
+
+    /// Takes what is live of this shard out of zones, and seals those that are open.
+    async fn empty(self: &Rc<Self>, zones: &[(u32, u8)]) -> Result<()> {
+        let is_in_log = zones.iter().any(|(zone, class)| *class == LOG && self.active.borrow().is_in(*zone));
+        if is_in_log {
+            self.freeze();
+        }
+        if zones.iter().any(|(_, class)| *class == LOG) {
+            self.kit.seal_lanes();
+        }
+        {
+            let _alone = self.mover.acquire(1).await;
+            let mut open = self.zones.replace(Mover::new(0));
+            for (zone, _) in zones {
+                open.seal(&**self, *zone).await;
+            }
+            self.zones.replace(open);
+        }
+        for (zone, class) in zones.iter().filter(|(_, class)| *class != LOG && *class != CHECKPOINT_CLASS) {
+            let files: Vec<Rc<TableFile>> = self.files.borrow().values().filter_map(|file| file.upgrade()).collect();
+            for file in files {
+                let mut extents: Vec<Extent> = Vec::new();
+                file.in_zone(*zone, |extent| extents.push(extent));
+                for extent in extents {
+                    self.move_extent(&file, extent, *class).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn move_extent(self: &Rc<Self>, file: &Rc<TableFile>, extent: Extent, class: u8) -> Result<()> {
+        let block = self.kit.layout.block_bytes();
+        let mut moved = 0;
+        while moved < extent.blocks {
+            let blocks = (extent.blocks - moved).min(MOVE_BLOCKS);
+            let (first, from) = (extent.first + moved, extent.place.after(moved));
+            moved += blocks;
+            let is_there = file.is_at(first, from);
+            if !is_there {
+                continue;
+            }
+            let data = file.read(&self.reads, u64::from(first) * block as u64, blocks as usize * block).await?;
+            let piece = Item::piece(file.clone(), first, from, data.freeze().into(), block);
+            self.append_tables(class, vec![piece]).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes that something is about to be appended to a zone.
+    pub(crate) fn note_append(&self, zone: u32, generation: u64) {
+        let class = self.kit.pool.get(zone).class;
+        if self.erasure.limit().is_some() && (class == LOG || class == CHECKPOINT_CLASS) {
+            let since = crate::batch::now();
+            self.erasure.stale_since(crate::erasure::Stale { zone, generation, since });
+        }
+    }
+}
+

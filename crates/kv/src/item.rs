@@ -1,0 +1,373 @@
+//! Items: what a shard appends to its log.
+//!
+//! The stream of users has the writes of clients, the write-ahead log. The stream of the cleaner has pieces of tables, also those that the
+//! cleaner moves, and edits of the manifest. Writes and edits are in the meta of their record if they are short, else in its data.
+
+use crate::encoding::{Source, put_number};
+use crate::entry::Sequence;
+use crate::manifest::{Edit, TableId};
+use crate::tables::TableFile;
+use block::{Buffer, Data, Error, Payload, Result};
+use logkit::scan::Found;
+use logkit::{Entry, StreamId};
+use runtime::RequestKey;
+use smallvec::SmallVec;
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Most bytes of writes or of an edit that are in the meta of a record.
+const MOST_INLINE: usize = 3 << 10;
+
+/// A block of a zone. Zones 0 and 1 hold roots, so no data is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The zone.
+    pub zone: u32,
+    /// Block of the zone.
+    pub position: u32,
+}
+
+impl Place {
+    /// Place of data that is new.
+    pub const NOWHERE: Place = Place { zone: 0, position: 0 };
+
+    /// The block after `blocks` blocks.
+    pub fn after(self, blocks: u32) -> Place {
+        Place { position: self.position + blocks, ..self }
+    }
+}
+
+/// Writes for one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part<'a> {
+    /// The shard.
+    pub shard: u16,
+    /// The [encoded writes](crate::batch::Write).
+    pub bytes: &'a [u8],
+}
+
+/// Encodes the writes of several shards.
+pub fn encode_parts<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for part in parts {
+        put_number(&mut bytes, part.shard.into());
+        crate::encoding::put_bytes(&mut bytes, part.bytes);
+    }
+    bytes
+}
+
+/// Visits the writes of each shard.
+///
+/// # Errors
+/// [`Error::Corrupt`] for bytes that no version of this program writes; errors of `visit`.
+pub fn decode_parts<'a>(bytes: &'a [u8], mut visit: impl FnMut(Part<'a>) -> Result<()>) -> Result<()> {
+    let mut source = Source::new(bytes, "a record of the write-ahead log");
+    while !source.is_empty() {
+        let shard = source.number()?;
+        let shard = u16::try_from(shard).map_err(|_| source.corrupt(&format!("shard {shard}")))?;
+        visit(Part { shard, bytes: source.bytes(usize::MAX)? })?;
+    }
+    Ok(())
+}
+
+/// Origin of an item, and who waits for it.
+#[derive(Debug)]
+pub enum Origin {
+    /// Writes for this shard and `others`.
+    Writes {
+        /// Streams of the other shards.
+        others: SmallVec<[StreamId; 1]>,
+        /// Requests to complete.
+        requests: SmallVec<[RequestKey; 8]>,
+        /// Whether the writes are in the memtable already, because they were acknowledged before they were written.
+        is_applied: bool,
+    },
+    /// A part of writes that another shard wrote, which takes effect here.
+    Shared,
+    /// A piece of a table.
+    Piece {
+        /// The table; `None` where the cleaner moves a piece of one that is gone.
+        table: Rc<TableFile>,
+        /// First block of the table.
+        first: u32,
+        /// Where it is moved from.
+        from: Place,
+    },
+    /// A change of the manifest, with the tables that it adds.
+    Edit(Box<(Edit, Vec<Rc<TableFile>>)>),
+}
+
+/// Bytes that several records may have parts of.
+#[derive(Debug, Default)]
+pub struct Body {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Whether a part was refused: then the item has no effect.
+    pub is_refused: Cell<bool>,
+}
+
+impl Body {
+    fn new(bytes: Vec<u8>) -> Rc<Self> {
+        Rc::new(Body { bytes, is_refused: Cell::new(false) })
+    }
+}
+
+/// What is appended.
+#[derive(Debug)]
+pub struct Item {
+    /// Its origin.
+    pub origin: Origin,
+    /// Encoded writes or the encoded edit; empty for pieces of tables. Parts of one item share it.
+    pub body: Rc<Body>,
+    /// First byte of the body that this part has.
+    pub offset: u32,
+    /// Data: of a piece, or of a body that isn't inline.
+    pub data: Payload,
+    block: u32,
+}
+
+/// Pads bytes with zeros to whole blocks.
+fn padded(bytes: &[u8], block: usize) -> Data {
+    let mut buffer = Buffer::new(bytes.len().next_multiple_of(block));
+    buffer.append(bytes);
+    buffer.append_zeroes(buffer.missing());
+    buffer.freeze()
+}
+
+impl Item {
+    fn with_body(origin: Origin, body: Vec<u8>, block: usize) -> Self {
+        let data = match body.len() <= MOST_INLINE {
+            true => Payload::default(),
+            false => padded(&body, block).into(),
+        };
+        Item { origin, body: Body::new(body), offset: 0, data, block: block as u32 }
+    }
+
+    /// Writes of clients, encoded by [`encode_parts`].
+    pub fn writes(
+        body: Vec<u8>,
+        others: SmallVec<[StreamId; 1]>,
+        requests: SmallVec<[RequestKey; 8]>,
+        is_applied: bool,
+        block: usize,
+    ) -> Self {
+        Item::with_body(Origin::Writes { others, requests, is_applied }, body, block)
+    }
+
+    /// The part for this shard of writes that another shard wrote.
+    pub fn shared(body: Vec<u8>) -> Self {
+        Item { origin: Origin::Shared, body: Body::new(body), offset: 0, data: Payload::default(), block: 0 }
+    }
+
+    /// A piece of a table, of whole blocks.
+    pub fn piece(table: Rc<TableFile>, first: u32, from: Place, data: Payload, block: usize) -> Self {
+        let origin = Origin::Piece { table, first, from };
+        Item { origin, body: Rc::default(), offset: 0, data, block: block as u32 }
+    }
+
+    /// A change of the manifest.
+    pub fn edit(edit: Edit, added: Vec<Rc<TableFile>>, block: usize) -> Self {
+        let body = edit.encode();
+        Item::with_body(Origin::Edit(Box::new((edit, added))), body, block)
+    }
+
+    /// Whether this is the last part of its body.
+    pub fn is_last_part(&self) -> bool {
+        self.data.is_empty() || self.offset as usize + self.data.len() >= self.body.bytes.len()
+    }
+
+    /// Splits off the first blocks.
+    pub fn cut(&mut self, blocks: u32) -> Item {
+        let at = (blocks * self.block) as usize;
+        let first = self.data.slice(0..at);
+        self.data = self.data.slice(at..self.data.len());
+        let origin = match &mut self.origin {
+            Origin::Piece { table, first, from } => {
+                let begin = *first;
+                let place = *from;
+                *first += blocks;
+                if place != Place::NOWHERE {
+                    *from = place.after(blocks);
+                }
+                Origin::Piece { table: table.clone(), first: begin, from: place }
+            }
+            // The parts before the last one have no effect.
+            _ => Origin::Shared,
+        };
+        let part = Item { origin, body: self.body.clone(), offset: self.offset, data: first, block: self.block };
+        self.offset += at as u32;
+        part
+    }
+
+    fn kind(&self) -> u8 {
+        match self.origin {
+            Origin::Writes { .. } | Origin::Shared => WRITES,
+            Origin::Piece { .. } => PIECE,
+            Origin::Edit(_) => EDIT,
+        }
+    }
+}
+
+/// Kinds of items on the medium.
+const WRITES: u8 = 1;
+const PIECE: u8 = 2;
+const EDIT: u8 = 3;
+
+/// Length of a piece's meta: kind, table, first block, number of blocks, place that it was moved from.
+const PIECE_META: usize = 1 + 8 + 4 + 4 + 8;
+/// Length of the meta of a body, without the body: kind, whether it is inline, length, offset of the part.
+const BODY_META: usize = 1 + 1 + 4 + 4;
+/// Longest meta of an item with one block of data.
+pub const LONGEST_META: usize = PIECE_META;
+
+impl Entry for Item {
+    fn blocks(&self) -> u32 {
+        (self.data.len() / self.block.max(1) as usize) as u32
+    }
+
+    fn payload(&self) -> &Payload {
+        &self.data
+    }
+
+    fn meta_length(&self) -> usize {
+        match self.origin {
+            Origin::Piece { .. } => PIECE_META,
+            _ if self.data.is_empty() => BODY_META + self.body.bytes.len(),
+            _ => BODY_META + 4,
+        }
+    }
+
+    fn encode_meta(&self, meta: &mut Vec<u8>) {
+        meta.push(self.kind());
+        if let Origin::Piece { table, first, from } = &self.origin {
+            meta.extend_from_slice(&table.id.to_le_bytes());
+            for number in [*first, self.blocks(), from.zone, from.position] {
+                meta.extend_from_slice(&number.to_le_bytes());
+            }
+            return;
+        }
+        meta.push(self.data.is_empty().into());
+        meta.extend_from_slice(&(self.body.bytes.len() as u32).to_le_bytes());
+        meta.extend_from_slice(&self.offset.to_le_bytes());
+        match self.data.is_empty() {
+            true => meta.extend_from_slice(&self.body.bytes),
+            false => meta.extend_from_slice(&self.blocks().to_le_bytes()),
+        }
+    }
+
+    fn only_frees(&self) -> bool {
+        self.data.is_empty() && matches!(self.origin, Origin::Edit(_))
+    }
+
+    fn is_atomic(&self) -> bool {
+        !self.joins().is_empty()
+    }
+
+    fn joins(&self) -> &[StreamId] {
+        match &self.origin {
+            Origin::Writes { others, .. } => others,
+            _ => &[],
+        }
+    }
+
+    fn is_acknowledged(&self) -> bool {
+        matches!(self.origin, Origin::Writes { is_applied: true, .. })
+    }
+}
+
+/// An item of a record, as the medium has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recorded {
+    /// A part of writes or of an edit, beginning at byte `offset` of `length` bytes.
+    Body {
+        /// Whether it is an edit.
+        is_edit: bool,
+        /// Length of the whole body in bytes.
+        length: u32,
+        /// First byte of the part.
+        offset: u32,
+        /// The body, where it is in the meta.
+        inline: Option<Vec<u8>>,
+        /// Number of data blocks of the part.
+        blocks: u32,
+    },
+    /// A piece of a table.
+    Piece {
+        /// The table.
+        table: TableId,
+        /// First block of the table.
+        first: u32,
+        /// Number of blocks.
+        blocks: u32,
+        /// Where it was moved from.
+        from: Place,
+    },
+}
+
+impl Recorded {
+    /// Number of data blocks.
+    pub fn blocks(&self) -> u32 {
+        match self {
+            Recorded::Body { blocks, .. } | Recorded::Piece { blocks, .. } => *blocks,
+        }
+    }
+
+    /// Decodes the items of a record.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for meta that no version of this program writes.
+    pub fn decode_all(record: &Found) -> Result<Vec<Recorded>> {
+        let mut source = Source::new(&record.meta, "the meta of a record");
+        let mut items = Vec::new();
+        let mut left = record.header.blocks;
+        while !source.is_empty() {
+            let item = Recorded::decode(&mut source)?;
+            left = left.checked_sub(item.blocks()).ok_or_else(|| source.corrupt("more blocks than the record has"))?;
+            items.push(item);
+        }
+        match left {
+            0 => Ok(items),
+            left => Err(Error::corrupt(format!("a record has {left} data blocks that no item names"))),
+        }
+    }
+
+    fn decode(source: &mut Source<'_>) -> Result<Self> {
+        let kind = source.byte()?;
+        match kind {
+            PIECE => {
+                let table = u64::from_le_bytes(array(source)?);
+                let [first, blocks, zone, position] = [word(source)?, word(source)?, word(source)?, word(source)?];
+                Ok(Recorded::Piece { table, first, blocks, from: Place { zone, position } })
+            }
+            WRITES | EDIT => {
+                let is_inline = source.byte()?;
+                let (length, offset) = (word(source)?, word(source)?);
+                let (inline, blocks) = match is_inline {
+                    0 => (None, word(source)?),
+                    1 if offset == 0 => (Some(source.take(length as usize)?.to_vec()), 0),
+                    _ => return Err(source.corrupt("an item that is neither in the meta nor in the data")),
+                };
+                Ok(Recorded::Body { is_edit: kind == EDIT, length, offset, inline, blocks })
+            }
+            kind => Err(source.corrupt(&format!("an item of unknown kind {kind}"))),
+        }
+    }
+}
+
+fn array<const N: usize>(source: &mut Source<'_>) -> Result<[u8; N]> {
+    let bytes = source.take(N)?;
+    Ok(std::array::from_fn(|at| bytes[at]))
+}
+
+fn word(source: &mut Source<'_>) -> Result<u32> {
+    Ok(u32::from_le_bytes(array(source)?))
+}
+
+/// Position in the log of a shard up to which writes are in tables.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// Last record of the stream of users whose writes are in tables.
+    pub record: u64,
+    /// Sequence after that record.
+    pub sequence: Sequence,
+}

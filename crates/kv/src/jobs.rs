@@ -1,0 +1,461 @@
+//! What a shard does in the background: full buffers become tables of level 0, and compaction merges tables with those of the next level.
+//!
+//! A job writes new tables piece by piece, then one edit of the manifest replaces the old ones. A job that fails leaves nothing live behind, and is tried
+//! again. Jobs yield to other tasks of their shard after some entries.
+
+use crate::buffer::WriteBuffer;
+use crate::core::{Core, add};
+use crate::cursor::Cursor;
+use crate::cursors::{AnyCursor, LevelCursor};
+use crate::entry::{Entry, RangeTombstone, Timestamp};
+use crate::item::{Item, Place};
+use crate::manifest::{Edit, TableId, TableMeta};
+use crate::merge::Merge;
+use crate::policy::{Job, NewTable, TableView, Tree};
+use crate::retention::Retention;
+use crate::table::{Builder, Summary};
+use crate::tables::{Table, TableFile};
+use block::{Buffer, Error, Result};
+use logkit::Owner;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Bytes of a table that are appended at a time.
+const PIECE_BYTES: usize = 1 << 20;
+/// Entries between two yields.
+const ENTRIES_PER_TURN: u32 = 64;
+/// Time after a job that failed before the next attempt.
+const RETRY: Duration = Duration::from_millis(100);
+/// Longest time without a look whether a deadline is due.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Tables that a job has written.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    /// What the manifest says of them; extents are taken when the edit is made.
+    tables: Vec<(Summary, Rc<TableFile>)>,
+}
+
+/// Writes tables one after another.
+struct Writer<'a> {
+    core: &'a Rc<Core>,
+    level: usize,
+    class: u8,
+    table: Option<(Builder, Rc<TableFile>)>,
+    /// Bytes that don't fill a block yet, and the next block.
+    rest: Vec<u8>,
+    next_block: u32,
+    last_key: Vec<u8>,
+    output: Output,
+    written: u64,
+}
+
+impl<'a> Writer<'a> {
+    fn new(core: &'a Rc<Core>, level: usize, class: u8) -> Self {
+        Writer {
+            core,
+            level,
+            class,
+            table: None,
+            rest: Vec::new(),
+            next_block: 0,
+            last_key: Vec::new(),
+            output: Output::default(),
+            written: 0,
+        }
+    }
+
+    fn builder(&mut self) -> &mut Builder {
+        let core = self.core;
+        let (builder, _) = self.table.get_or_insert_with(|| {
+            let file = core.new_table();
+            (Builder::new(core.table_options(file.id)), file)
+        });
+        builder
+    }
+
+    /// Bytes of the table that is being written.
+    fn bytes(&self) -> u64 {
+        self.table.as_ref().map_or(0, |(builder, _)| builder.bytes())
+    }
+
+    async fn add(&mut self, entry: Entry<'_>) -> Result<()> {
+        self.builder().add(entry)?;
+        if let Some((builder, file)) = &mut self.table
+            && let Some(bytes) = builder.take_output(PIECE_BYTES)
+        {
+            let file = file.clone();
+            self.append(&file, &bytes, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds an entry that is kept, to the next table if this one is full: all versions of a key are in one table.
+    async fn add_kept(&mut self, entry: Entry<'_>, ranges: &mut Clip) -> Result<()> {
+        let is_full = self.level > 0 && self.bytes() >= self.core.settings.table_bytes && entry.key != self.last_key;
+        if is_full {
+            for range in ranges.until(Some(entry.key)) {
+                self.builder().add_range_tombstone(range)?;
+            }
+            self.end_table().await?;
+        }
+        self.last_key.clear();
+        self.last_key.extend_from_slice(entry.key);
+        self.add(entry).await
+    }
+
+    /// Appends bytes of the table; the last ones are padded to a block.
+    async fn append(&mut self, file: &Rc<TableFile>, bytes: &[u8], is_last: bool) -> Result<()> {
+        let block = self.core.kit.layout.block_bytes();
+        let length = self.rest.len() + bytes.len();
+        let whole = if is_last { length.next_multiple_of(block) } else { length - length % block };
+        if whole == 0 {
+            self.rest.extend_from_slice(bytes);
+            return Ok(());
+        }
+        let mut data = Buffer::new(whole);
+        data.append(&self.rest);
+        let taken = (whole - self.rest.len()).min(bytes.len());
+        data.append(&bytes[..taken]);
+        data.append_zeroes(data.missing());
+        self.rest = bytes[taken..].to_vec();
+        let blocks = (whole / block) as u32;
+        let item = Item::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
+        self.core.wait_for_space().await?;
+        self.core.append_tables(self.class, vec![item]).await?;
+        self.next_block += blocks;
+        self.written += whole as u64;
+        Ok(())
+    }
+
+    /// Ends the table that is being written, if any.
+    async fn end_table(&mut self) -> Result<()> {
+        let Some((builder, file)) = self.table.take() else { return Ok(()) };
+        let (rest, summary) = builder.finish()?;
+        self.append(&file, &rest, true).await?;
+        self.next_block = 0;
+        self.output.tables.push((summary, file));
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Waits until a zone is free that isn't kept for the cleaner and for checkpoints.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where none can be freed; the failure of the log.
+    async fn wait_for_space(self: &Rc<Self>) -> Result<()> {
+        loop {
+            if let Some(error) = self.kit.failure() {
+                return Err(error);
+            }
+            if self.kit.pool.free() > self.checkpoint_zones() + u32::from(self.shards) {
+                return Ok(());
+            }
+            if let Some(error) = self.kit.stuck() {
+                return Err(error);
+            }
+            let freed = self.kit.events.freed.notified();
+            self.kit.events.cleaner.notify_all();
+            freed.await;
+        }
+    }
+
+    /// Writes full buffers and compacts, until the store is closed.
+    pub(crate) async fn run_flushes(self: Rc<Self>) {
+        loop {
+            let changed = self.changed.notified();
+            let first = self.frozen.borrow().first().cloned();
+            let outcome = match first {
+                Some(buffer) => self.flush_buffer(&buffer).await,
+                None if self.kit.is_closing() || self.kit.failure().is_some() => return,
+                None => {
+                    changed.await;
+                    continue;
+                }
+            };
+            if !self.note_outcome(outcome).await {
+                return;
+            }
+        }
+    }
+
+    /// Notes how a job has ended. Returns false where no other should be begun.
+    async fn note_outcome(&self, outcome: Result<()>) -> bool {
+        let Err(error) = outcome else {
+            self.background_error.replace(None);
+            self.changed.notify_all();
+            return true;
+        };
+        tracing::warn!("shard {}: {error}", self.shard);
+        self.background_error.replace(Some(error));
+        self.changed.notify_all();
+        if self.kit.failure().is_some() || self.kit.is_closing() {
+            return false;
+        }
+        runtime::sleep(RETRY).await;
+        true
+    }
+
+    /// Compacts as long as the policy finds something to do.
+    pub(crate) async fn run_compactions(self: Rc<Self>) {
+        while !self.kit.is_closing() && self.kit.failure().is_none() {
+            let changed = self.changed.notified();
+            let now = crate::batch::now();
+            let (job, due) = self.with_tree(|tree| (self.compaction.next(tree, now), self.compaction.wakes_at(tree)));
+            let Some(job) = job else {
+                let wait = due.map_or(LOOK, |due| Duration::from_millis(due.saturating_sub(now).max(1)).min(LOOK));
+                // A timeout only lets it look again.
+                let _elapsed = runtime::timeout(wait, changed).await;
+                continue;
+            };
+            let outcome = self.compact(&job).await;
+            if !self.note_outcome(outcome).await {
+                return;
+            }
+        }
+    }
+
+    /// Shows the tree to a policy.
+    pub(crate) fn with_tree<T>(&self, look: impl FnOnce(&Tree<'_>) -> T) -> T {
+        let levels = self.levels.borrow().clone();
+        let view = |level: &'_ Vec<Rc<Table>>| level.iter().map(|table| self.view(table)).collect();
+        look(&Tree { levels: levels.0.iter().map(view).collect() })
+    }
+
+    /// A table as policies see it.
+    fn view<'a>(&self, table: &'a Table) -> TableView<'a> {
+        let summary = &table.meta.summary;
+        TableView {
+            id: table.meta.id,
+            bytes: summary.length,
+            smallest: &summary.smallest,
+            largest: &summary.largest,
+            entries: summary.entries,
+            tombstones: summary.tombstones + summary.range_tombstones,
+            oldest_tombstone: oldest_delete(summary),
+            is_held: table.file.held_by().is_some_and(|held| self.snapshots.borrow().range(..=held).next().is_some()),
+            garbage: self.garbage(table),
+        }
+    }
+
+    /// Dead share of the zones that hold a table.
+    fn garbage(&self, table: &Table) -> f64 {
+        let (mut dead, mut blocks) = (0.0, 0.0);
+        for extent in table.file.extents() {
+            let zone = self.kit.pool.get(extent.place.zone);
+            let share = 1.0 - f64::from(zone.live) / f64::from(zone.written.max(1));
+            dead += share.max(0.0) * f64::from(extent.blocks);
+            blocks += f64::from(extent.blocks);
+        }
+        if blocks > 0.0 { dead / blocks } else { 0.0 }
+    }
+
+    /// Class of the zone of a new table.
+    fn class_of(&self, level: usize, oldest: Option<Timestamp>, now: Timestamp) -> u8 {
+        let last = self.levels.borrow().0.len().saturating_sub(1);
+        let due = oldest.and_then(|oldest| self.compaction.due(level, last, oldest));
+        self.placement.place(&NewTable { level, due }, &self.lives.borrow(), now)
+    }
+
+    /// Writes a full buffer as a table of level 0, and removes it.
+    pub(crate) async fn flush_buffer(self: &Rc<Self>, buffer: &Rc<WriteBuffer>) -> Result<()> {
+        let now = crate::batch::now();
+        let class = self.class_of(0, buffer.memtable.oldest_tombstone(), now);
+        let cursor = Merge::new(vec![AnyCursor::Memtable(buffer.memtable.cursor())]);
+        let has_tables = self.levels.borrow().all().next().is_some() || self.frozen.borrow().len() > 1;
+        let tombstones = buffer.memtable.range_tombstones().iter().cloned().collect();
+        let output = self.rewrite(cursor, tombstones, 0, class, now, |_| !has_tables).await?;
+        add(&self.work.flushed_bytes, output.1);
+        let edit = Edit { flushed: Some(buffer.last()), ..Edit::default() };
+        self.append_edit(edit, output.0, 0, class).await
+    }
+
+    /// Merges entries into new tables of a level.
+    async fn rewrite(
+        self: &Rc<Self>,
+        mut cursor: Merge<AnyCursor>,
+        tombstones: Vec<RangeTombstone>,
+        level: usize,
+        class: u8,
+        now: Timestamp,
+        is_bottom: impl Fn(&[u8]) -> bool,
+    ) -> Result<(Output, u64)> {
+        let snapshots = self.snapshot_sequences();
+        let held_by = snapshots.last().copied();
+        let bottom_range = is_bottom_range(self, level, &is_bottom);
+        let mut retention = Retention::new(snapshots, tombstones.iter().cloned(), now);
+        let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
+        let mut clipped = Clip::new(kept.collect());
+        let mut writer = Writer::new(self, level, class);
+        let mut entries = 0;
+        cursor.seek_first().await?;
+        while let Some(entry) = cursor.entry() {
+            for kept in retention.feed(entry, &is_bottom) {
+                writer.add_kept(kept, &mut clipped).await?;
+            }
+            entries += 1;
+            if entries % ENTRIES_PER_TURN == 0 {
+                if let Some(error) = self.kit.failure() {
+                    return Err(error);
+                }
+                runtime::yield_now().await;
+            }
+            cursor.next().await?;
+        }
+        if let Some(kept) = retention.finish() {
+            writer.add_kept(kept, &mut clipped).await?;
+        }
+        clipped.until(None).into_iter().try_for_each(|range| writer.builder().add_range_tombstone(range))?;
+        writer.end_table().await?;
+        for (summary, file) in &writer.output.tables {
+            let has_tombstones = summary.tombstones + summary.range_tombstones > 0;
+            file.hold(held_by.filter(|_| has_tombstones));
+        }
+        Ok((writer.output, writer.written))
+    }
+
+    /// Appends an edit that adds new tables, and waits until it has taken effect.
+    async fn append_edit(self: &Rc<Self>, mut edit: Edit, output: Output, level: usize, class: u8) -> Result<()> {
+        let _alone = self.mover.acquire(1).await;
+        // From here on no piece is moved before the edit has its place.
+        let created = crate::batch::now();
+        let mut files = Vec::new();
+        for (summary, file) in output.tables {
+            edit.added.push(TableMeta { id: file.id, level: level as u8, created, summary, extents: file.extents() });
+            files.push(file);
+        }
+        let item = Item::edit(edit, files, self.kit.layout.block_bytes());
+        let mut zones = self.zones.replace(logkit::Mover::new(0));
+        let outcome = zones.append(self, class, [item]).await;
+        self.zones.replace(zones);
+        outcome
+    }
+
+    /// Carries out a compaction.
+    async fn compact(self: &Rc<Self>, job: &Job) -> Result<()> {
+        let levels = self.levels.borrow().clone();
+        let find = |ids: &[TableId]| -> Vec<Rc<Table>> {
+            levels.all().filter(|table| ids.contains(&table.meta.id)).cloned().collect()
+        };
+        let ids: Vec<TableId> = job.inputs.iter().flat_map(|inputs| inputs.tables.iter().copied()).collect();
+        let inputs = find(&ids);
+        let now = crate::batch::now();
+        if job.is_trivial_move {
+            let mut edit = Edit::default();
+            for table in &inputs {
+                edit.removed.push(table.meta.id);
+                edit.added.push(TableMeta { level: job.target as u8, ..table.present_meta() });
+            }
+            return self.append_edit(edit, Output::default(), job.target, crate::core::TABLE_CLASS).await;
+        }
+        let oldest = inputs.iter().filter_map(|table| oldest_delete(&table.meta.summary)).min();
+        let class = self.class_of(job.target, oldest, now);
+        let mut cursors = Vec::new();
+        let mut tombstones = Vec::new();
+        for (number, level) in levels.0.iter().enumerate() {
+            let chosen: Vec<Rc<Table>> =
+                level.iter().filter(|table| inputs.iter().any(|input| Rc::ptr_eq(input, table))).cloned().collect();
+            match number {
+                0 => cursors.extend(chosen.iter().map(|table| AnyCursor::WholeTable(Box::new(table.sequential(&self.reads))))),
+                _ if !chosen.is_empty() => {
+                    let reads = self.reads.clone();
+                    let open = move |table: &Rc<Table>| table.sequential(&reads);
+                    cursors.push(AnyCursor::WholeLevel(Box::new(LevelCursor::new(chosen.clone(), open))));
+                }
+                _ => {}
+            }
+            for table in &chosen {
+                tombstones.extend(table.reader().range_tombstones().await?.iter().cloned());
+            }
+        }
+        // Below are the tables of deeper levels, and older ones of the levels that the inputs are from.
+        let below: Vec<Rc<Table>> = levels
+            .all()
+            .filter(|table| !inputs.iter().any(|input| Rc::ptr_eq(input, table)))
+            .filter(|table| {
+                usize::from(table.meta.level) > job.target
+                    || table.meta.level == 0 && inputs.iter().all(|input| input.meta.level > 0 || table.meta.id < input.meta.id)
+            })
+            .cloned()
+            .collect();
+        let is_bottom = |key: &[u8]| !below.iter().any(|table| table.may_have(key));
+        let breaks = self.settings.breaks(crate::settings::Broken::DropsTombstones);
+        let read: u64 = inputs.iter().map(|table| table.meta.summary.length).sum();
+        let output = self
+            .rewrite(Merge::new(cursors), tombstones, job.target, class, now, |key| breaks || is_bottom(key))
+            .await?;
+        add(&self.work.compacted_bytes, read);
+        add(&self.work.written_bytes, output.1);
+        add(&self.work.compactions, 1);
+        let edit = Edit { removed: inputs.iter().map(|table| table.meta.id).collect(), ..Edit::default() };
+        self.append_edit(edit, output.0, job.target, class).await
+    }
+
+    /// Freezes the active buffer, and waits until all buffers are in tables.
+    pub(crate) async fn flush_buffers(self: &Rc<Self>) -> Result<()> {
+        self.freeze();
+        while !self.frozen.borrow().is_empty() {
+            if let Some(error) = self.kit.failure() {
+                return Err(error);
+            }
+            let changed = self.changed.notified();
+            if let Some(error) = &*self.background_error.borrow() {
+                return Err(error.clone());
+            }
+            changed.await;
+        }
+        Ok(())
+    }
+}
+
+fn is_bottom_range<'a>(
+    core: &'a Core,
+    level: usize,
+    is_bottom: &'a impl Fn(&[u8]) -> bool,
+) -> impl Fn(&RangeTombstone) -> bool + 'a {
+    let levels = core.levels.borrow().clone();
+    move |range| {
+        let overlaps = |table: &Rc<Table>| {
+            table.meta.summary.smallest.as_slice() < range.to.as_slice() && range.from <= table.meta.summary.largest
+        };
+        let deeper = levels.all().filter(|table| usize::from(table.meta.level) > level).any(|table| overlaps(table));
+        !deeper && is_bottom(&range.from)
+    }
+}
+
+/// Range tombstones that are divided among tables at the keys where these begin.
+struct Clip {
+    left: Vec<RangeTombstone>,
+}
+
+impl Clip {
+    fn new(tombstones: Vec<RangeTombstone>) -> Self {
+        Clip { left: tombstones }
+    }
+
+    /// Takes the parts before a key; all of them without one.
+    fn until(&mut self, key: Option<&[u8]>) -> Vec<RangeTombstone> {
+        let Some(key) = key else { return std::mem::take(&mut self.left) };
+        let mut taken = Vec::new();
+        let mut left = Vec::new();
+        for mut range in self.left.drain(..) {
+            if range.to.as_slice() <= key {
+                taken.push(range);
+            } else if range.from.as_slice() >= key {
+                left.push(range);
+            } else {
+                left.push(RangeTombstone { from: key.to_vec(), ..range.clone() });
+                range.to = key.to_vec();
+                taken.push(range);
+            }
+        }
+        self.left = left;
+        taken
+    }
+}
+
+/// Time of the oldest deletion in a table: of a tombstone, or the time at which a value expires.
+fn oldest_delete(summary: &Summary) -> Option<Timestamp> {
+    summary.oldest_tombstone.into_iter().chain(summary.earliest_expiry).min()
+}

@@ -1,0 +1,117 @@
+//! Batches for several shards: one record that is a member of the streams of all of them, so that after a crash all of it is there or nothing.
+//!
+//! The home writes them. Each shard keeps its part of the gate, and has written what was acknowledged before, until the record has taken effect on all.
+//! A snapshot of all shards is taken between two of them.
+
+use crate::batch::Batch;
+use crate::core::{Core, WRITE_CLASS};
+use crate::entry::Sequence;
+use crate::item::{Item, Part, encode_parts};
+use crate::manifest::write_stream;
+use block::Result;
+use logkit::lane;
+use runtime::sync::oneshot;
+use smallvec::SmallVec;
+use std::rc::Rc;
+
+/// Most batches for several shards at a time; a snapshot takes all of the permits.
+pub(crate) const MOST_JOINTS: usize = 64;
+
+/// The writes of a batch for each of some shards, in rising order of the shards.
+pub(crate) type Parts = Vec<(u16, Batch)>;
+
+impl Core {
+    /// Enters the gate for a joint batch that begins, until [`leave`](Self::leave).
+    async fn enter(self: Rc<Self>, number: u64, batch: Batch) -> Result<()> {
+        let entered = self.gate.enter(&batch).await;
+        self.entered.borrow_mut().insert(number, entered);
+        self.settle().await
+    }
+
+    fn leave(&self, number: u64) {
+        self.entered.borrow_mut().remove(&number);
+    }
+
+    /// Writes a joint batch, on the home. It goes on if the caller stops to wait.
+    pub(crate) async fn write_joint(self: &Rc<Self>, parts: Parts) -> Result<()> {
+        let permit = self.joints.acquire(1).await;
+        let (sender, mut receiver) = oneshot();
+        let core = self.clone();
+        let task = async move {
+            let outcome = core.write_joint_entered(parts).await;
+            drop(permit);
+            // A caller that is gone needs no answer.
+            let _gone = sender.send(outcome);
+        };
+        self.kit.tasks.spawn(task).detach();
+        receiver.receive().await.unwrap_or_else(|| Err(block::Error::closed("the store is closed")))
+    }
+
+    async fn write_joint_entered(self: &Rc<Self>, parts: Parts) -> Result<()> {
+        let number = self.next_joint.replace(self.next_joint.get() + 1);
+        let mut outcome = Ok(());
+        for (shard, batch) in &parts {
+            let batch = batch.clone();
+            let entered = self.at(*shard).with(move |core: Rc<Core>| core.enter(number, batch)).await;
+            outcome = outcome.and(entered);
+        }
+        if outcome.is_ok() {
+            outcome = self.append_joint(&parts).await;
+        }
+        for (shard, _) in &parts {
+            let leave = move |core: Rc<Core>| async move {
+                // There it may not have committed yet.
+                lane::commit(&*core, write_stream(core.shard));
+                core.leave(number);
+                Ok(())
+            };
+            outcome = outcome.and(self.at(*shard).with(leave).await);
+        }
+        outcome
+    }
+
+    async fn append_joint(&self, parts: &Parts) -> Result<()> {
+        self.check_open()?;
+        self.submit();
+        let all = parts.iter().map(|(shard, batch)| Part { shard: *shard, bytes: batch.bytes() });
+        let others = parts.iter().map(|(shard, _)| *shard).filter(|shard| *shard != self.shard).map(write_stream);
+        let others: SmallVec<[_; 1]> = others.collect();
+        let request = self.requests.begin(1, None);
+        let requests = SmallVec::from_slice(&[request]);
+        lane::push(self, WRITE_CLASS, Item::writes(encode_parts(all), others, requests, false, self.kit.layout.block_bytes()));
+        self.kit.events.work.notify_one();
+        self.requests.wait(request).await
+    }
+
+    /// Takes a snapshot of all shards, on the home: the sequence of each.
+    pub(crate) async fn take_snapshot(self: &Rc<Self>) -> Result<Vec<Sequence>> {
+        // No joint batch takes effect meanwhile.
+        let _alone = self.joints.acquire(MOST_JOINTS).await;
+        let homes = self.homes.borrow().clone();
+        let mut sequences = Vec::new();
+        for home in homes {
+            sequences.push(home.with(|core: Rc<Core>| async move { core.hold_snapshot().await }).await?);
+        }
+        Ok(sequences)
+    }
+
+    /// Keeps what the present sees, until [`release_snapshot`](Self::release_snapshot).
+    async fn hold_snapshot(&self) -> Result<Sequence> {
+        let sequence = self.sequence.get();
+        *self.snapshots.borrow_mut().entry(sequence).or_insert(0) += 1;
+        Ok(sequence)
+    }
+
+    /// Ends a snapshot of this shard.
+    pub(crate) fn release_snapshot(&self, sequence: Sequence) {
+        let mut snapshots = self.snapshots.borrow_mut();
+        if let Some(count) = snapshots.get_mut(&sequence) {
+            *count -= 1;
+            if *count == 0 {
+                snapshots.remove(&sequence);
+            }
+        }
+        drop(snapshots);
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,246 @@
+//! The manifest of a shard: which tables make up its tree, where they are, and up to where writes are in them.
+//!
+//! Edits change it; they are records of the log, and a checkpoint has all of it. Applying an edit twice has no effect.
+
+use crate::entry::{Sequence, Timestamp};
+use crate::erasure::Stale;
+use crate::item::{Flushed, Place};
+use crate::table::Summary;
+use block::{Error, Result};
+use logkit::{Sequences, StreamId};
+use zones::bytes::{Reader, Writer};
+
+/// Number of a table, in its shard; never used again.
+pub type TableId = u64;
+
+/// Most levels of a tree.
+pub const MOST_LEVELS: usize = 8;
+/// Most shards of a store.
+pub const MOST_SHARDS: u16 = 256;
+
+/// A run of blocks of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// First block of the table.
+    pub first: u32,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// Where the first one is.
+    pub place: Place,
+}
+
+impl Extent {
+    /// First block of the table after the run.
+    pub fn end(&self) -> u32 {
+        self.first + self.blocks
+    }
+}
+
+/// A table of a tree.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TableMeta {
+    /// Its number.
+    pub id: TableId,
+    /// Its level.
+    pub level: u8,
+    /// Time at which it was written.
+    pub created: Timestamp,
+    /// What is in it.
+    pub summary: Summary,
+    /// Its blocks, in order.
+    pub extents: Vec<Extent>,
+}
+
+impl TableMeta {
+    fn encode(&self, writer: &mut Writer) {
+        writer.u64(self.id);
+        writer.u8(self.level);
+        writer.u64(self.created);
+        self.summary.encode(writer);
+        writer.u32(self.extents.len() as u32);
+        for extent in &self.extents {
+            for number in [extent.first, extent.blocks, extent.place.zone, extent.place.position] {
+                writer.u32(number);
+            }
+        }
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+        let (id, level, created) = (reader.u64()?, reader.u8()?, reader.u64()?);
+        let summary = Summary::decode(reader)?;
+        let mut extents = Vec::new();
+        let mut next = 0u32;
+        for _ in 0..reader.count(16)? {
+            let [first, blocks, zone, position] = [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
+            let end = first.checked_add(blocks).filter(|_| first == next && blocks > 0);
+            next = end.ok_or_else(|| reader.strange("extents of a table with a gap"))?;
+            extents.push(Extent { first, blocks, place: Place { zone, position } });
+        }
+        if usize::from(level) >= MOST_LEVELS {
+            return Err(reader.strange("a table of a level that doesn't exist"));
+        }
+        Ok(TableMeta { id, level, created, summary, extents })
+    }
+}
+
+/// A change of the manifest.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Edit {
+    /// Tables that are added.
+    pub added: Vec<TableMeta>,
+    /// Tables that are removed.
+    pub removed: Vec<TableId>,
+    /// Up to where writes are in tables, where that changes.
+    pub flushed: Option<Flushed>,
+}
+
+impl Edit {
+    /// Encodes the edit.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.u32(self.added.len() as u32);
+        self.added.iter().for_each(|table| table.encode(&mut writer));
+        writer.u32(self.removed.len() as u32);
+        self.removed.iter().for_each(|id| writer.u64(*id));
+        writer.u8(self.flushed.is_some().into());
+        if let Some(flushed) = self.flushed {
+            writer.u64(flushed.record);
+            writer.u64(flushed.sequence);
+        }
+        writer.0
+    }
+
+    /// Decodes an edit.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for bytes that no version of this program writes.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(bytes, "an edit of the manifest");
+        let mut edit = Edit::default();
+        for _ in 0..reader.count(1)? {
+            edit.added.push(TableMeta::decode(&mut reader)?);
+        }
+        for _ in 0..reader.count(8)? {
+            edit.removed.push(reader.u64()?);
+        }
+        edit.flushed = match reader.u8()? {
+            0 => None,
+            _ => Some(Flushed { record: reader.u64()?, sequence: reader.u64()? }),
+        };
+        reader.end()?;
+        Ok(edit)
+    }
+}
+
+/// The manifest of one shard.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Manifest {
+    /// The tables, in the order in which they were added.
+    pub tables: Vec<TableMeta>,
+    /// Up to where writes are in tables.
+    pub flushed: Flushed,
+    /// Number of the next table.
+    pub next_table: TableId,
+}
+
+impl Manifest {
+    /// Applies an edit.
+    pub fn apply(&mut self, edit: Edit) {
+        self.tables.retain(|table| !edit.removed.contains(&table.id));
+        for table in edit.added {
+            self.next_table = self.next_table.max(table.id + 1);
+            self.tables.retain(|other| other.id != table.id);
+            self.tables.push(table);
+        }
+        if let Some(flushed) = edit.flushed {
+            self.flushed = flushed;
+        }
+    }
+
+    /// Largest sequence of a write that is in a table or was.
+    pub fn sequence(&self) -> Sequence {
+        self.flushed.sequence
+    }
+}
+
+/// What the owner has in a checkpoint: the manifests of all shards.
+#[derive(Debug, Clone, PartialEq)]
+pub struct State {
+    /// By shard.
+    pub shards: Vec<Manifest>,
+    /// Zones that must be erased.
+    pub stale: Vec<Stale>,
+}
+
+impl State {
+    /// Encodes the state.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.u32(self.shards.len() as u32);
+        for shard in &self.shards {
+            writer.u64(shard.flushed.record);
+            writer.u64(shard.flushed.sequence);
+            writer.u64(shard.next_table);
+            writer.u32(shard.tables.len() as u32);
+            shard.tables.iter().for_each(|table| table.encode(&mut writer));
+        }
+        writer.u32(self.stale.len() as u32);
+        for stale in &self.stale {
+            writer.u32(stale.zone);
+            writer.u64(stale.generation);
+            writer.u64(stale.since);
+        }
+        writer.0
+    }
+
+    /// Decodes a state.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for bytes that no version of this program writes.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(bytes, "the manifest of the store");
+        let mut shards = Vec::new();
+        for _ in 0..reader.count(28)? {
+            let flushed = Flushed { record: reader.u64()?, sequence: reader.u64()? };
+            let next_table = reader.u64()?;
+            let mut tables = Vec::new();
+            for _ in 0..reader.count(1)? {
+                tables.push(TableMeta::decode(&mut reader)?);
+            }
+            shards.push(Manifest { tables, flushed, next_table });
+        }
+        let mut stale = Vec::new();
+        for _ in 0..reader.count(20)? {
+            stale.push(Stale { zone: reader.u32()?, generation: reader.u64()?, since: reader.u64()? });
+        }
+        reader.end()?;
+        match (1..=usize::from(MOST_SHARDS)).contains(&shards.len()) {
+            true => Ok(State { shards, stale }),
+            false => Err(Error::corrupt(format!(
+                "the manifest names {} shards; expected 1 to {MOST_SHARDS}",
+                shards.len()
+            ))),
+        }
+    }
+}
+
+/// Stream of the writes of a shard, its write-ahead log.
+pub fn write_stream(shard: u16) -> StreamId {
+    StreamId(2 * shard)
+}
+
+/// Stream of the tables and edits of a shard.
+pub fn table_stream(shard: u16) -> StreamId {
+    StreamId(2 * shard + 1)
+}
+
+/// Shard of a stream.
+pub fn shard_of(stream: StreamId) -> u16 {
+    stream.0 / 2
+}
+
+/// Records that a checkpoint covers of a shard: its writes that are in tables, and all tables and edits up to `tables`.
+pub fn cover(covered: &mut Sequences, shard: u16, flushed: &Flushed, tables: u64) {
+    covered.set(write_stream(shard), flushed.record);
+    covered.set(table_stream(shard), tables);
+}

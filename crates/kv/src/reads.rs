@@ -1,0 +1,173 @@
+//! Reads of a shard: single keys, and scans of what a snapshot sees.
+
+use crate::core::{Core, Levels};
+use crate::cursors::{AnyCursor, LevelCursor};
+use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::memtable::Memtable;
+use crate::merge::Merge;
+use crate::table::key_hash;
+use crate::tables::Table;
+use crate::visible::{RangeTombstones, View, Visible};
+use block::Result;
+use std::rc::Rc;
+
+/// A value with the time at which it expires.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// The value.
+    pub value: Vec<u8>,
+    /// Time at which the key ends to exist; `None` for never.
+    pub expires: Option<Timestamp>,
+}
+
+/// Keys with their values.
+pub type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// What a scan asks of a shard.
+#[derive(Debug, Clone)]
+pub struct Scan {
+    /// First key.
+    pub from: Vec<u8>,
+    /// First key after the range; `None` for no end.
+    pub to: Option<Vec<u8>>,
+    /// Whether it goes from the last key of the range down.
+    pub is_backward: bool,
+    /// What it sees: entries up to this sequence; `None` for all.
+    pub snapshot: Option<Sequence>,
+    /// Most pairs.
+    pub most: usize,
+    /// Most bytes of pairs, by which it ends after the pair that reaches them.
+    pub most_bytes: usize,
+}
+
+/// The value of an entry, if it has one at this time.
+fn stored(entry: &Entry<'_>, now: Timestamp) -> Option<Stored> {
+    match entry.value {
+        Value::Put { bytes, expires } if expires.is_none_or(|expires| expires > now) => {
+            Some(Stored { value: bytes.to_vec(), expires })
+        }
+        _ => None,
+    }
+}
+
+/// Newest range tombstone of these that deletes a key, for a snapshot.
+fn newest_range(ranges: &[RangeTombstone], key: &[u8], snapshot: Sequence) -> Sequence {
+    let covering = ranges.iter().filter(|range| range.sequence <= snapshot && range.deletes(key, 0));
+    covering.map(|range| range.sequence).max().unwrap_or(0)
+}
+
+impl Core {
+    /// The buffers, the newest first.
+    fn memtables(&self) -> Vec<Rc<Memtable>> {
+        let frozen = self.frozen.borrow();
+        let active = self.active.borrow().memtable.clone();
+        std::iter::once(active).chain(frozen.iter().rev().map(|buffer| buffer.memtable.clone())).collect()
+    }
+
+    /// Looks for a key in a memtable: `Some(None)` where it is deleted. `deleted` is the newest range tombstone of the sources before.
+    fn find_in(memtable: &Memtable, key: &[u8], snapshot: Sequence, now: Timestamp, deleted: &mut Sequence) -> Option<Option<Stored>> {
+        let ranges = memtable.range_tombstones();
+        if !ranges.is_empty() {
+            *deleted = (*deleted).max(ranges.newest(key, snapshot));
+        }
+        memtable.get(key, snapshot, |entry| {
+            let entry = entry?;
+            Some(if entry.sequence < *deleted { None } else { stored(&entry, now) })
+        })
+    }
+
+    /// The value of a key, for a snapshot or for the present.
+    pub(crate) async fn get(&self, key: &[u8], snapshot: Option<Sequence>) -> Result<Option<Stored>> {
+        let snapshot = snapshot.unwrap_or(Sequence::MAX);
+        let now = crate::batch::now();
+        let mut deleted = 0;
+        let active = self.active.borrow().clone();
+        if let Some(found) = Self::find_in(&active.memtable, key, snapshot, now, &mut deleted) {
+            return Ok(found);
+        }
+        // From here on the buffers and tables of this moment are asked.
+        for buffer in self.frozen.borrow().iter().rev() {
+            if let Some(found) = Self::find_in(&buffer.memtable, key, snapshot, now, &mut deleted) {
+                return Ok(found);
+            }
+        }
+        let levels = self.levels.borrow().clone();
+        let hash = key_hash(key);
+        for (number, level) in levels.0.iter().enumerate() {
+            let candidates = match number {
+                0 => &level[..],
+                _ => tables_of(level, key),
+            };
+            for table in candidates {
+                if !table.may_have(key) {
+                    continue;
+                }
+                if table.meta.summary.range_tombstones > 0 {
+                    let ranges = table.reader().range_tombstones().await?;
+                    deleted = deleted.max(newest_range(&ranges, key, snapshot));
+                }
+                if let Some(found) = table.reader().get(key, hash, snapshot).await? {
+                    let entry = Entry { key, sequence: found.sequence(), value: found.value() };
+                    return Ok(if entry.sequence < deleted { None } else { stored(&entry, now) });
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next pairs of a scan, and whether there are more.
+    pub(crate) async fn scan(&self, scan: Scan) -> Result<(Pairs, bool)> {
+        let snapshot = scan.snapshot.unwrap_or(self.sequence.get());
+        let levels = self.levels.borrow().clone();
+        let memtables = self.memtables();
+        let mut ranges: Vec<Rc<RangeTombstones>> =
+            memtables.iter().map(|memtable| memtable.range_tombstones()).filter(|ranges| !ranges.is_empty()).collect();
+        let mut cursors: Vec<AnyCursor> =
+            memtables.iter().map(|memtable| AnyCursor::Memtable(memtable.cursor())).collect();
+        let is_in = |table: &Rc<Table>| {
+            let summary = &table.meta.summary;
+            summary.largest >= scan.from && scan.to.as_ref().is_none_or(|to| summary.smallest < *to)
+        };
+        for table in levels.all().filter(|table| table.meta.summary.range_tombstones > 0 && is_in(table)) {
+            let found = table.reader().range_tombstones().await?;
+            ranges.push(Rc::new(RangeTombstones::new(found.iter().cloned())));
+        }
+        push_cursors(&levels, is_in, &mut cursors);
+        let view = View { snapshot, now: crate::batch::now(), ranges };
+        let mut visible = Visible::new(Merge::new(cursors), view, scan.from, scan.to);
+        match scan.is_backward {
+            true => visible.seek_last().await?,
+            false => visible.seek_first().await?,
+        }
+        let (mut pairs, mut bytes) = (Pairs::new(), 0);
+        while let Some((key, value)) = visible.pair() {
+            if pairs.len() == scan.most || bytes >= scan.most_bytes {
+                return Ok((pairs, true));
+            }
+            bytes += key.len() + value.len();
+            pairs.push((key.to_vec(), value.to_vec()));
+            match scan.is_backward {
+                true => visible.previous().await?,
+                false => visible.next().await?,
+            }
+        }
+        Ok((pairs, false))
+    }
+}
+
+fn push_cursors(levels: &Levels, is_in: impl Fn(&Rc<Table>) -> bool, cursors: &mut Vec<AnyCursor>) {
+    for (number, level) in levels.0.iter().enumerate() {
+        let tables: Vec<Rc<Table>> = level.iter().filter(|table| is_in(table)).cloned().collect();
+        match number {
+            0 => cursors.extend(tables.iter().map(|table| AnyCursor::Table(Box::new(table.cursor())))),
+            _ if tables.is_empty() => {}
+            _ => cursors.push(AnyCursor::Level(Box::new(LevelCursor::new(tables, |table| table.cursor())))),
+        }
+    }
+}
+
+/// The tables of a level below level 0 that may have a key: two where one ends with a range up to the key and the next begins with it.
+fn tables_of<'a>(level: &'a [Rc<Table>], key: &[u8]) -> &'a [Rc<Table>] {
+    let first = level.partition_point(|table| table.meta.summary.largest.as_slice() < key);
+    &level[first..(first + 2).min(level.len())]
+}

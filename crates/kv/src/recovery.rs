@@ -1,0 +1,254 @@
+//! Making and opening stores: the manifest of the newest checkpoint, the edits and pieces after it, and the writes that are in no table.
+//!
+//! The writes are replayed into buffers, which are written as tables before the store is open, so that the next checkpoint covers all records of earlier
+//! epochs.
+
+use crate::core::{Core, Found as FoundShard, kit_settings};
+use crate::erasure::{Erasure, Stale};
+use crate::item::{Place, Recorded, decode_parts};
+use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, TableId, table_stream, write_stream};
+use crate::settings::Settings;
+use crate::tables::place;
+use block::{BlockSize, Error, Result, ZonesPart, Zones};
+use logkit::cleaning::Policy;
+use logkit::recovery::{self, Opening};
+use logkit::scan::{self, Found};
+use logkit::{Kit, Layout, Owner, Parts, StreamId, lane};
+use runtime::{Home, ShardIndex};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Kind of the owner in a root.
+pub const OWNER: [u8; 8] = *b"kv      ";
+/// Size of a block of the log, in bytes.
+const BLOCK: u64 = 4096;
+/// Fewest zones of a store with one shard; each further shard needs four more.
+const FEWEST_ZONES: u32 = 12;
+
+/// Makes a store on zones, whose contents are lost.
+///
+/// # Errors
+/// [`Error::Invalid`] for zones that are too few or too small, and for settings out of range; what resetting and writing return.
+pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
+    let handle = zones.open().await?;
+    let layout = Layout::new(handle.geometry(), BlockSize::new(BLOCK)?)?;
+    let shards = settings.shards.unwrap_or(runtime::shard_count().min(usize::from(MOST_SHARDS)) as u16);
+    if !(1..=MOST_SHARDS).contains(&shards) {
+        return Err(Error::invalid(format!("{shards} shards; expected 1 to {MOST_SHARDS}")));
+    }
+    check_zones(&layout, shards)?;
+    let (pool, identity) = recovery::format(&*handle, &layout).await?;
+    let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), OWNER, Vec::new());
+    let found = (0..shards).map(|_| FoundShard { manifest: Manifest::default(), writes: Vec::new() });
+    let homes = start((zones, handle), parts, (found.collect(), Vec::new()), settings).await?;
+    homes[0].with(|core: Rc<Core>| async move { core.take_checkpoint(false).await }).await?;
+    Ok(homes)
+}
+
+fn check_zones(layout: &Layout, shards: u16) -> Result<()> {
+    let fewest = FEWEST_ZONES + 4 * u32::from(shards - 1);
+    match layout.zones >= fewest {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "{} zones are too few for a store of {shards} shards; expected at least {fewest}: take smaller zones, or fewer shards",
+            layout.zones
+        ))),
+    }
+}
+
+/// Opens the store on these zones.
+///
+/// # Errors
+/// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
+pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
+    let handle = zones.open().await?;
+    let mut opening: Opening<Found> = recovery::open(&*handle, OWNER).await?;
+    let State { shards, mut stale } = State::decode(&opening.own)?;
+    let opening_unlisted = std::mem::take(&mut opening.unlisted);
+    recovery::check_streams(&opening.root, 2 * shards.len())?;
+    let mut found = Vec::new();
+    let mut clock = opening.root.clock;
+    for (shard, manifest) in (0..).zip(shards) {
+        found.push(replay(&*handle, &mut opening, shard, manifest, &mut clock).await?);
+    }
+    let parts = opening.finish(&*handle, clock).await?;
+    stale.extend(opening_unlisted.into_iter().map(|(zone, generation)| Stale { zone, generation, since: 0 }));
+    let homes = start((zones, handle), parts, (found, stale), settings).await?;
+    for home in &homes {
+        let flush = |core: Rc<Core>| async move { core.begin_replayed().await };
+        home.with(flush).await?;
+    }
+    let is_due = |core: Rc<Core>| async move {
+        match core.kit().checkpoints.is_due_at_open() {
+            true => core.take_checkpoint(false).await,
+            false => Ok(()),
+        }
+    };
+    homes[0].with(is_due).await?;
+    Ok(homes)
+}
+
+/// Bytes that several records have parts of, until they are complete.
+#[derive(Default)]
+struct Assembly {
+    bytes: Vec<u8>,
+    length: usize,
+    zones: SmallVec<[u32; 2]>,
+}
+
+impl Assembly {
+    /// Adds a part; returns the whole with its zones once it is complete.
+    fn add(&mut self, part: &[u8], offset: u32, length: u32, zone: u32) -> Option<(Vec<u8>, SmallVec<[u32; 2]>)> {
+        if offset == 0 {
+            *self = Assembly { length: length as usize, ..Assembly::default() };
+        }
+        if offset as usize != self.bytes.len() || length as usize != self.length {
+            // The first parts were refused, so the rest has no effect.
+            *self = Assembly::default();
+            return None;
+        }
+        let missing = self.length - self.bytes.len();
+        self.bytes.extend_from_slice(&part[..part.len().min(missing)]);
+        if !self.zones.contains(&zone) {
+            self.zones.push(zone);
+        }
+        (self.bytes.len() == self.length).then(|| {
+            let whole = std::mem::take(self);
+            (whole.bytes, whole.zones)
+        })
+    }
+}
+
+/// Replays the records of a shard over its manifest.
+async fn replay(
+    zones: &dyn Zones,
+    opening: &mut Opening<Found>,
+    shard: u16,
+    mut manifest: Manifest,
+    clock: &mut u64,
+) -> Result<FoundShard> {
+    let (users, tables) = (write_stream(shard), table_stream(shard));
+    let covered = &opening.root.covered;
+    let is_own = |record: &&Found| {
+        let is_after = |stream: StreamId| recovery::number_in(*record, stream).is_some_and(|number| number > covered.of(stream));
+        record.header.stream == tables && is_after(tables) || is_after(users)
+    };
+    let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
+    recovery::sort_for_replay(&mut records, users);
+    // Pieces of tables that no edit has added yet.
+    let mut pieces: HashMap<TableId, Vec<Extent>> = HashMap::new();
+    let mut writes: Vec<(Vec<u8>, SmallVec<[u32; 2]>, u64)> = Vec::new();
+    let (mut written, mut edited) = (Assembly::default(), Assembly::default());
+    for record in &records {
+        let (zone, mut position) = (record.header.zone, record.header.position + 1);
+        for item in Recorded::decode_all(record)? {
+            let blocks = item.blocks();
+            *clock += u64::from(blocks);
+            match item {
+                Recorded::Piece { table, first, blocks, from } => {
+                    let run = Extent { first, blocks, place: Place { zone, position } };
+                    manifest.next_table = manifest.next_table.max(table + 1);
+                    let known = manifest.tables.iter_mut().find(|known| known.id == table);
+                    let extents = known.map_or_else(|| pieces.entry(table).or_default(), |known| &mut known.extents);
+                    place(extents, run, from, |_, _| {});
+                }
+                Recorded::Body { is_edit, length, offset, inline, blocks } => {
+                    let part = match inline {
+                        Some(inline) => inline,
+                        None => scan::read(zones, &opening.layout, zone, position, blocks).await.map(|it| it.to_vec())?,
+                    };
+                    let assembly = if is_edit { &mut edited } else { &mut written };
+                    let whole = assembly.add(&part, offset, length, zone);
+                    match whole {
+                        Some((bytes, _)) if is_edit => apply_edit(&mut manifest, &mut pieces, Edit::decode(&bytes)?),
+                        Some((bytes, zones)) => {
+                            let number = recovery::number_in(record, users);
+                            let number = number.ok_or_else(|| Error::corrupt("writes in a record of tables"))?;
+                            decode_parts(&bytes, |part| {
+                                if part.shard == shard {
+                                    writes.push((part.bytes.to_vec(), zones.clone(), number));
+                                }
+                                Ok(())
+                            })?;
+                        }
+                        None => {}
+                    }
+                }
+            }
+            position += blocks;
+        }
+    }
+    let mut accounts = opening.pool.accounts();
+    for extent in manifest.tables.iter().flat_map(|table| &table.extents) {
+        if extent.place.zone >= opening.layout.zones
+            || extent.place.position.checked_add(extent.blocks).is_none_or(|end| end > opening.layout.zone_blocks)
+        {
+            return Err(Error::corrupt(format!("the manifest of shard {shard} names blocks outside the zones: {extent:?}")));
+        }
+        accounts.add_live(extent.place.zone, extent.blocks);
+    }
+    drop(accounts);
+    writes.retain(|(_, _, number)| *number > manifest.flushed.record);
+    Ok(FoundShard { manifest, writes })
+}
+
+/// Applies an edit of the log: a table's pieces may have been moved between the time at which the edit was made and its record.
+fn apply_edit(manifest: &mut Manifest, pieces: &mut HashMap<TableId, Vec<Extent>>, mut edit: Edit) {
+    for added in &mut edit.added {
+        let known = manifest.tables.iter().find(|table| table.id == added.id).map(|table| table.extents.clone());
+        if let Some(extents) = pieces.remove(&added.id).or(known) {
+            added.extents = extents;
+        }
+    }
+    manifest.apply(edit);
+}
+
+/// The shard of the runtime on which a shard of the store is.
+fn place_of(shard: u16) -> ShardIndex {
+    ShardIndex((runtime::current_shard().0 + usize::from(shard)) % runtime::shard_count())
+}
+
+async fn start(
+    (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
+    parts: Parts,
+    (found, stale): (Vec<FoundShard>, Vec<Stale>),
+    settings: &Settings,
+) -> Result<Vec<Home<Core>>> {
+    let (layout, shards) = (parts.layout, found.len() as u16);
+    let mut found = found.into_iter();
+    let first = found.next().ok_or_else(|| Error::corrupt("a store without a shard"))?;
+    let own = |shard: u16| [write_stream(shard), table_stream(shard)];
+    let core = {
+        let kit = |policy: Box<dyn Policy>| {
+            Kit::new(parts, handle, kit_settings(settings, &layout, (0, shards)), policy, &own(0))
+        };
+        let erasure = |kit: &Rc<Kit>| Erasure::new(kit.pool.clone(), settings.delete_persistence, stale);
+        Core::new((0, shards), kit, settings, first, erasure)?
+    };
+    let mut homes = vec![Home::here(core.clone())];
+    for (shard, found) in (1..).zip(found) {
+        let (peer, zones, settings, erasure) = (core.kit().peer(), zones.clone(), settings.clone(), core.erasure.clone());
+        let begin = move || async move {
+            let handle = zones.open().await?;
+            let kit = |policy: Box<dyn Policy>| {
+                Kit::join(peer, handle, kit_settings(&settings, &layout, (shard, shards)), policy, &own(shard))
+            };
+            Ok::<_, Error>(Home::here(Core::new((shard, shards), kit, &settings, found, |_| erasure)?))
+        };
+        homes.push(runtime::spawn_on(place_of(shard), begin).await??);
+    }
+    for home in &homes {
+        let homes = homes.clone();
+        let begin = |core: Rc<Core>| async move {
+            core.set_homes(homes);
+            lane::start(&core);
+            core.start_tasks();
+            Ok(())
+        };
+        home.with(begin).await?;
+    }
+    logkit::cleaner::start(&core);
+    Ok(homes)
+}

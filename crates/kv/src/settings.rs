@@ -1,0 +1,123 @@
+//! Settings of an open store; none of them is on the medium.
+
+use crate::policy::{Compaction, CompactionParameters, Placement};
+use crate::table;
+use block::Result;
+use std::time::Duration;
+
+/// When a write is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Acknowledge {
+    /// Once it is in memory: a crash of the program loses what wasn't written yet.
+    Buffered,
+    /// Once its record is written: a power cut loses what wasn't flushed yet, where the zones have a volatile cache.
+    #[default]
+    Written,
+    /// Once it is durable.
+    Flushed,
+}
+
+/// A rule that the store breaks on purpose: tests show that the crash oracle, worlds and the audit notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// A checkpoint covers writes that are in no table.
+    CoversBuffers,
+    /// A write buffer is released before its table is in the manifest.
+    ReleasesEarly,
+    /// Compaction drops tombstones of which older versions are below.
+    DropsTombstones,
+    /// Deleted tables are counted as dead while snapshots read them.
+    FreesTablesEarly,
+    /// Zones with deleted data aren't erased in time.
+    ForgetsZones,
+}
+
+/// Settings of an open store.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Number of shards of a new store; `None` for one for each shard of the runtime.
+    pub shards: Option<u16>,
+    /// When writes are acknowledged, unless a call says otherwise.
+    pub acknowledge: Acknowledge,
+    /// Memory of the active write buffers of all shards, in bytes.
+    pub buffer_bytes: u64,
+    /// Memory of the block cache, in bytes.
+    pub cache_bytes: u64,
+    /// Size at which a table is ended, in bytes.
+    pub table_bytes: u64,
+    /// Format of new tables.
+    pub table: table::Options,
+    /// Name of the compaction policy.
+    pub compaction: String,
+    /// Name of the placement policy.
+    pub placement: String,
+    /// Number of tables in level 0 that starts a compaction.
+    pub level0_tables: usize,
+    /// Number of tables in level 0 with which writes wait.
+    pub stop_tables: usize,
+    /// Size of level 1, in bytes, of all shards.
+    pub level_bytes: u64,
+    /// Ratio of the sizes of a level and the one before.
+    pub multiplier: u64,
+    /// Time in which a deleted key is gone from the medium; `None` for no promise.
+    pub delete_persistence: Option<Duration>,
+    /// Guarantee of a reset, with `delete_persistence`.
+    pub erase: block::EraseGuarantee,
+    /// The rule that is broken, in tests.
+    pub broken: Option<Broken>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            shards: None,
+            acknowledge: Acknowledge::default(),
+            buffer_bytes: 64 << 20,
+            cache_bytes: 64 << 20,
+            table_bytes: 32 << 20,
+            table: table::Options::default(),
+            compaction: "saturation".to_owned(),
+            placement: "lifetime".to_owned(),
+            level0_tables: 4,
+            stop_tables: 20,
+            level_bytes: 256 << 20,
+            multiplier: 10,
+            delete_persistence: None,
+            erase: block::EraseGuarantee::Erased,
+            broken: None,
+        }
+    }
+}
+
+impl Settings {
+    /// The compaction policy of one of `shards` shards.
+    ///
+    /// # Errors
+    /// [`block::Error::Invalid`] for an unknown name.
+    pub fn compaction(&self) -> Result<Box<dyn Compaction>> {
+        crate::policy::compaction(&self.compaction, self.parameters())
+    }
+
+    /// The placement policy.
+    ///
+    /// # Errors
+    /// [`block::Error::Invalid`] for an unknown name.
+    pub fn placement(&self) -> Result<Box<dyn Placement>> {
+        crate::policy::placement(&self.placement)
+    }
+
+    fn parameters(&self) -> CompactionParameters {
+        CompactionParameters {
+            level0_tables: self.level0_tables,
+            level_bytes: self.level_bytes,
+            multiplier: self.multiplier,
+            delete_persistence: self.delete_persistence,
+            ..CompactionParameters::default()
+        }
+    }
+
+    /// Whether a rule is broken on purpose.
+    pub(crate) fn breaks(&self, rule: Broken) -> bool {
+        cfg!(debug_assertions) && self.broken == Some(rule)
+    }
+}

@@ -1,0 +1,637 @@
+//! The store as programs use it: keys and values, batches, scans, snapshots.
+//!
+//! A [`Store`] may be used on every shard of the runtime, and cloned. Each key belongs to one shard of the store, by its hash; the work is done there.
+
+use crate::batch::{Batch, Write, now};
+use crate::core::Core;
+use crate::entry::{Sequence, Timestamp};
+use crate::reads::{Pairs, Scan, Stored};
+use crate::recovery;
+use crate::settings::{Acknowledge, Settings};
+use block::{Error, Result, Status, ZonesPart};
+use logkit::{Mover, Owner};
+use runtime::Home;
+use serde_json::json;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Most bytes of a scan's answer from one shard.
+const SCAN_BYTES: usize = 1 << 20;
+/// Pairs that an iterator fetches at a time.
+const FETCHED: usize = 64;
+
+/// An open store.
+#[derive(Clone)]
+pub struct Store {
+    homes: Arc<[Home<Core>]>,
+    zones: Arc<dyn ZonesPart>,
+    acknowledge: Acknowledge,
+    /// Whether the zones belong to others, who close them.
+    is_lent: bool,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Store({} shards)", self.homes.len())
+    }
+}
+
+/// Shard of a key, of so many.
+pub fn shard_of_key(key: &[u8], shards: usize) -> u16 {
+    let hash = key.iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
+    });
+    // The high bits of FNV-1a depend on all bytes after one more multiplication.
+    let mixed = (hash ^ hash >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32;
+    ((mixed * shards as u64) >> 32) as u16
+}
+
+/// What the store saw at one moment, for as long as this lives.
+#[derive(Debug)]
+pub struct Snapshot {
+    homes: Arc<[Home<Core>]>,
+    sequences: Vec<Sequence>,
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        if !runtime::is_on_shard() {
+            return;
+        }
+        for (home, sequence) in self.homes.iter().cloned().zip(self.sequences.iter().copied()) {
+            let release = move |core: Rc<Core>| async move {
+                core.release_snapshot(sequence);
+                Ok(())
+            };
+            // A store that is closed has no snapshots.
+            runtime::spawn(async move { home.with(release).await.ok() }).detach();
+        }
+    }
+}
+
+impl Store {
+    /// Makes a store on zones, whose contents are lost, and opens it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for zones that are too few or too small, and for settings out of range; what resetting and writing return.
+    pub async fn format(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
+        let homes = recovery::format(&zones, settings).await?;
+        Ok(Store { homes: homes.into(), zones, acknowledge: settings.acknowledge, is_lent: false })
+    }
+
+    /// Opens the store on these zones.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
+    pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
+        let homes = recovery::open(&zones, settings).await?;
+        Ok(Store { homes: homes.into(), zones, acknowledge: settings.acknowledge, is_lent: false })
+    }
+
+    /// The store, whose zones aren't closed with it.
+    #[must_use]
+    pub fn on_lent_zones(self) -> Self {
+        Store { is_lent: true, ..self }
+    }
+
+    /// Number of shards.
+    pub fn shards(&self) -> usize {
+        self.homes.len()
+    }
+
+    fn home(&self, key: &[u8]) -> &Home<Core> {
+        &self.homes[usize::from(shard_of_key(key, self.homes.len()))]
+    }
+
+    /// The value of a key; `None` where the key doesn't exist.
+    ///
+    /// # Errors
+    /// What reading returns; [`Error::Closed`].
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Stored>> {
+        self.get_at(key, None).await
+    }
+
+    /// The value that a key had at a snapshot.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub async fn get_in(&self, snapshot: &Snapshot, key: &[u8]) -> Result<Option<Stored>> {
+        let sequence = snapshot.sequences[usize::from(shard_of_key(key, self.homes.len()))];
+        self.get_at(key, Some(sequence)).await
+    }
+
+    async fn get_at(&self, key: &[u8], snapshot: Option<Sequence>) -> Result<Option<Stored>> {
+        let home = self.home(key);
+        if home.is_here() {
+            return home.get()?.get(key, snapshot).await;
+        }
+        let key = key.to_vec();
+        home.with(move |core: Rc<Core>| async move { core.get(&key, snapshot).await }).await
+    }
+
+    /// Sets a key, acknowledged as the store is set.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a key or value that is too large, [`Error::NoSpace`], the failure of the log.
+    pub async fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.write_one(Write::Put { key, value, expires: None }).await
+    }
+
+    /// Sets a key, which ends to exist at a time.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn put_until(&self, key: &[u8], value: &[u8], expires: Timestamp) -> Result<()> {
+        self.write_one(Write::Put { key, value, expires: Some(expires) }).await
+    }
+
+    /// Deletes a key, whether it exists or not.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn delete(&self, key: &[u8]) -> Result<()> {
+        self.write_one(Write::Delete { key, deleted: now() }).await
+    }
+
+    /// Deletes the keys from `from` on and below `to`.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn delete_range(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.delete_range(from, to);
+        self.write(batch, self.acknowledge).await
+    }
+
+    async fn write_one(&self, write: Write<'_>) -> Result<()> {
+        write.check()?;
+        let (Write::Put { key, .. } | Write::Delete { key, .. } | Write::DeleteRange { from: key, .. }) = write;
+        let mut batch = Batch::new();
+        batch.push(write);
+        self.write_to(self.home(key), batch, self.acknowledge).await
+    }
+
+    async fn write_to(&self, home: &Home<Core>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        if home.is_here() {
+            return home.get()?.write(batch, acknowledge).await;
+        }
+        home.with(move |core: Rc<Core>| async move { core.write(batch, acknowledge).await }).await
+    }
+
+    /// Writes a batch: all of it takes effect, after a crash, too, or nothing.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); [`Error::Invalid`] for a batch of several shards that is larger than an append to the zones.
+    pub async fn write(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        let shards = self.homes.len();
+        let mut parts: Vec<Batch> = vec![Batch::new(); shards];
+        let mut checked = Ok(());
+        batch.for_each(|write| {
+            if let Err(error) = write.check() {
+                checked = Err(error);
+            }
+            match write {
+                Write::Put { key, .. } | Write::Delete { key, .. } => {
+                    parts[usize::from(shard_of_key(key, shards))].push(write);
+                }
+                Write::DeleteRange { .. } => parts.iter_mut().for_each(|part| part.push(write)),
+            }
+        });
+        checked?;
+        let mut parts: Vec<(u16, Batch)> = (0..).zip(parts).filter(|(_, part)| !part.is_empty()).collect();
+        match parts.len() {
+            0 => Ok(()),
+            1 => {
+                let (shard, part) = parts.remove(0);
+                self.write_to(&self.homes[usize::from(shard)], part, acknowledge).await
+            }
+            _ => {
+                self.homes[0].with(move |core: Rc<Core>| async move { core.write_joint(parts).await }).await?;
+                match acknowledge {
+                    Acknowledge::Flushed => self.flush().await,
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Reads a key and writes it, with no other write of the key between: `change` gets the present value, and returns what to write, if anything, and
+    /// the result. What it returns is written to this key.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn update<R: Send + 'static>(
+        &self,
+        key: &[u8],
+        change: impl FnOnce(Option<Stored>) -> (Option<Update>, R) + Send + 'static,
+    ) -> Result<R> {
+        let (home, key, acknowledge) = (self.home(key), key.to_vec(), self.acknowledge);
+        let update = move |core: Rc<Core>| async move {
+            let entered = core.gate.update(&key).await;
+            let (update, result) = change(core.get(&key, None).await?);
+            if let Some(update) = update {
+                let write = match &update {
+                    Update::Put(stored) => Write::Put { key: &key, value: &stored.value, expires: stored.expires },
+                    Update::Delete => Write::Delete { key: &key, deleted: now() },
+                };
+                write.check()?;
+                let mut batch = Batch::new();
+                batch.push(write);
+                core.write_entered(batch, acknowledge).await?;
+            }
+            drop(entered);
+            if acknowledge == Acknowledge::Flushed {
+                logkit::flusher::flush(&*core).await?;
+            }
+            Ok(result)
+        };
+        home.with(update).await
+    }
+
+    /// The next pairs of a range of keys, in order, and whether there are more.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn scan(&self, snapshot: Option<&Snapshot>, scan: Scan) -> Result<(Pairs, bool)> {
+        let asked = self.homes.iter().enumerate().map(|(shard, home)| {
+            let mut scan = scan.clone();
+            scan.snapshot = snapshot.map(|snapshot| snapshot.sequences[shard]);
+            scan.most_bytes = scan.most_bytes.min(SCAN_BYTES);
+            async move {
+                match home.is_here() {
+                    true => home.get()?.scan(scan).await,
+                    false => home.with(move |core: Rc<Core>| async move { core.scan(scan).await }).await,
+                }
+            }
+        });
+        let mut answers = Vec::new();
+        for answer in runtime::join_all(asked).await {
+            answers.push(answer?);
+        }
+        Ok(join(answers, scan.is_backward, scan.most))
+    }
+
+    /// What the store has at this moment, for reads until it is dropped. Compaction keeps it meanwhile, so deletes of it aren't persistent.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn snapshot(&self) -> Result<Snapshot> {
+        let sequences = self.homes[0].with(|core: Rc<Core>| async move { core.take_snapshot().await }).await?;
+        Ok(Snapshot { homes: self.homes.clone(), sequences })
+    }
+
+    /// An iterator over the keys of a snapshot from `from` on and below `to`, at none.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn iterate(&self, from: &[u8], to: Option<&[u8]>) -> Result<Iterator> {
+        let snapshot = self.snapshot().await?;
+        let (from, to) = (from.to_vec(), to.map(<[u8]>::to_vec));
+        Ok(Iterator { store: self.clone(), snapshot, from, to, fetched: Pairs::new(), at: 0, is_backward: false, has_more: false })
+    }
+
+    /// Makes durable what was acknowledged.
+    ///
+    /// # Errors
+    /// What flushing the zones returns.
+    pub async fn flush(&self) -> Result<()> {
+        for home in self.homes.iter() {
+            let flush = |core: Rc<Core>| async move {
+                core.settle().await?;
+                logkit::flusher::flush(&*core).await
+            };
+            home.with(flush).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes all buffers as tables.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the failure of the log.
+    pub async fn flush_buffers(&self) -> Result<()> {
+        for home in self.homes.iter() {
+            let flush = |core: Rc<Core>| async move {
+                core.settle().await?;
+                core.flush_buffers().await
+            };
+            home.with(flush).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes what isn't written yet and a last checkpoint, and closes the store.
+    ///
+    /// # Errors
+    /// The failure of the log; what writing returns.
+    pub async fn close(&self) -> Result<()> {
+        let mut closed = Ok(());
+        for home in self.homes.iter() {
+            let settle = |core: Rc<Core>| async move {
+                core.settle().await?;
+                match core.flush_buffers().await {
+                    // What isn't in tables is in the log.
+                    Err(Error::NoSpace(_)) => Ok(()),
+                    outcome => outcome,
+                }
+            };
+            closed = closed.and(home.with(settle).await);
+        }
+        let end = |core: Rc<Core>| async move {
+            core.kit().begin_closing();
+            core.wake();
+            core.kit().tasks.ended().await;
+            Ok(())
+        };
+        for home in self.homes.iter().rev() {
+            closed = closed.and(home.with(end).await);
+        }
+        for home in self.homes.iter() {
+            let seal = |core: Rc<Core>| async move {
+                let mut zones = core.zones.replace(Mover::new(0));
+                zones.close(&*core).await;
+                Ok(())
+            };
+            closed = closed.and(home.with(seal).await);
+        }
+        let is_clean = |core: Rc<Core>| async move { Ok(core.active.borrow().is_empty() && core.frozen.borrow().is_empty()) };
+        let mut clean = true;
+        for home in self.homes.iter() {
+            clean &= home.with(is_clean).await.unwrap_or(false);
+        }
+        let last = move |core: Rc<Core>| async move { core.take_checkpoint(clean).await };
+        closed = closed.and(self.homes[0].with(last).await);
+        for home in self.homes.iter() {
+            closed = closed.and(home.forget().await);
+        }
+        match self.is_lent {
+            true => closed,
+            false => closed.and(self.zones.close().await),
+        }
+    }
+
+    /// Numbers for operators.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn status(&self) -> Result<Status> {
+        let mut shards = Vec::new();
+        for home in self.homes.iter() {
+            shards.push(home.with(|core: Rc<Core>| async move { Ok(core.status()) }).await?);
+        }
+        let mut status = Status::new();
+        status.insert("shards".into(), json!(self.homes.len()));
+        let sum = |name: &str| shards.iter().filter_map(|shard| shard.get(name)?.as_u64()).sum::<u64>();
+        for name in SUMMED {
+            status.insert((*name).into(), json!(sum(name)));
+        }
+        let home = self.homes[0].with(|core: Rc<Core>| async move { Ok(core.home_status()) }).await?;
+        status.extend(home);
+        let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
+        status.insert("levels".into(), levels.collect());
+        Ok(status)
+    }
+}
+
+/// Numbers of shards whose sum is that of the store.
+const SUMMED: &[&str] = &[
+    "tables",
+    "table_bytes",
+    "entries",
+    "tombstones",
+    "buffer_bytes",
+    "client_bytes",
+    "flushed_bytes",
+    "compacted_bytes",
+    "written_bytes",
+    "moved_bytes",
+    "compactions",
+    "stalls",
+    "cache_bytes",
+    "cache_hits",
+    "cache_misses",
+    "snapshots",
+];
+
+/// What an update writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Update {
+    /// Sets the key.
+    Put(Stored),
+    /// Deletes the key.
+    Delete,
+}
+
+/// Joins the answers of shards to a scan. A shard that has more ends what can be said: beyond its last pair others may have smaller keys.
+fn join(answers: Vec<(Pairs, bool)>, is_backward: bool, most: usize) -> (Pairs, bool) {
+    if answers.len() == 1 {
+        return answers.into_iter().next().unwrap_or_default();
+    }
+    let is_before = |a: &[u8], b: &[u8]| if is_backward { a > b } else { a < b };
+    let ends = answers.iter().filter(|(_, has_more)| *has_more).map(|(pairs, _)| pairs.last().map(|(key, _)| key.clone()));
+    let mut end: Option<Vec<u8>> = None;
+    let mut has_more = false;
+    for last in ends {
+        has_more = true;
+        if let Some(last) = last
+            && end.as_ref().is_none_or(|end| is_before(&last, end))
+        {
+            end = Some(last);
+        }
+    }
+    let mut pairs: Pairs = answers.into_iter().flat_map(|(pairs, _)| pairs).collect();
+    match is_backward {
+        true => pairs.sort_by(|a, b| b.0.cmp(&a.0)),
+        false => pairs.sort_by(|a, b| a.0.cmp(&b.0)),
+    }
+    if let Some(end) = end {
+        let known = pairs.partition_point(|(key, _)| !is_before(&end, key));
+        pairs.truncate(known);
+    }
+    if pairs.len() > most {
+        pairs.truncate(most);
+        has_more = true;
+    }
+    (pairs, has_more)
+}
+
+/// Walks through the keys of a snapshot, in both directions.
+#[derive(Debug)]
+pub struct Iterator {
+    store: Store,
+    snapshot: Snapshot,
+    from: Vec<u8>,
+    to: Option<Vec<u8>>,
+    /// Pairs in the direction in which it goes.
+    fetched: Pairs,
+    at: usize,
+    is_backward: bool,
+    /// Whether there are more after those that were fetched.
+    has_more: bool,
+}
+
+impl Iterator {
+    /// The key and the value at which it is; `None` where there is none.
+    pub fn pair(&self) -> Option<(&[u8], &[u8])> {
+        self.fetched.get(self.at).map(|(key, value)| (key.as_slice(), value.as_slice()))
+    }
+
+    async fn fetch(&mut self, from: Vec<u8>, to: Option<Vec<u8>>, is_backward: bool) -> Result<()> {
+        let scan = Scan { from, to, is_backward, snapshot: None, most: FETCHED, most_bytes: SCAN_BYTES };
+        let (pairs, has_more) = self.store.scan(Some(&self.snapshot), scan).await?;
+        (self.fetched, self.has_more, self.at, self.is_backward) = (pairs, has_more, 0, is_backward);
+        Ok(())
+    }
+
+    /// Goes to the first key.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn seek_first(&mut self) -> Result<()> {
+        self.fetch(self.from.clone(), self.to.clone(), false).await
+    }
+
+    /// Goes to the last key.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn seek_last(&mut self) -> Result<()> {
+        self.fetch(self.from.clone(), self.to.clone(), true).await
+    }
+
+    /// Goes to the first key that isn't before `key`.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn seek(&mut self, key: &[u8]) -> Result<()> {
+        self.fetch(self.from.clone().max(key.to_vec()), self.to.clone(), false).await
+    }
+
+    /// Goes to the last key that is before `key`.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn seek_before(&mut self, key: &[u8]) -> Result<()> {
+        let to = self.to.clone().map_or_else(|| key.to_vec(), |to| to.min(key.to_vec()));
+        self.fetch(self.from.clone(), Some(to), true).await
+    }
+
+    /// Goes to the next key, from one.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn next(&mut self) -> Result<()> {
+        let Some((key, _)) = self.fetched.get(self.at) else { return Ok(()) };
+        if !self.is_backward && (self.at + 1 < self.fetched.len() || !self.has_more) {
+            self.at += 1;
+            return Ok(());
+        }
+        // The first key after this one.
+        let mut after = key.clone();
+        after.push(0);
+        self.fetch(after, self.to.clone(), false).await
+    }
+
+    /// Goes to the key before, from one.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn previous(&mut self) -> Result<()> {
+        let Some((key, _)) = self.fetched.get(self.at) else { return Ok(()) };
+        if self.is_backward && (self.at + 1 < self.fetched.len() || !self.has_more) {
+            self.at += 1;
+            return Ok(());
+        }
+        let key = key.clone();
+        self.fetch(self.from.clone(), Some(key), true).await
+    }
+}
+
+impl Core {
+    /// Numbers of this shard.
+    fn status(&self) -> Status {
+        let levels = self.levels.borrow().clone();
+        let sum = |of: fn(&crate::table::Summary) -> u64| levels.all().map(|table| of(&table.meta.summary)).sum::<u64>();
+        let buffers = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum::<usize>()
+            + self.active.borrow().memtable.bytes();
+        let (cache_bytes, hits, misses) = self.cache.statistics();
+        let work = &self.work;
+        let mut status = Status::new();
+        let numbers = [
+            ("tables", levels.all().count() as u64),
+            ("table_bytes", sum(|summary| summary.length)),
+            ("entries", sum(|summary| summary.entries)),
+            ("tombstones", sum(|summary| summary.tombstones + summary.range_tombstones)),
+            ("buffer_bytes", buffers as u64),
+            ("client_bytes", work.client_bytes.get()),
+            ("flushed_bytes", work.flushed_bytes.get()),
+            ("compacted_bytes", work.compacted_bytes.get()),
+            ("written_bytes", work.written_bytes.get()),
+            ("moved_bytes", work.moved_bytes.get()),
+            ("compactions", work.compactions.get()),
+            ("stalls", work.stalls.get()),
+            ("cache_bytes", cache_bytes),
+            ("cache_hits", hits),
+            ("cache_misses", misses),
+            ("snapshots", self.snapshots.borrow().values().map(|count| u64::from(*count)).sum()),
+        ];
+        status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
+        let levels = levels.0.iter().map(|level| {
+            json!({"tables": level.len(), "bytes": level.iter().map(|table| table.meta.summary.length).sum::<u64>()})
+        });
+        status.insert("levels".into(), levels.collect());
+        status
+    }
+
+    /// Numbers of the log and of the promise of deletes.
+    fn home_status(&self) -> Status {
+        let counters = &self.kit().counters;
+        let block = self.kit().layout.block_size.bytes();
+        let mut status = Status::new();
+        let numbers = [
+            ("zones", u64::from(self.kit().pool.count(|_| true))),
+            ("free_zones", u64::from(self.kit().pool.free())),
+            ("damaged_zones", u64::from(self.kit().pool.damaged())),
+            ("reset_zones", counters.reset_zones.load(Ordering::Relaxed)),
+            ("checkpoints", counters.checkpoints.load(Ordering::Relaxed)),
+            ("log_bytes", counters.user_blocks.load(Ordering::Relaxed) * block),
+            ("overhead_bytes", counters.overhead_blocks.load(Ordering::Relaxed) * block),
+        ];
+        status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
+        if let Some(persistence) = self.settings.delete_persistence {
+            let (overdue, late, longest) = self.erasure.alarms();
+            let seconds = |time: Duration| time.as_secs_f64();
+            let promise = json!({
+                "seconds": seconds(persistence),
+                "zones_overdue": overdue,
+                "zones_late": late,
+                "longest_zone_seconds": longest as f64 / 1000.0,
+                "reason": self.why_overdue(overdue),
+            });
+            status.insert("delete_persistence".into(), promise);
+        }
+        status
+    }
+
+    /// Why zones are overdue; empty where none is.
+    fn why_overdue(&self, overdue: usize) -> String {
+        if overdue == 0 {
+            return String::new();
+        }
+        if let Some(error) = self.kit().failure().or_else(|| self.kit().stuck()) {
+            return error.to_string();
+        }
+        if let Some(error) = &*self.background_error.borrow() {
+            return error.to_string();
+        }
+        if !self.snapshots.borrow().is_empty() {
+            return "a snapshot or an iterator is older than the deadline".to_owned();
+        }
+        if self.kit().pool.damaged() > 0 {
+            return "a zone can't be read, written or reset".to_owned();
+        }
+        "zones are being emptied".to_owned()
+    }
+}

@@ -1,0 +1,401 @@
+//! Tables in zones: where their blocks are, and reads of them through the cache.
+
+use crate::entry::Sequence;
+use crate::erasure::Erasure;
+use crate::item::Place;
+use crate::manifest::{Extent, TableId, TableMeta};
+use crate::table::{Block, BlockHandle, Reader, Source, TableCursor};
+use block::{Buffer, Error, Result};
+use logkit::Kit;
+use logkit::readers::ShardReads;
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Most bytes that a sequential read asks for at a time.
+const READ_AHEAD: usize = 512 << 10;
+
+/// The blocks of a table. They are live as long as anything uses the table.
+pub struct TableFile {
+    /// Its number.
+    pub id: TableId,
+    kit: Rc<Kit>,
+    erasure: Arc<Erasure>,
+    extents: RefCell<Vec<Extent>>,
+    /// Newest snapshot that was live when it was written and may keep its tombstones.
+    held_by: Cell<Option<Sequence>>,
+}
+
+impl std::fmt::Debug for TableFile {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "TableFile({})", self.id)
+    }
+}
+
+impl TableFile {
+    /// A table of which no block is written yet.
+    pub fn new(id: TableId, kit: &Rc<Kit>, erasure: &Arc<Erasure>) -> Rc<Self> {
+        TableFile::with(id, kit, erasure, Vec::new())
+    }
+
+    /// A table whose blocks are counted as live already.
+    pub fn with(id: TableId, kit: &Rc<Kit>, erasure: &Arc<Erasure>, extents: Vec<Extent>) -> Rc<Self> {
+        let (kit, erasure) = (kit.clone(), erasure.clone());
+        Rc::new(TableFile { id, kit, erasure, extents: RefCell::new(extents), held_by: Cell::new(None) })
+    }
+
+    /// Notes the newest snapshot that may keep its tombstones.
+    pub fn hold(&self, held_by: Option<Sequence>) {
+        self.held_by.set(held_by);
+    }
+
+    /// The newest snapshot that may keep its tombstones.
+    pub fn held_by(&self) -> Option<Sequence> {
+        self.held_by.get()
+    }
+
+    /// Its blocks.
+    pub fn extents(&self) -> Vec<Extent> {
+        self.extents.borrow().clone()
+    }
+
+    /// Whether a block is at a place.
+    pub fn is_at(&self, block: u32, place: Place) -> bool {
+        self.place_of(block) == Some(place)
+    }
+
+    fn place_of(&self, block: u32) -> Option<Place> {
+        let extents = self.extents.borrow();
+        let at = extents.partition_point(|extent| extent.end() <= block);
+        let extent = extents.get(at).filter(|extent| extent.first <= block)?;
+        Some(extent.place.after(block - extent.first))
+    }
+
+    /// Appends blocks that were written, or moves blocks that the cleaner has moved from `from`; counts them as live. A move of blocks that
+    /// are elsewhere meanwhile has no effect.
+    pub fn written(&self, first: u32, blocks: u32, from: Place, to: Place) {
+        let mut extents = self.extents.borrow_mut();
+        let mut accounts = self.kit.pool.accounts();
+        let clock = self.kit.clock();
+        let mut stale: SmallVec<[u32; 2]> = SmallVec::new();
+        place(&mut extents, Extent { first, blocks, place: to }, from, |extent, is_new| match is_new {
+            true => accounts.add_live(extent.place.zone, extent.blocks),
+            false => {
+                accounts.remove_live(extent.place.zone, extent.blocks, clock);
+                stale.push(extent.place.zone);
+            }
+        });
+        drop(accounts);
+        stale.into_iter().for_each(|zone| self.erasure.stale(zone));
+    }
+
+    /// Visits the runs of the table that are in a zone.
+    pub fn in_zone(&self, zone: u32, mut visit: impl FnMut(Extent)) {
+        self.extents.borrow().iter().filter(|extent| extent.place.zone == zone).for_each(|extent| visit(*extent));
+    }
+
+    /// Reads bytes of the table.
+    pub(crate) async fn read(&self, reads: &ShardReads, offset: u64, length: usize) -> Result<Buffer> {
+        let block = self.kit.layout.block_bytes();
+        let first = offset / block as u64;
+        let end = (offset + length as u64).div_ceil(block as u64);
+        // From the lookup until the read has ended, no zone is reset.
+        let _reading = reads.begin();
+        let mut pieces = Vec::with_capacity(1);
+        let mut at = first;
+        while at < end {
+            let extents = self.extents.borrow();
+            let found = extents.partition_point(|extent| u64::from(extent.end()) <= at);
+            let Some(extent) = extents.get(found).filter(|extent| u64::from(extent.first) <= at) else {
+                return Err(Error::corrupt(format!("table {}: block {at} is beyond its end", self.id)));
+            };
+            let taken = u64::from(extent.end()).min(end) - at;
+            pieces.push((extent.place.after((at - u64::from(extent.first)) as u32), taken as usize));
+            at += taken;
+        }
+        let mut whole: Option<Buffer> = None;
+        for (place, blocks) in pieces {
+            let address = self.kit.layout.address(place.zone, place.position);
+            let (outcome, buffer) = self.kit.zones.read(address, Buffer::new(blocks * block)).await;
+            outcome.map_err(|error| error.in_context(format!("table {} in zone {}", self.id, place.zone)))?;
+            match &mut whole {
+                None => whole = Some(buffer),
+                Some(whole) => {
+                    let mut joined = Buffer::new(whole.len() + buffer.len());
+                    joined.append(whole.filled());
+                    joined.append(buffer.filled());
+                    *whole = joined;
+                }
+            }
+        }
+        Ok(whole.unwrap_or_else(|| Buffer::new(0)))
+    }
+}
+
+/// Puts a run of blocks to its place: new ones after the last one, and with `from` those that are still there. `change` is told of the runs that are
+/// live from now on (true) and no more (false).
+pub fn place(extents: &mut Vec<Extent>, run: Extent, from: Place, mut change: impl FnMut(Extent, bool)) {
+    if from == Place::NOWHERE {
+        change(run, true);
+        match extents.last_mut() {
+            Some(last) if last.end() == run.first && last.place.after(last.blocks) == run.place => {
+                last.blocks += run.blocks;
+            }
+            _ => extents.push(run),
+        }
+        return;
+    }
+    let mut placed = Vec::with_capacity(extents.len() + 2);
+    for extent in extents.drain(..) {
+        let (begin, end) = (extent.first.max(run.first), extent.end().min(run.end()));
+        let is_there = begin < end && extent.place.after(begin - extent.first) == from.after(begin - run.first);
+        if !is_there {
+            placed.push(extent);
+            continue;
+        }
+        let part = |first: u32, end: u32, of: Extent| Extent { first, blocks: end - first, place: of.place.after(first - of.first) };
+        let (old, new) = (part(begin, end, extent), part(begin, end, run));
+        change(new, true);
+        change(old, false);
+        let pieces = [part(extent.first, begin, extent), new, part(end, extent.end(), extent)];
+        placed.extend(pieces.into_iter().filter(|piece| piece.blocks > 0));
+    }
+    *extents = placed;
+}
+
+impl Drop for TableFile {
+    fn drop(&mut self) {
+        let mut accounts = self.kit.pool.accounts();
+        let clock = self.kit.clock();
+        self.extents.borrow().iter().for_each(|extent| accounts.remove_live(extent.place.zone, extent.blocks, clock));
+        drop(accounts);
+        self.extents.borrow().iter().for_each(|extent| self.erasure.stale(extent.place.zone));
+        self.kit.events.cleaner.notify_all();
+    }
+}
+
+/// Key of a block in the cache: the table, and the offset of the block.
+type Key = (TableId, u64);
+
+/// Hash of keys: offsets and numbers of tables are spread by one multiplication.
+#[derive(Debug, Default)]
+pub struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(29) ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Weight;
+
+impl quick_cache::Weighter<Key, Arc<Block>> for Weight {
+    fn weight(&self, _key: &Key, block: &Arc<Block>) -> u64 {
+        block.memory_bytes() as u64 + 64
+    }
+}
+
+type Blocks = quick_cache::unsync::Cache<Key, Arc<Block>, Weight, BuildHasherDefault<KeyHasher>>;
+
+/// Decoded blocks of the tables of a shard, the most useful ones up to a number of bytes.
+pub struct BlockCache {
+    blocks: RefCell<Blocks>,
+    hits: Cell<u64>,
+    misses: Cell<u64>,
+}
+
+impl std::fmt::Debug for BlockCache {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "BlockCache({} bytes)", self.blocks.borrow().weight())
+    }
+}
+
+impl BlockCache {
+    /// A cache of this many bytes.
+    pub fn new(bytes: u64) -> Self {
+        let blocks = Blocks::with((bytes / 4096).max(16) as usize, bytes, Weight, BuildHasherDefault::default(), Default::default());
+        BlockCache { blocks: RefCell::new(blocks), hits: Cell::new(0), misses: Cell::new(0) }
+    }
+
+    /// Bytes in use, and the numbers of hits and misses.
+    pub fn statistics(&self) -> (u64, u64, u64) {
+        (self.blocks.borrow().weight(), self.hits.get(), self.misses.get())
+    }
+
+    fn get(&self, key: Key) -> Option<Arc<Block>> {
+        let found = self.blocks.borrow().get(&key).cloned();
+        let count = if found.is_some() { &self.hits } else { &self.misses };
+        count.set(count.get() + 1);
+        found
+    }
+
+    fn insert(&self, key: Key, block: &Arc<Block>) {
+        self.blocks.borrow_mut().insert(key, block.clone());
+    }
+}
+
+/// Reads the blocks of a table through the cache.
+#[derive(Debug, Clone)]
+pub struct Cached {
+    file: Rc<TableFile>,
+    cache: Rc<BlockCache>,
+    reads: Arc<ShardReads>,
+}
+
+impl Source for Cached {
+    async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
+        let key = (self.file.id, handle.offset);
+        if let Some(block) = self.cache.get(key) {
+            return Ok(block);
+        }
+        let buffer = self.file.read(&self.reads, handle.offset, handle.length as usize).await?;
+        let from = (handle.offset % self.file.kit.layout.block_size.bytes()) as usize;
+        let block = Arc::new(decode(&self.file, buffer.filled(), from, handle)?);
+        self.cache.insert(key, &block);
+        Ok(block)
+    }
+}
+
+fn decode(file: &TableFile, bytes: &[u8], from: usize, handle: BlockHandle) -> Result<Block> {
+    let stored = bytes.get(from..from + handle.length as usize);
+    let stored = stored.ok_or_else(|| Error::corrupt(format!("table {}: a block is beyond its end", file.id)))?;
+    Block::decode(stored, handle).map_err(|error| error.in_context(format!("table {}", file.id)))
+}
+
+/// Reads the blocks of a table one after another, past the cache.
+#[derive(Debug)]
+pub struct Sequential {
+    file: Rc<TableFile>,
+    reads: Arc<ShardReads>,
+    bytes: u64,
+    /// What was read last, and where it begins.
+    window: RefCell<(u64, Buffer)>,
+}
+
+impl Source for Sequential {
+    async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
+        let (offset, length) = (handle.offset, handle.length as usize);
+        let is_inside = |window: &(u64, Buffer)| {
+            window.0 <= offset && offset + length as u64 <= window.0 + window.1.filled().len() as u64
+        };
+        let is_there = is_inside(&self.window.borrow());
+        if !is_there {
+            let block = self.file.kit.layout.block_size.bytes();
+            let begin = offset - offset % block;
+            let most = self.bytes.next_multiple_of(block).saturating_sub(begin);
+            let wanted = (offset + length as u64 - begin).max(READ_AHEAD as u64).min(most);
+            let buffer = self.file.read(&self.reads, begin, wanted as usize).await?;
+            self.window.replace((begin, buffer));
+        }
+        let window = self.window.borrow();
+        let from = offset.saturating_sub(window.0) as usize;
+        Ok(Arc::new(decode(&self.file, window.1.filled(), from, handle)?))
+    }
+}
+
+/// A table that a cursor holds.
+#[derive(Debug, Clone)]
+pub struct CachedReader(Rc<Table>);
+
+impl Deref for CachedReader {
+    type Target = Reader<Cached>;
+
+    fn deref(&self) -> &Reader<Cached> {
+        &self.0.reader
+    }
+}
+
+/// A table of a tree.
+#[derive(Debug)]
+pub struct Table {
+    /// What the manifest says of it; its extents are those of the file.
+    pub meta: TableMeta,
+    /// Its blocks.
+    pub file: Rc<TableFile>,
+    reader: Reader<Cached>,
+}
+
+impl Table {
+    /// A table that is written.
+    pub fn new(meta: TableMeta, file: Rc<TableFile>, cache: &Rc<BlockCache>, reads: &Arc<ShardReads>) -> Rc<Self> {
+        let source = Cached { file: file.clone(), cache: cache.clone(), reads: reads.clone() };
+        let reader = Reader::new(source, &meta.summary);
+        Rc::new(Table { meta, file, reader })
+    }
+
+    /// What reads it through the cache.
+    pub fn reader(&self) -> &Reader<Cached> {
+        &self.reader
+    }
+
+    /// Cursor that reads it through the cache.
+    pub fn cursor(self: &Rc<Self>) -> TableCursor<CachedReader> {
+        TableCursor::new(CachedReader(self.clone()))
+    }
+
+    /// Cursor that reads all of it, past the cache.
+    pub fn sequential(&self, reads: &Arc<ShardReads>) -> TableCursor<Rc<Reader<Sequential>>> {
+        let source = Sequential {
+            file: self.file.clone(),
+            reads: reads.clone(),
+            bytes: self.meta.summary.length,
+            window: RefCell::new((0, Buffer::new(0))),
+        };
+        TableCursor::new(Rc::new(Reader::new(source, &self.meta.summary)))
+    }
+
+    /// Whether it says anything of a key, by its bounds.
+    pub fn may_have(&self, key: &[u8]) -> bool {
+        self.meta.summary.covers(key)
+    }
+
+    /// The meta for the manifest, with the present places.
+    pub fn present_meta(&self) -> TableMeta {
+        TableMeta { extents: self.file.extents(), ..self.meta.clone() }
+    }
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(first: u32, blocks: u32, zone: u32, position: u32) -> Extent {
+        Extent { first, blocks, place: Place { zone, position } }
+    }
+
+    #[test]
+    fn runs_are_appended_joined_and_moved_in_part_only_from_where_they_are() {
+        let mut extents = Vec::new();
+        let mut live = std::collections::BTreeMap::new();
+        let mut put = |extents: &mut Vec<Extent>, run: Extent, from: Place| {
+            place(extents, run, from, |extent, is_new| {
+                let blocks = if is_new { i64::from(extent.blocks) } else { -i64::from(extent.blocks) };
+                *live.entry(extent.place.zone).or_insert(0i64) += blocks;
+            });
+        };
+        put(&mut extents, at(0, 4, 5, 1), Place::NOWHERE);
+        put(&mut extents, at(4, 4, 5, 5), Place::NOWHERE);
+        put(&mut extents, at(8, 2, 6, 1), Place::NOWHERE);
+        assert_eq!(extents, [at(0, 8, 5, 1), at(8, 2, 6, 1)], "neighbours are one run");
+        put(&mut extents, at(2, 3, 7, 1), Place { zone: 5, position: 3 });
+        assert_eq!(extents, [at(0, 2, 5, 1), at(2, 3, 7, 1), at(5, 3, 5, 6), at(8, 2, 6, 1)]);
+        put(&mut extents, at(2, 3, 8, 1), Place { zone: 5, position: 3 });
+        assert_eq!(extents[1], at(2, 3, 7, 1), "it isn't there any more");
+        put(&mut extents, at(0, 8, 9, 1), Place { zone: 5, position: 1 });
+        assert_eq!(extents, [at(0, 2, 9, 1), at(2, 3, 7, 1), at(5, 3, 9, 6), at(8, 2, 6, 1)], "those that are still there");
+        assert_eq!(live.into_iter().filter(|(_, blocks)| *blocks != 0).collect::<Vec<_>>(), [(6, 2), (7, 3), (9, 5)]);
+    }
+}
