@@ -1,0 +1,253 @@
+//! Walking through a table.
+
+use super::block::Block;
+use super::entries::{Body, Entries};
+use super::reader::{Reader, Source};
+use crate::cursor::Cursor;
+use crate::entry::{Entry, Sequence};
+use block::Result;
+use smallvec::SmallVec;
+use std::cmp::Ordering;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// Cursor of a table; `R` is what leads to its [`Reader`]: a reference, an `Rc`, an `Arc`.
+///
+/// After an error it is at no entry.
+#[derive(Debug)]
+pub struct TableCursor<R> {
+    reader: R,
+    /// Blocks of the index from the root on, each with the child at which it is.
+    path: SmallVec<[(Arc<Block>, usize); 2]>,
+    block: Option<Arc<Block>>,
+    /// Key of the entry, or of the last one.
+    key: Vec<u8>,
+    entry: Option<Position>,
+}
+
+/// An entry in the block.
+#[derive(Debug)]
+struct Position {
+    at: usize,
+    end: usize,
+    /// Restart point of the entry or before it.
+    restart: usize,
+    body: Body,
+}
+
+/// Which child of an index block, which entry of a data block.
+#[derive(Debug, Clone, Copy)]
+enum Edge {
+    First,
+    Last,
+}
+
+impl<S: Source, R: Deref<Target = Reader<S>>> TableCursor<R> {
+    /// Cursor at no entry.
+    pub fn new(reader: R) -> Self {
+        TableCursor { reader, path: SmallVec::new(), block: None, key: Vec::new(), entry: None }
+    }
+
+    /// Goes to the block that `choose` and its equals choose from the root down.
+    async fn descend(&mut self, choose: impl Fn(&Entries) -> Result<usize>) -> Result<()> {
+        self.entry = None;
+        self.block = None;
+        self.path.clear();
+        if let Some(root) = self.reader.root().await? {
+            let at = choose(root.index()?)?;
+            self.path.push((root, at));
+            self.read_below(choose).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the blocks below the last one of the path.
+    async fn read_below(&mut self, choose: impl Fn(&Entries) -> Result<usize>) -> Result<()> {
+        while let Some((index, at)) = self.path.last() {
+            let block = self.reader.read_child(index, *at).await?;
+            if self.path.len() == self.reader.levels() {
+                self.block = Some(block);
+                break;
+            }
+            let at = choose(block.index()?)?;
+            self.path.push((block, at));
+        }
+        Ok(())
+    }
+
+    /// Goes to the first entry of the next block, or the last one of the block before; to none if there is no such block. `after` is as
+    /// for [`TableCursor::read`].
+    async fn go_to_neighbour(&mut self, enter_at: Edge, after: Option<Sequence>) -> Result<()> {
+        self.entry = None;
+        self.block = None;
+        while let Some((index, at)) = self.path.last_mut() {
+            let next = match enter_at {
+                Edge::First => {
+                    Some(*at + 1).filter(|&at| index.index().is_ok_and(|index| at < index.restarts()))
+                }
+                Edge::Last => at.checked_sub(1),
+            };
+            if let Some(next) = next {
+                *at = next;
+                self.read_below(edge_child(enter_at)).await?;
+                return self.enter(enter_at, after);
+            }
+            self.path.pop();
+        }
+        Ok(())
+    }
+
+    /// Goes to the first or last entry of the block; `after` is as for [`TableCursor::read`], of the first one.
+    fn enter(&mut self, edge: Edge, after: Option<Sequence>) -> Result<()> {
+        let Some(block) = self.block.take() else { return Ok(()) };
+        let entries = block.data()?;
+        match edge {
+            Edge::First => self.read(entries, 0, 0, after)?,
+            Edge::Last => self.scan(entries, entries.restarts() - 1, entries.end())?,
+        }
+        self.block = Some(block);
+        Ok(())
+    }
+
+    /// Goes to the entry that ends at `end`, from the restart point before it.
+    fn scan(&mut self, entries: &Entries, restart: usize, end: usize) -> Result<()> {
+        let mut at = entries.restart(restart);
+        self.read(entries, at, restart, None)?;
+        while let Some(entry) = &self.entry {
+            match entry.end.cmp(&end) {
+                Ordering::Less => at = entry.end,
+                Ordering::Equal => break,
+                Ordering::Greater => return Err(entries.corrupt(at, "it reaches beyond the next one")),
+            }
+            let after = Some(entry.body.sequence);
+            self.read(entries, at, restart, after)?;
+        }
+        Ok(())
+    }
+
+    /// Goes to the entry at `at`. It must be after the one with the key that is kept and the sequence `after`.
+    #[inline]
+    fn read(&mut self, entries: &Entries, at: usize, restart: usize, after: Option<Sequence>) -> Result<()> {
+        self.entry = None;
+        let header = entries.header(at)?;
+        let rest = entries.rest(&header);
+        let (is_restart, shared) = (at == entries.restart(restart), header.shared);
+        if shared > self.key.len() || (is_restart && shared > 0) || header.end > entries.interval_end(restart)
+        {
+            return Err(entries.corrupt(at, "its shared length or its end is out of range"));
+        }
+        let body = entries.body(&header)?;
+        if let Some(after) = after {
+            let order = self.key[shared..].cmp(rest).then(body.sequence.cmp(&after));
+            if order != Ordering::Less {
+                return Err(entries.corrupt(at, "it isn't after the one before"));
+            }
+        }
+        self.key.truncate(shared);
+        self.key.extend_from_slice(rest);
+        self.entry = Some(Position { at, end: header.end, restart, body });
+        Ok(())
+    }
+
+    /// Goes to the first entry of the block that isn't before (`key`, `sequence`); to none if all are.
+    fn seek_in_block(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
+        let Some(block) = &self.block else { return Ok(()) };
+        let entries = block.data()?;
+        if let Some(sought) = entries.seek(key, sequence)? {
+            self.key.clear();
+            // What the entry shares with the one before it, that one shares with the key that was sought.
+            self.key.extend_from_slice(&key[..sought.header.shared]);
+            self.key.extend_from_slice(entries.rest(&sought.header));
+            let (at, end) = (sought.at, sought.header.end);
+            self.entry = Some(Position { at, end, restart: sought.restart, body: sought.body });
+        }
+        Ok(())
+    }
+
+    /// Goes to the entry before the one at `at` in the interval of `restart`; in the block before if there is none in this one.
+    async fn go_before(&mut self, at: usize, restart: usize) -> Result<()> {
+        self.entry = None;
+        let Some(block) = self.block.take() else { return Ok(()) };
+        let entries = block.data()?;
+        let restart = if at == entries.restart(restart) { restart.checked_sub(1) } else { Some(restart) };
+        match restart {
+            Some(restart) => self.scan(entries, restart, at)?,
+            None => return self.go_to_neighbour(Edge::Last, None).await,
+        }
+        self.block = Some(block);
+        Ok(())
+    }
+}
+
+fn edge_child(edge: Edge) -> impl Fn(&Entries) -> Result<usize> {
+    move |entries| {
+        Ok(match edge {
+            Edge::First => 0,
+            Edge::Last => entries.restarts() - 1,
+        })
+    }
+}
+
+impl<S: Source, R: Deref<Target = Reader<S>>> Cursor for TableCursor<R> {
+    #[inline]
+    fn entry(&self) -> Option<Entry<'_>> {
+        let (entry, block) = (self.entry.as_ref()?, self.block.as_ref()?);
+        Some(Entry { key: &self.key, sequence: entry.body.sequence, value: block.value(&entry.body) })
+    }
+
+    async fn seek_first(&mut self) -> Result<()> {
+        self.descend(edge_child(Edge::First)).await?;
+        self.enter(Edge::First, None)
+    }
+
+    async fn seek_last(&mut self) -> Result<()> {
+        self.descend(edge_child(Edge::Last)).await?;
+        self.enter(Edge::Last, None)
+    }
+
+    async fn seek(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
+        self.descend(|index| index.child_of(key, sequence)).await?;
+        self.seek_in_block(key, sequence)?;
+        if self.entry.is_none() {
+            // The key lies between this block's last entry and the next one's first.
+            self.go_to_neighbour(Edge::First, None).await?;
+        }
+        Ok(())
+    }
+
+    async fn seek_before(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
+        self.descend(|index| index.child_of(key, sequence)).await?;
+        self.seek_in_block(key, sequence)?;
+        match &self.entry {
+            Some(Position { at, restart, .. }) => {
+                let (at, restart) = (*at, *restart);
+                self.go_before(at, restart).await
+            }
+            None => self.enter(Edge::Last, None),
+        }
+    }
+
+    async fn next(&mut self) -> Result<()> {
+        let (Some(entry), Some(block)) = (&self.entry, self.block.take()) else { return Ok(()) };
+        let entries = block.data()?;
+        let (at, after) = (entry.end, Some(entry.body.sequence));
+        if at >= entries.end() {
+            return self.go_to_neighbour(Edge::First, after).await;
+        }
+        let restart =
+            if at == entries.interval_end(entry.restart) { entry.restart + 1 } else { entry.restart };
+        self.read(entries, at, restart, after)?;
+        self.block = Some(block);
+        Ok(())
+    }
+
+    async fn previous(&mut self) -> Result<()> {
+        match &self.entry {
+            Some(Position { at, restart, .. }) => {
+                let (at, restart) = (*at, *restart);
+                self.go_before(at, restart).await
+            }
+            None => Ok(()),
+        }
+    }
+}

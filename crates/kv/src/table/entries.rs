@@ -1,0 +1,272 @@
+//! Blocks of entries, read: data blocks and index blocks.
+
+use super::entries_writer::{EntryKind, common_prefix, order_after};
+use super::stored::{BlockHandle, corrupt};
+use super::varint;
+use crate::entry::{MOST_KEY_BYTES, Sequence, Timestamp, Value};
+use block::{Error, Result};
+use std::cmp::Ordering;
+use std::ops::Range;
+
+/// Where the parts of an entry are.
+#[derive(Debug, Clone)]
+pub(super) struct Header {
+    /// Bytes of the key before that this one begins with.
+    pub(super) shared: usize,
+    /// The rest of the key.
+    rest: Range<usize>,
+    kind: EntryKind,
+    /// End of the entry.
+    pub(super) end: usize,
+}
+
+/// What an entry says of its key.
+#[derive(Debug, Clone)]
+pub(super) struct Body {
+    pub(super) sequence: Sequence,
+    kind: EntryKind,
+    /// When a tombstone was written or a value expires.
+    time: Timestamp,
+    value: Range<usize>,
+}
+
+/// The first entry that isn't before a key and sequence.
+#[derive(Debug)]
+pub(super) struct Sought {
+    pub(super) at: usize,
+    pub(super) header: Header,
+    pub(super) body: Body,
+    /// Restart point of the entry or before it.
+    pub(super) restart: usize,
+    /// Whether it has the key that was sought.
+    pub(super) is_key: bool,
+}
+
+/// Entries of a block.
+#[derive(Debug)]
+pub(super) struct Entries {
+    bytes: Vec<u8>,
+    /// End of the entries, where the restart points begin.
+    end: usize,
+    restarts: usize,
+    /// Offset of the block, for errors.
+    offset: u64,
+}
+
+impl Entries {
+    /// Decodes a block and checks its restart points; entries are checked when they are read.
+    pub(super) fn decode(bytes: Vec<u8>, offset: u64) -> Result<Self> {
+        let count = bytes.last_chunk::<4>().map(|count| u32::from_le_bytes(*count) as usize);
+        let restarts =
+            count.ok_or_else(|| corrupt(offset, "block of entries without a number of restart points"))?;
+        let end = restarts.checked_mul(4).and_then(|length| bytes.len().checked_sub(length + 4));
+        let Some(end) = end.filter(|_| restarts > 0) else {
+            let what = format_args!("{restarts} restart points in {} bytes", bytes.len());
+            return Err(corrupt(offset, what));
+        };
+        let entries = Entries { bytes, end, restarts, offset };
+        let mut next = 0;
+        for index in 0..restarts {
+            let at = entries.restart(index);
+            if (index == 0 && at != 0) || at < next || at >= end {
+                let what = format_args!("restart point {index} at {at}; expected {next}..{end}");
+                return Err(corrupt(offset, what));
+            }
+            next = at + 1;
+        }
+        Ok(entries)
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    /// Number of restart points: in an index block, of children.
+    pub(super) fn restarts(&self) -> usize {
+        self.restarts
+    }
+
+    /// End of the entries.
+    pub(super) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// Offset of the entry at a restart point.
+    #[inline]
+    pub(super) fn restart(&self, index: usize) -> usize {
+        match self.bytes[self.end + 4 * index..].first_chunk() {
+            Some(bytes) => u32::from_le_bytes(*bytes) as usize,
+            None => self.end,
+        }
+    }
+
+    /// End of the entries from restart point `index` to the next one.
+    #[inline]
+    pub(super) fn interval_end(&self, index: usize) -> usize {
+        if index + 1 < self.restarts { self.restart(index + 1) } else { self.end }
+    }
+
+    #[cold]
+    pub(super) fn corrupt(&self, at: usize, what: &str) -> Error {
+        corrupt(self.offset, format_args!("entry at {at}: {what}"))
+    }
+
+    /// Reads where the parts of the entry at `at` are.
+    #[inline]
+    pub(super) fn header(&self, at: usize) -> Result<Header> {
+        self.try_header(at).ok_or_else(|| self.corrupt(at, "its lengths are out of range"))
+    }
+
+    #[inline]
+    fn try_header(&self, at: usize) -> Option<Header> {
+        let entries = &self.bytes[..self.end];
+        let (shared, at) = varint::decode(entries, at)?;
+        let (rest, at) = varint::decode(entries, at)?;
+        let (code, at) = varint::decode(entries, at)?;
+        if shared > MOST_KEY_BYTES as u64 || rest > MOST_KEY_BYTES as u64 || code >> 2 > self.end as u64 {
+            return None;
+        }
+        let (shared, rest) = (shared as usize, at..at + rest as usize);
+        let end = rest.end + (code >> 2) as usize;
+        let kind = match code & 3 {
+            0 => EntryKind::Tombstone,
+            1 => EntryKind::Put,
+            2 => EntryKind::ExpiringPut,
+            _ => EntryKind::Child,
+        };
+        (shared + rest.len() <= MOST_KEY_BYTES && end <= self.end).then_some(Header {
+            shared,
+            rest,
+            kind,
+            end,
+        })
+    }
+
+    /// Bytes of the key that aren't shared.
+    #[inline]
+    pub(super) fn rest(&self, header: &Header) -> &[u8] {
+        &self.bytes[header.rest.clone()]
+    }
+
+    /// Reads what an entry of a data block says.
+    #[inline]
+    pub(super) fn body(&self, header: &Header) -> Result<Body> {
+        self.try_body(header)
+            .ok_or_else(|| self.corrupt(header.rest.start, "its sequence, time or kind is invalid"))
+    }
+
+    #[inline]
+    fn try_body(&self, header: &Header) -> Option<Body> {
+        let bytes = &self.bytes[..header.end];
+        let (sequence, mut at) = varint::decode(bytes, header.rest.end)?;
+        let mut time = 0;
+        if matches!(header.kind, EntryKind::Tombstone | EntryKind::ExpiringPut) {
+            (time, at) = varint::decode(bytes, at)?;
+        }
+        let fits = match header.kind {
+            EntryKind::Tombstone => at == header.end,
+            EntryKind::Put | EntryKind::ExpiringPut => true,
+            EntryKind::Child => false,
+        };
+        fits.then_some(Body { sequence, kind: header.kind, time, value: at..header.end })
+    }
+
+    /// What an entry with this body says.
+    #[inline]
+    pub(super) fn value(&self, body: &Body) -> Value<'_> {
+        let bytes = &self.bytes[body.value.clone()];
+        match body.kind {
+            EntryKind::Tombstone => Value::Tombstone { deleted: body.time },
+            EntryKind::ExpiringPut => Value::Put { bytes, expires: Some(body.time) },
+            EntryKind::Put | EntryKind::Child => Value::Put { bytes, expires: None },
+        }
+    }
+
+    /// Reads the header of the entry at restart point `index`: it has a whole key.
+    fn header_at_restart(&self, index: usize) -> Result<Header> {
+        let at = self.restart(index);
+        match self.header(at)? {
+            header if header.shared == 0 => Ok(header),
+            _ => Err(self.corrupt(at, "a restart point whose key isn't whole")),
+        }
+    }
+
+    /// Index of the last restart point whose entry isn't behind (`key`, `sequence`) by this reader of sequences; the first one if none is.
+    #[inline]
+    fn floor(
+        &self,
+        key: &[u8],
+        sequence: Sequence,
+        sequence_of: impl Fn(&Header) -> Result<Sequence>,
+    ) -> Result<usize> {
+        let (mut low, mut high) = (0, self.restarts);
+        while low < high {
+            let middle = low.midpoint(high);
+            let header = self.header_at_restart(middle)?;
+            let found = self.rest(&header);
+            let order = match order_after(common_prefix(found, key), found, key) {
+                Ordering::Equal => sequence.cmp(&sequence_of(&header)?),
+                order => order,
+            };
+            if order == Ordering::Greater { high = middle } else { low = middle + 1 }
+        }
+        Ok(low.saturating_sub(1))
+    }
+
+    /// Finds the first entry of a data block that isn't before (`key`, `sequence`); `None` if all are.
+    ///
+    /// No key is put together: the bytes that the entry before has in common with `key` say how most entries compare.
+    #[inline]
+    pub(super) fn seek(&self, key: &[u8], sequence: Sequence) -> Result<Option<Sought>> {
+        let restart = self.floor(key, sequence, |header| Ok(self.body(header)?.sequence))?;
+        let mut at = self.restart(restart);
+        // Bytes that the entry before, which is before the one that is sought, has in common with `key`.
+        let mut common = 0;
+        while at < self.end {
+            let header = self.header(at)?;
+            let shared = header.shared;
+            // An entry that shares more with the one before than `key` does differs from `key` where that one does.
+            if shared <= common {
+                let (rest, wanted) = (self.rest(&header), &key[shared..]);
+                let more = common_prefix(rest, wanted);
+                let order = order_after(more, rest, wanted);
+                if order != Ordering::Less {
+                    let (body, is_key) = (self.body(&header)?, order == Ordering::Equal);
+                    if !is_key || body.sequence <= sequence {
+                        let restart = if at == self.interval_end(restart) { restart + 1 } else { restart };
+                        return Ok(Some(Sought { at, header, body, restart, is_key }));
+                    }
+                }
+                common = shared + more;
+            }
+            at = header.end;
+        }
+        Ok(None)
+    }
+
+    /// Index of the child that has (`key`, `sequence`), in an index block.
+    pub(super) fn child_of(&self, key: &[u8], sequence: Sequence) -> Result<usize> {
+        self.floor(key, sequence, |header| {
+            let number = varint::decode(&self.bytes[..header.end], header.rest.end);
+            number
+                .map(|(number, _)| !number)
+                .ok_or_else(|| self.corrupt(header.rest.start, "its sequence is invalid"))
+        })
+    }
+
+    /// Handle of a child of an index block: it lies before the block.
+    pub(super) fn child(&self, index: usize, salt: u32) -> Result<BlockHandle> {
+        let header = self.header_at_restart(index)?;
+        let handle = self.try_child(&header, salt).filter(|handle| handle.end() <= self.offset);
+        handle.ok_or_else(|| self.corrupt(header.rest.start, "its block isn't before the index"))
+    }
+
+    fn try_child(&self, header: &Header, salt: u32) -> Option<BlockHandle> {
+        let bytes = &self.bytes[..header.end];
+        let (_, at) = varint::decode(bytes, header.rest.end)?;
+        let (offset, at) = varint::decode(bytes, at)?;
+        let (length, at) = varint::decode(bytes, at)?;
+        let length = u32::try_from(length).ok()?;
+        (header.kind == EntryKind::Child && at == header.end).then_some(BlockHandle { offset, length, salt })
+    }
+}

@@ -1,0 +1,163 @@
+//! Reading tables.
+
+use super::block::Block;
+use super::cursor::TableCursor;
+use super::entries::Body;
+use super::stored::BlockHandle;
+use super::summary::Summary;
+use crate::entry::{RangeTombstone, Sequence, Value};
+use block::Result;
+use std::sync::Arc;
+
+/// The blocks of a table: the store's cache, and the zones below it.
+pub trait Source {
+    /// Returns the block at a place, from a cache or by [`Block::decode`].
+    ///
+    /// # Errors
+    /// What reading and decoding return.
+    fn read(&self, handle: BlockHandle) -> impl Future<Output = Result<Arc<Block>>>;
+}
+
+/// Finds entries in a table.
+#[derive(Debug)]
+pub struct Reader<S> {
+    source: S,
+    salt: u32,
+    index: Option<BlockHandle>,
+    levels: usize,
+    filter: Option<BlockHandle>,
+    range_tombstones: Option<BlockHandle>,
+    pinned_index: Option<Arc<Block>>,
+    pinned_filter: Option<Arc<Block>>,
+}
+
+/// A version of a key that was found; it holds the block, so that the value isn't copied.
+#[derive(Debug, Clone)]
+pub struct Found {
+    block: Arc<Block>,
+    body: Body,
+}
+
+impl Found {
+    /// Sequence of the version.
+    pub fn sequence(&self) -> Sequence {
+        self.body.sequence
+    }
+
+    /// What it says of the key.
+    pub fn value(&self) -> Value<'_> {
+        self.block.value(&self.body)
+    }
+}
+
+impl<S: Source> Reader<S> {
+    /// Reader of the table with this summary.
+    pub fn new(source: S, summary: &Summary) -> Self {
+        Reader {
+            source,
+            salt: summary.salt,
+            index: summary.index,
+            levels: summary.index_levels.into(),
+            filter: summary.filter,
+            range_tombstones: summary.range_tombstone_block,
+            pinned_index: None,
+            pinned_filter: None,
+        }
+    }
+
+    /// Keeps the filter and the root of the index for as long as the reader lives: they aren't asked of the source again. Returns the
+    /// memory that they take, in bytes.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn pin(&mut self) -> Result<usize> {
+        self.pinned_filter = self.filter().await?;
+        self.pinned_index = self.root().await?;
+        let pinned = [&self.pinned_filter, &self.pinned_index];
+        Ok(pinned.into_iter().flatten().map(|block| block.memory_bytes()).sum())
+    }
+
+    /// Finds the newest version of a key that `snapshot` sees, a tombstone too. `hash` is [`key_hash`](super::key_hash) of the key.
+    /// Range tombstones aren't regarded.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn get(&self, key: &[u8], hash: u64, snapshot: Sequence) -> Result<Option<Found>> {
+        let may_contain = match &self.pinned_filter {
+            Some(filter) => filter.filter()?.may_contain(hash),
+            None => match self.filter().await? {
+                Some(filter) => filter.filter()?.may_contain(hash),
+                None => true,
+            },
+        };
+        if !may_contain {
+            return Ok(None);
+        }
+        let mut handle = match &self.pinned_index {
+            Some(root) => self.child_of(root, key, snapshot)?,
+            None => match self.root().await? {
+                Some(root) => self.child_of(&root, key, snapshot)?,
+                None => return Ok(None),
+            },
+        };
+        for _ in 1..self.levels {
+            handle = self.child_of(&*self.source.read(handle).await?, key, snapshot)?;
+        }
+        let block = self.source.read(handle).await?;
+        let sought = block.data()?.seek(key, snapshot)?;
+        Ok(sought.filter(|sought| sought.is_key).map(|sought| Found { block, body: sought.body }))
+    }
+
+    /// Range tombstones, by their first keys.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn range_tombstones(&self) -> Result<Arc<[RangeTombstone]>> {
+        match self.range_tombstones {
+            Some(handle) => self.source.read(handle).await?.range_tombstones().cloned(),
+            None => Ok(Arc::new([])),
+        }
+    }
+
+    /// Cursor at no entry; [`TableCursor::new`] makes one that owns a shared reader.
+    pub fn cursor(&self) -> TableCursor<&Self> {
+        TableCursor::new(self)
+    }
+
+    #[inline]
+    fn child_of(&self, index: &Block, key: &[u8], sequence: Sequence) -> Result<BlockHandle> {
+        let index = index.index()?;
+        index.child(index.child_of(key, sequence)?, self.salt)
+    }
+
+    async fn filter(&self) -> Result<Option<Arc<Block>>> {
+        self.pinned_or_read(&self.pinned_filter, self.filter).await
+    }
+
+    /// Root of the index; `None` without entries.
+    pub(super) async fn root(&self) -> Result<Option<Arc<Block>>> {
+        self.pinned_or_read(&self.pinned_index, self.index).await
+    }
+
+    async fn pinned_or_read(
+        &self,
+        pinned: &Option<Arc<Block>>,
+        at: Option<BlockHandle>,
+    ) -> Result<Option<Arc<Block>>> {
+        match (pinned, at) {
+            (Some(block), _) => Ok(Some(Arc::clone(block))),
+            (None, Some(handle)) => Ok(Some(self.source.read(handle).await?)),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Reads the block that is child `at` of an index block.
+    pub(super) async fn read_child(&self, index: &Block, at: usize) -> Result<Arc<Block>> {
+        self.source.read(index.index()?.child(at, self.salt)?).await
+    }
+
+    /// Levels of the index.
+    pub(super) fn levels(&self) -> usize {
+        self.levels
+    }
+}

@@ -1,0 +1,289 @@
+//! Damaged and hostile bytes: every deviation is noticed, or a read returns what is right; nothing panics.
+
+use super::super::stored::{BlockKind, Sealer};
+use super::*;
+use crate::cursor::Cursor;
+use crate::entry::order;
+use proptest::prelude::*;
+use zones::bytes::Writer;
+
+/// A small table of every kind of block, with an index of two levels.
+fn small(compression: Compression) -> (Vec<(Vec<u8>, Sequence)>, Bytes, Summary) {
+    let options = Options { block_bytes: 150, compression, salt: 0x5EED, ..Options::default() };
+    let keys: Vec<_> =
+        (0..24u64).map(|number| (format!("key{:02}", number / 2).into_bytes(), 50 - number)).collect();
+    let entries: Vec<_> = keys
+        .iter()
+        .map(|(key, sequence)| match sequence % 5 {
+            0 => Entry { key, sequence: *sequence, value: Value::Tombstone { deleted: 1 << 40 } },
+            1 => Entry { key, sequence: *sequence, value: Value::Put { bytes: &key[..], expires: Some(9) } },
+            _ => Entry { key, sequence: *sequence, value: put(&[7; 20]) },
+        })
+        .collect();
+    let ranges = [range(b"key03", b"key05", 40, 77), range(b"key03", b"kez", 41, 78)];
+    let (table, summary) = build(Builder::with_index_blocks(options, 30), &entries, &ranges);
+    assert!(summary.index_levels == 2 && summary.data_blocks > 3);
+    (keys, table, summary)
+}
+
+/// All that a table says: entries forward, entries backward, range tombstones.
+async fn contents(table: &Bytes, summary: &Summary) -> Result<String> {
+    let reader = Reader::new(table, summary);
+    let mut said = String::new();
+    let mut cursor = reader.cursor();
+    cursor.seek_first().await?;
+    while let Some(entry) = cursor.entry() {
+        said += &format!("{entry:?}\n");
+        cursor.next().await?;
+    }
+    cursor.seek_last().await?;
+    while let Some(entry) = cursor.entry() {
+        said += &format!("{entry:?}\n");
+        cursor.previous().await?;
+    }
+    Ok(said + &format!("{:?}", reader.range_tombstones().await?))
+}
+
+#[test]
+fn damage_of_any_byte_is_noticed_and_no_get_returns_another_value() {
+    for compression in [Compression::Lz4, Compression::None] {
+        let (keys, table, summary) = small(compression);
+        let right = now(contents(&table, &summary)).unwrap();
+        let gets = |table: &Bytes| -> Vec<_> {
+            let reader = Reader::new(table, &summary);
+            let get = |(key, sequence): &(Vec<u8>, Sequence)| {
+                let found = now(reader.get(key, key_hash(key), *sequence))?;
+                Ok::<_, Error>(found.map(|found| format!("{} {:?}", found.sequence(), found.value())))
+            };
+            keys.iter().map(get).collect()
+        };
+        let right_gets = gets(&table);
+        assert!(right_gets.iter().all(|found| matches!(found, Ok(Some(_)))));
+        for at in 0..table.bytes.len() {
+            for flip in [1, 0x80, 0xFF] {
+                let mut bytes = table.bytes.clone();
+                bytes[at] ^= flip;
+                let damaged = Bytes { bytes, ..Bytes::default() };
+                let filter = damaged.block(summary.filter.unwrap());
+                let found = now(contents(&damaged, &summary));
+                let is_noticed = found.is_err() || filter.is_err() || damaged.summary().is_err();
+                assert!(is_noticed, "byte {at} xor {flip:#x} isn't noticed");
+                assert!(found.is_err() || found.unwrap() == right);
+                for (found, right) in gets(&damaged).iter().zip(&right_gets) {
+                    assert!(
+                        found.as_ref().is_err_and(|error| matches!(error, Error::Corrupt(_)))
+                            || found == right
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn cut_tables_and_blocks_are_refused() {
+    let (_, table, summary) = small(Compression::Lz4);
+    for length in 0..table.bytes.len() {
+        let cut = Bytes { bytes: table.bytes[..length].to_vec(), ..Bytes::default() };
+        assert!(cut.summary().is_err(), "{length} bytes");
+    }
+    let handle = summary.index.unwrap();
+    for length in 0..handle.length {
+        let stored = &table.bytes[handle.offset as usize..][..length as usize];
+        assert!(Block::decode(stored, handle).is_err());
+        assert!(Block::decode(stored, BlockHandle { length, ..handle }).is_err());
+    }
+}
+
+#[test]
+fn a_block_of_another_place_or_table_is_refused() {
+    let sealed = |salt| {
+        let mut sealer = Sealer::new(Compression::None, salt);
+        let block = |sealer: &mut Sealer| sealer.seal(BlockKind::Filter, &[6; 65]).unwrap();
+        let handles = [block(&mut sealer), block(&mut sealer)];
+        (sealer.output, handles)
+    };
+    let (bytes, [first, second]) = sealed(1);
+    let at = |handle: BlockHandle| &bytes[handle.offset as usize..handle.end() as usize];
+    assert!(Block::decode(at(first), first).is_ok() && Block::decode(at(second), second).is_ok());
+    assert!(Block::decode(at(first), second).is_err(), "another place");
+    assert!(Block::decode(at(first), sealed(2).1[0]).is_err(), "another table");
+    let error = Block::decode(at(second), first).unwrap_err();
+    assert!(error.detail().starts_with("table block at 0: checksum 0x"), "{error}");
+}
+
+#[test]
+fn a_block_takes_no_more_memory_than_its_stored_length_justifies() {
+    // Contents with a valid checksum, whatever they are.
+    let stored = |code: u8, contents: &[u8]| {
+        let mut stored = contents.to_vec();
+        stored.push(code);
+        let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &stored) as u32;
+        stored.extend_from_slice(&checksum.to_le_bytes());
+        let handle = BlockHandle { offset: 0, length: stored.len() as u32, salt: 0 };
+        Block::decode(&stored, handle).map(|block| block.memory_bytes())
+    };
+    let zeros = vec![0; 100_000];
+    let compressed = lz4_flex::block::compress(&zeros);
+    for length in [0, 99_999, 100_001, 255 * compressed.len() + 1, 128 << 20, u32::MAX as usize] {
+        let contents = [&(length as u32).to_le_bytes()[..], &compressed].concat();
+        assert!(stored(0x11, &contents).is_err(), "{length} bytes");
+    }
+    let error = stored(0x11, &[&u32::MAX.to_le_bytes()[..], &compressed].concat()).unwrap_err();
+    assert!(error.detail().contains("decompressed length 4294967295; expected at most"), "{error}");
+    for code in [0x01, 0x12, 0x1F, 0x60, 0xF0] {
+        assert!(stored(code, &[1; 65]).is_err(), "code {code:#04x}");
+    }
+    assert!(stored(0x30, &[1; 65]).is_ok(), "a filter");
+    assert!(stored(0x11, &[]).is_err() && stored(0x10, &[]).is_err());
+}
+
+#[test]
+fn footers_of_other_versions_are_refused() {
+    let (_, table, _) = small(Compression::None);
+    let mut footer = *table.bytes.last_chunk::<FOOTER_BYTES>().unwrap();
+    footer[8] = 2;
+    let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &footer[..28]) as u32;
+    footer[28..].copy_from_slice(&checksum.to_le_bytes());
+    let error = decode_footer(&footer, table.bytes.len() as u64).unwrap_err();
+    assert!(matches!(error, Error::Unsupported(_)) && error.detail().contains("version 2"), "{error}");
+    assert!(decode_footer(table.bytes.last_chunk().unwrap(), table.bytes.len() as u64 + 1).is_err());
+}
+
+#[test]
+fn summaries_that_contradict_themselves_are_refused() {
+    let (_, _, summary) = small(Compression::None);
+    let decode = |summary: &Summary| {
+        let mut writer = Writer::default();
+        summary.encode(&mut writer);
+        Summary::decode(&mut zones::bytes::Reader::new(&writer.0, "summary"))
+    };
+    assert_eq!(decode(&summary).unwrap(), summary);
+    let changes: [fn(&mut Summary); 16] = [
+        |summary| summary.length = 10,
+        |summary| summary.length = summary.index.unwrap().end(),
+        |summary| summary.tombstones = summary.entries + 1,
+        |summary| summary.index = None,
+        |summary| summary.index_levels = 0,
+        |summary| summary.index_levels = 3,
+        |summary| summary.data_blocks = 0,
+        |summary| summary.entries = 0,
+        |summary| summary.range_tombstone_block = None,
+        |summary| summary.range_tombstones = 0,
+        |summary| summary.smallest = b"z".to_vec(),
+        |summary| summary.largest = vec![b'z'; 33 << 10],
+        |summary| summary.smallest_sequence = summary.largest_sequence + 1,
+        |summary| summary.oldest_tombstone = None,
+        |summary| summary.filter.as_mut().unwrap().offset = u64::MAX,
+        |summary| summary.filter.as_mut().unwrap().length = 4,
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        let mut changed = summary.clone();
+        change(&mut changed);
+        let error = decode(&changed).unwrap_err();
+        assert!(matches!(error, Error::Corrupt(_)), "change {index}: {error}");
+    }
+}
+
+/// Uses all that reads a block, and checks that what it returns is in order.
+fn walk_hostile(table: &Bytes, summary: &Summary) {
+    let reader = Reader::new(table, summary);
+    now(async {
+        let mut last: Option<(Vec<u8>, Sequence)> = None;
+        let mut cursor = reader.cursor();
+        let mut result = cursor.seek_first().await;
+        while let (Ok(()), Some(entry)) = (&result, cursor.entry()) {
+            let is_after = |(key, sequence): &(Vec<u8>, Sequence)| {
+                order((key, *sequence), (entry.key, entry.sequence)).is_lt()
+            };
+            assert!(last.as_ref().is_none_or(is_after), "out of order");
+            last = Some((entry.key.to_vec(), entry.sequence));
+            result = cursor.next().await;
+        }
+        assert!(result.is_ok() || cursor.entry().is_none(), "after an error the cursor is at no entry");
+        let mut steps = 0;
+        let mut result = cursor.seek_last().await;
+        while let (Ok(()), true) = (&result, cursor.entry().is_some()) {
+            steps += 1;
+            assert!(steps <= 2 * table.bytes.len(), "the walk backward ends");
+            result = cursor.previous().await;
+        }
+        for key in [&b""[..], b"key03", b"key07\x00", b"\xFF"] {
+            for sequence in [0, 30, 41, Sequence::MAX] {
+                let _ = reader.get(key, key_hash(key), sequence).await;
+                let _ = cursor.seek(key, sequence).await;
+                let _ = cursor.previous().await;
+                let _ = cursor.seek_before(key, sequence).await;
+                let _ = cursor.next().await;
+            }
+        }
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Changed contents with valid checksums.
+    #[test]
+    fn hostile_blocks_do_no_harm(
+        is_index: bool,
+        compress: bool,
+        any_bytes in proptest::option::weighted(0.2, proptest::collection::vec(any::<u8>(), 0..300)),
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        cut in 0usize..3,
+    ) {
+        let keys: Vec<_> = (0..40).map(|number| format!("key{:02}", number / 4)).collect();
+        let entries: Vec<_> = keys.iter().zip((0..50).rev()).map(|(key, sequence)| Entry { key: key.as_bytes(), sequence, value: put(b"12") }).collect();
+        let options = Options { block_bytes: if is_index { 60 } else { 4096 }, compression: Compression::None, filter_bits: 0, salt: 0 };
+        let (table, mut summary) = build(Builder::new(options), &entries, &[]);
+        let index = summary.index.unwrap();
+        // The only data block, or the index, is changed and sealed again; the index of a changed block names the new one.
+        let begin = if is_index { index.offset as usize } else { 0 };
+        let end = if is_index { index.end() } else { index.offset } as usize - 5;
+        let mut contents = any_bytes.unwrap_or_else(|| table.bytes[begin..end].to_vec());
+        for (at, value) in &changes {
+            if !contents.is_empty() {
+                let at = at.index(contents.len());
+                contents[at] = *value;
+            }
+        }
+        contents.truncate(contents.len().saturating_sub(cut));
+        let compression = if compress { Compression::Lz4 } else { Compression::None };
+        let mut sealer = Sealer::new(compression, 0);
+        sealer.output.extend_from_slice(&table.bytes[..begin]);
+        sealer.offset = begin as u64;
+        let kind = if is_index { BlockKind::Index } else { BlockKind::Data };
+        let mut root = sealer.seal(kind, &contents).unwrap();
+        if !is_index {
+            let mut writer = super::super::entries_writer::EntriesWriter::new(1);
+            writer.add_child(b"", Sequence::MAX, 0, root.length);
+            root = sealer.seal(BlockKind::Index, writer.finish()).unwrap();
+        }
+        summary.index = Some(root);
+        walk_hostile(&Bytes { bytes: sealer.output, ..Bytes::default() }, &summary);
+    }
+
+    /// Changed LZ4 with valid checksums.
+    #[test]
+    fn hostile_compression_does_no_harm(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
+        any_bytes in proptest::option::weighted(0.2, proptest::collection::vec(any::<u8>(), 0..100)),
+    ) {
+        let contents: Vec<u8> = (0..200u8).flat_map(|byte| [byte / 16, 3, 3, byte % 7]).collect();
+        let compressed = [&800u32.to_le_bytes()[..], &lz4_flex::block::compress(&contents)].concat();
+        let mut bytes = any_bytes.unwrap_or(compressed);
+        for (at, value) in &changes {
+            if !bytes.is_empty() {
+                let at = at.index(bytes.len());
+                bytes[at] = *value;
+            }
+        }
+        bytes.push(0x11);
+        let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32;
+        bytes.extend_from_slice(&checksum.to_le_bytes());
+        let handle = BlockHandle { offset: 0, length: bytes.len() as u32, salt: 0 };
+        if let Ok(block) = Block::decode(&bytes, handle) {
+            prop_assert!(block.memory_bytes() < 1000 + 255 * bytes.len());
+        }
+    }
+}
