@@ -7,7 +7,7 @@
 //! Without I/O of their own:
 //! - [`entry`]: the versions of keys; [`cursor`]: what walks through them in order.
 //! - [`memtable`]: the newest entries, in memory; [`table`]: the format of sorted tables.
-//! - [`merge`]: several cursors as one, and what a snapshot sees of them.
+//! - [`merge`]: several cursors as one; [`visible`]: what a snapshot sees of them; [`retention`]: what compaction keeps of them.
 //! - [`policy`]: which tables are compacted next, and in which zones tables are written.
 //!
 //! Left to others: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
@@ -18,4 +18,6 @@ pub mod memtable;
 pub mod merge;
 pub mod policy;
 pub mod redis;
+pub mod retention;
 pub mod table;
+pub mod visible;
