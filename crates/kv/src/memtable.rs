@@ -1,1 +1,205 @@
 //! The newest entries of a shard, in memory.
+//!
+//! A memtable belongs to one shard and is only added to. Cursors share it by an `Rc` and stay valid while entries are inserted: a
+//! cursor holds a copy of the entry at which it is, in a buffer that it reuses (of a large value only a reference). Entries that are
+//! inserted while a cursor walks are met where the cursor hasn't been yet; a snapshot doesn't see them.
+//!
+//! Range tombstones are kept apart from the entries: [`Memtable::get`] and cursors don't apply them. A bound on [`Memtable::bytes`] is
+//! the store's.
+
+mod skip_list;
+#[cfg(test)]
+mod tests;
+
+pub use skip_list::MOST_INLINE_BYTES;
+
+use crate::cursor::Cursor;
+use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::visible::RangeTombstones;
+use block::Result;
+use skip_list::{Kind, Node, SkipList, Stored};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// The newest entries of a shard.
+#[derive(Debug)]
+pub struct Memtable {
+    list: RefCell<SkipList>,
+    ranges: RefCell<Rc<RangeTombstones>>,
+    tombstones: Cell<usize>,
+    oldest_tombstone: Cell<Option<Timestamp>>,
+    earliest_expiry: Cell<Option<Timestamp>>,
+}
+
+impl Memtable {
+    /// Creates an empty memtable that will hold this many bytes. More fit, and memory is used only as entries are inserted.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Memtable {
+            list: RefCell::new(SkipList::with_capacity(bytes)),
+            ranges: RefCell::default(),
+            tombstones: Cell::new(0),
+            oldest_tombstone: Cell::new(None),
+            earliest_expiry: Cell::new(None),
+        }
+    }
+
+    /// Inserts an entry. Returns false, and changes nothing, if there is one of its key and sequence.
+    ///
+    /// # Panics
+    /// If the key has more than [`MOST_KEY_BYTES`](crate::entry::MOST_KEY_BYTES).
+    pub fn insert(&self, entry: Entry<'_>) -> bool {
+        let is_new = self.list.borrow_mut().insert(entry);
+        match entry.value {
+            Value::Tombstone { deleted } if is_new => self.count_tombstone(deleted),
+            Value::Put { expires: Some(expires), .. } if is_new => lower(&self.earliest_expiry, expires),
+            _ => {}
+        }
+        is_new
+    }
+
+    /// Inserts a range tombstone. Returns false, and changes nothing, if there is the same one, or if its range is empty.
+    pub fn insert_range_tombstone(&self, tombstone: RangeTombstone) -> bool {
+        let deleted = tombstone.deleted;
+        // Copies the set while somebody holds it.
+        let is_new = Rc::make_mut(&mut self.ranges.borrow_mut()).insert(tombstone);
+        if is_new {
+            self.count_tombstone(deleted);
+        }
+        is_new
+    }
+
+    /// Calls `found` with the newest entry of a key whose sequence is at most `snapshot`, which may be a tombstone or expired, or with
+    /// `None`. `found` must not insert.
+    #[inline]
+    pub fn get<R>(&self, key: &[u8], snapshot: Sequence, found: impl FnOnce(Option<Entry<'_>>) -> R) -> R {
+        let list = self.list.borrow();
+        let node = list.at_or_after(key, snapshot);
+        found(node.map(|node| list.entry(node)).filter(|entry| entry.key == key))
+    }
+
+    /// The range tombstones of now; those inserted later aren't in it.
+    pub fn range_tombstones(&self) -> Rc<RangeTombstones> {
+        Rc::clone(&self.ranges.borrow())
+    }
+
+    /// Bytes of memory that entries and range tombstones take.
+    pub fn bytes(&self) -> usize {
+        self.list.borrow().bytes() + self.ranges.borrow().bytes()
+    }
+
+    /// Number of entries, without range tombstones.
+    pub fn len(&self) -> usize {
+        self.list.borrow().len()
+    }
+
+    /// Whether there are neither entries nor range tombstones.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0 && self.ranges.borrow().is_empty()
+    }
+
+    /// Number of tombstones, with range tombstones.
+    pub fn tombstones(&self) -> usize {
+        self.tombstones.get()
+    }
+
+    /// Earliest time of a deletion, range tombstones included.
+    pub fn oldest_tombstone(&self) -> Option<Timestamp> {
+        self.oldest_tombstone.get()
+    }
+
+    /// Earliest time at which a value expires.
+    pub fn earliest_expiry(&self) -> Option<Timestamp> {
+        self.earliest_expiry.get()
+    }
+
+    /// Creates a cursor, at no entry.
+    pub fn cursor(self: &Rc<Self>) -> MemtableCursor {
+        MemtableCursor {
+            memtable: Rc::clone(self),
+            at: None,
+            sequence: 0,
+            kind: Kind::Put { expires: None },
+            bytes: Vec::new(),
+            key_length: 0,
+            large_value: None,
+        }
+    }
+
+    fn count_tombstone(&self, deleted: Timestamp) {
+        self.tombstones.set(self.tombstones.get() + 1);
+        lower(&self.oldest_tombstone, deleted);
+    }
+}
+
+fn lower(least: &Cell<Option<Timestamp>>, time: Timestamp) {
+    least.set(Some(least.get().map_or(time, |least| least.min(time))));
+}
+
+/// A cursor over a memtable. Its methods never wait and never fail.
+#[derive(Debug)]
+pub struct MemtableCursor {
+    memtable: Rc<Memtable>,
+    at: Option<Node>,
+    sequence: Sequence,
+    kind: Kind,
+    /// The key, then the value unless it's a large one.
+    bytes: Vec<u8>,
+    key_length: usize,
+    large_value: Option<Rc<[u8]>>,
+}
+
+impl MemtableCursor {
+    /// Goes to the node that `find` returns.
+    #[inline]
+    fn go(&mut self, find: impl FnOnce(&SkipList) -> Option<Node>) -> Result<()> {
+        let list = self.memtable.list.borrow();
+        self.at = find(&list);
+        self.large_value = None;
+        let Some(node) = self.at else { return Ok(()) };
+        let (key, sequence, kind, value) = list.read(node);
+        self.bytes.clear();
+        self.bytes.extend_from_slice(key);
+        match value {
+            Stored::Inline(bytes) => self.bytes.extend_from_slice(bytes),
+            Stored::Large(bytes) => self.large_value = Some(Rc::clone(bytes)),
+        }
+        (self.key_length, self.sequence, self.kind) = (key.len(), sequence, kind);
+        Ok(())
+    }
+}
+
+impl Cursor for MemtableCursor {
+    #[inline]
+    fn entry(&self) -> Option<Entry<'_>> {
+        self.at?;
+        let (key, value) = self.bytes.split_at(self.key_length);
+        let value = self.large_value.as_deref().unwrap_or(value);
+        Some(Entry { key, sequence: self.sequence, value: self.kind.with(value) })
+    }
+
+    async fn seek_first(&mut self) -> Result<()> {
+        self.go(SkipList::first)
+    }
+
+    async fn seek_last(&mut self) -> Result<()> {
+        self.go(SkipList::last)
+    }
+
+    async fn seek(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
+        self.go(|list| list.at_or_after(key, sequence))
+    }
+
+    async fn seek_before(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
+        self.go(|list| list.before(key, sequence))
+    }
+
+    async fn next(&mut self) -> Result<()> {
+        let at = self.at;
+        self.go(|list| list.next(at?))
+    }
+
+    async fn previous(&mut self) -> Result<()> {
+        let at = self.at;
+        self.go(|list| list.previous(at?))
+    }
+}

@@ -1,0 +1,211 @@
+//! Models for the tests of memtables, cursors and what is kept: histories of writes, and entries in a map.
+
+use crate::cursor::Cursor;
+use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::memtable::Memtable;
+use proptest::prelude::*;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// Keys of all kinds, in order: with zeros, with long common prefixes, prefixes of others.
+pub const KEYS: [&[u8]; 12] = [
+    b"",
+    b"\0",
+    b"a",
+    b"a\0",
+    b"a\0\0\0\0\0\0\0\0\0\0\0\0",
+    b"aa",
+    b"key of eighteen 01",
+    b"key of eighteen 02",
+    b"key of eigh",
+    b"key of eight",
+    b"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF",
+    b"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF",
+];
+
+/// Returns a key by number.
+pub fn key() -> impl Strategy<Value = Vec<u8>> {
+    (0..KEYS.len()).prop_map(|number| KEYS[number].to_vec())
+}
+
+/// Runs a future that waits for nothing but its turn.
+pub fn complete<F: Future>(future: F) -> F::Output {
+    count_turns(future).0
+}
+
+/// Runs such a future, and returns how often it let others run.
+pub fn count_turns<F: Future>(future: F) -> (F::Output, usize) {
+    let mut future = pin!(future);
+    let mut turns = 0;
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return (output, turns);
+        }
+        turns += 1;
+    }
+}
+
+/// What an entry says of its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Said {
+    Put(Vec<u8>, Option<Timestamp>),
+    Tombstone(Timestamp),
+}
+
+impl Said {
+    pub fn value(&self) -> Value<'_> {
+        match self {
+            Said::Put(bytes, expires) => Value::Put { bytes, expires: *expires },
+            Said::Tombstone(deleted) => Value::Tombstone { deleted: *deleted },
+        }
+    }
+
+    pub fn of(value: Value<'_>) -> Said {
+        match value {
+            Value::Put { bytes, expires } => Said::Put(bytes.to_vec(), expires),
+            Value::Tombstone { deleted } => Said::Tombstone(deleted),
+        }
+    }
+}
+
+/// Values, tombstones and values that expire, with times up to 100.
+pub fn said() -> impl Strategy<Value = Said> {
+    prop_oneof![
+        3 => value().prop_map(|bytes| Said::Put(bytes, None)),
+        1 => (value(), 0_u64..100).prop_map(|(bytes, expires)| Said::Put(bytes, Some(expires))),
+        2 => (0_u64..100).prop_map(Said::Tombstone),
+    ]
+}
+
+fn value() -> impl Strategy<Value = Vec<u8>> {
+    (any::<u8>(), prop_oneof![8 => 0_usize..20, 1 => Just(4096_usize), 1 => Just(4097_usize)])
+        .prop_map(|(byte, length)| vec![byte; length])
+}
+
+/// Entries in their order.
+pub type Entries = BTreeMap<(Vec<u8>, Reverse<Sequence>), Said>;
+
+/// Movements of a cursor.
+#[derive(Debug, Clone)]
+pub enum Move {
+    First,
+    Last,
+    Seek(Vec<u8>, Sequence),
+    Before(Vec<u8>, Sequence),
+    Next,
+    Previous,
+}
+
+/// Movements, with sequences below `limit`.
+pub fn movement(limit: Sequence) -> impl Strategy<Value = Move> {
+    prop_oneof![
+        1 => Just(Move::First),
+        1 => Just(Move::Last),
+        2 => (key(), 0..limit).prop_map(|(key, sequence)| Move::Seek(key, sequence)),
+        2 => (key(), 0..limit).prop_map(|(key, sequence)| Move::Before(key, sequence)),
+        6 => Just(Move::Next),
+        6 => Just(Move::Previous),
+    ]
+}
+
+/// Moves a cursor, and a position in the model in the same way; compares where they are.
+pub fn move_both<C: Cursor>(
+    cursor: &mut C,
+    model: &Entries,
+    at: &mut Option<(Vec<u8>, Reverse<Sequence>)>,
+    movement: &Move,
+) {
+    let first_from = |from| model.range::<(Vec<u8>, Reverse<Sequence>), _>((from, Bound::Unbounded)).next();
+    let last_to = |to| model.range::<(Vec<u8>, Reverse<Sequence>), _>((Bound::Unbounded, to)).next_back();
+    let (result, expected) = match movement {
+        Move::First => (complete(cursor.seek_first()), first_from(Bound::Unbounded)),
+        Move::Last => (complete(cursor.seek_last()), last_to(Bound::Unbounded)),
+        Move::Seek(key, sequence) => (
+            complete(cursor.seek(key, *sequence)),
+            first_from(Bound::Included(&(key.clone(), Reverse(*sequence)))),
+        ),
+        Move::Before(key, sequence) => (
+            complete(cursor.seek_before(key, *sequence)),
+            last_to(Bound::Excluded(&(key.clone(), Reverse(*sequence)))),
+        ),
+        Move::Next => (complete(cursor.next()), at.as_ref().and_then(|at| first_from(Bound::Excluded(at)))),
+        Move::Previous => {
+            (complete(cursor.previous()), at.as_ref().and_then(|at| last_to(Bound::Excluded(at))))
+        }
+    };
+    result.unwrap();
+    let found =
+        cursor.entry().map(|entry| ((entry.key.to_vec(), Reverse(entry.sequence)), Said::of(entry.value)));
+    assert_eq!(found, expected.map(|(at, said)| (at.clone(), said.clone())), "{movement:?} from {at:?}");
+    *at = expected.map(|(at, _)| at.clone());
+}
+
+/// A write.
+#[derive(Debug, Clone)]
+pub enum Write {
+    Entry(Vec<u8>, Said),
+    Range { from: Vec<u8>, to: Vec<u8>, deleted: Timestamp },
+}
+
+/// Writes, whose sequences are their numbers from 1 on.
+pub fn history(most: usize) -> impl Strategy<Value = Vec<Write>> {
+    let write = prop_oneof![
+        6 => (key(), said()).prop_map(|(key, said)| Write::Entry(key, said)),
+        1 => (key(), key(), 0_u64..100).prop_map(|(from, to, deleted)| Write::Range { from, to, deleted }),
+    ];
+    proptest::collection::vec(write, 0..most)
+}
+
+/// What is in a store after these writes up to a snapshot.
+pub fn state(history: &[Write], snapshot: Sequence, now: Timestamp) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut map = BTreeMap::new();
+    for write in &history[..history.len().min(usize::try_from(snapshot).unwrap())] {
+        match write {
+            Write::Entry(key, said) => {
+                map.insert(key.clone(), said.clone());
+            }
+            Write::Range { from, to, .. } => map.retain(|key, _| !(from <= key && key < to)),
+        }
+    }
+    let live = |said| match said {
+        Said::Put(bytes, expires) if expires.is_none_or(|expires| now < expires) => Some(bytes),
+        _ => None,
+    };
+    map.into_iter().filter_map(|(key, said)| Some((key, live(said)?))).collect()
+}
+
+/// Inserts a write into a memtable.
+pub fn insert(memtable: &Memtable, write: &Write, sequence: Sequence) {
+    match write {
+        Write::Entry(key, said) => {
+            assert!(memtable.insert(Entry { key, sequence, value: said.value() }));
+        }
+        Write::Range { from, to, deleted } => {
+            let (from, to) = (from.clone(), to.clone());
+            let is_empty = from >= to;
+            let inserted =
+                memtable.insert_range_tombstone(RangeTombstone { from, to, sequence, deleted: *deleted });
+            assert_eq!(inserted, !is_empty);
+        }
+    }
+}
+
+/// Divides a history among memtables at these places; the oldest writes are in the first.
+pub fn divide(history: &[Write], places: &[prop::sample::Index]) -> Vec<Rc<Memtable>> {
+    let mut cuts: Vec<usize> = places.iter().map(|place| place.index(history.len() + 1)).collect();
+    cuts.extend([0, history.len()]);
+    cuts.sort_unstable();
+    cuts.windows(2)
+        .map(|cut| {
+            let memtable = Rc::new(Memtable::with_capacity(0));
+            for number in cut[0]..cut[1] {
+                insert(&memtable, &history[number], number as Sequence + 1);
+            }
+            memtable
+        })
+        .collect()
+}
