@@ -30,6 +30,11 @@ pub mod saturation;
 pub mod shape;
 pub mod zap;
 
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod simulation;
+
 pub use fade::Fade;
 pub use lives::Lives;
 pub use placement::{NewTable, Placement, placement};
