@@ -1,0 +1,167 @@
+//! The class of the zone in which a new table is written: tables that die together belong together, so that zones die as a whole.
+//!
+//! - `lifetime`: by level, as RocksDB hints and ZenFS places: levels 0 and 1 live for a medium time, level 2 long, deeper ones extremely
+//!   long. ZenFS puts a table also in an open zone of a longer-lived class, where it has no zone of its own; here each class has one.
+//! - `zap`: as `lifetime`, but tables with tombstones die by a deadline (Nie et al., 2025; see [`zap`](super::zap)). One that
+//!   has less time left than tables of level 1 live on average goes with the low levels; one with less than the 75th percentile of its
+//!   level, to a class of expiring tables. Until enough tables have died to know, a table goes by its level.
+//!
+//! Each class has an open zone, of which a drive has few (14 on a ZN540).
+
+use super::lives::Lives;
+use crate::entry::Timestamp;
+use block::{Error, Result};
+
+/// The names of all placement policies, as [`placement`] takes them.
+pub const NAMES: [&str; 2] = [LIFETIME, ZAP];
+
+/// Name of placement by level.
+pub const LIFETIME: &str = "lifetime";
+/// Name of placement by level and deadline.
+pub const ZAP: &str = "zap";
+
+/// Class of the write-ahead log.
+pub const LOG: u8 = 0;
+/// Class of tables of levels 0 and 1.
+const MEDIUM: u8 = 1;
+/// Class of tables of level 2.
+const LONG: u8 = 2;
+/// Class of tables of deeper levels.
+const EXTREME: u8 = 3;
+/// Class of tables that die by a deadline sooner than others of their level.
+const EXPIRING: u8 = 4;
+
+/// Share of the tables of a level that die sooner than an expiring one may live.
+const EXPIRING_SHARE: f64 = 0.75;
+
+/// A table that is about to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewTable {
+    /// Its level.
+    pub level: usize,
+    /// Time by which it leaves its level ([`Compaction::due`](super::Compaction::due)); `None` without tombstones or deadlines.
+    pub due: Option<Timestamp>,
+}
+
+/// A placement policy.
+pub trait Placement: std::fmt::Debug {
+    /// Returns the name of the policy in a stack: one of [`NAMES`].
+    fn name(&self) -> &'static str;
+
+    /// Returns the number of classes, with class 0 ([`LOG`]) of the write-ahead log.
+    fn classes(&self) -> u8;
+
+    /// Returns the class of a new table: from 1 up to the number of classes.
+    fn place(&self, table: &NewTable, lives: &Lives, now: Timestamp) -> u8;
+}
+
+/// Returns the placement policy with this name.
+///
+/// # Errors
+/// `Invalid` for an unknown name.
+pub fn placement(name: &str) -> Result<Box<dyn Placement>> {
+    Ok(match name {
+        LIFETIME => Box::new(Lifetime),
+        ZAP => Box::new(Zap),
+        _ => {
+            let names = NAMES.join(", ");
+            return Err(Error::invalid(format!(
+                "placement policy \"{name}\" is unknown; expected one of {names}"
+            )));
+        }
+    })
+}
+
+/// Placement by level.
+#[derive(Debug, Clone, Copy)]
+pub struct Lifetime;
+
+impl Placement for Lifetime {
+    fn name(&self) -> &'static str {
+        LIFETIME
+    }
+
+    fn classes(&self) -> u8 {
+        EXTREME + 1
+    }
+
+    fn place(&self, table: &NewTable, _: &Lives, _: Timestamp) -> u8 {
+        match table.level {
+            0 | 1 => MEDIUM,
+            2 => LONG,
+            _ => EXTREME,
+        }
+    }
+}
+
+/// Placement by level and deadline.
+#[derive(Debug, Clone, Copy)]
+pub struct Zap;
+
+impl Placement for Zap {
+    fn name(&self) -> &'static str {
+        ZAP
+    }
+
+    fn classes(&self) -> u8 {
+        EXPIRING + 1
+    }
+
+    fn place(&self, table: &NewTable, lives: &Lives, now: Timestamp) -> u8 {
+        let left = table.due.map(|due| due.saturating_sub(now));
+        let is_below = |life: Option<u64>| left.zip(life).is_some_and(|(left, life)| left < life);
+        if is_below(lives.mean(1)) {
+            MEDIUM
+        } else if is_below(lives.percentile(table.level, EXPIRING_SHARE)) {
+            EXPIRING
+        } else {
+            Lifetime.place(table, lives, now)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tables of level 1 live 100 ms, those of level 3 from 100 to 6400 ms.
+    fn lives() -> Lives {
+        let mut lives = Lives::default();
+        for table in 1..=64 {
+            lives.died(1, 0, 100);
+            lives.died(3, 0, 100 * table);
+        }
+        lives
+    }
+
+    #[test]
+    fn policies_are_made_by_name_and_others_refused_with_the_known_names() {
+        for name in NAMES {
+            let policy = placement(name).unwrap();
+            assert_eq!(policy.name(), name);
+            assert!(policy.classes() <= 6, "at most five classes of tables");
+        }
+        let error = placement("hot").unwrap_err().to_string();
+        assert!(error.contains("\"hot\"") && error.contains("lifetime, zap"), "{error}");
+    }
+
+    #[test]
+    fn lifetime_places_by_level() {
+        let place = |level| Lifetime.place(&NewTable { level, due: Some(0) }, &lives(), 0);
+        assert_eq!([0, 1, 2, 3, 6].map(place), [MEDIUM, MEDIUM, LONG, EXTREME, EXTREME]);
+    }
+
+    #[test]
+    fn zap_places_by_the_time_that_is_left() {
+        let lives = lives();
+        let place = |level, left: u64| Zap.place(&NewTable { level, due: Some(5000 + left) }, &lives, 5000);
+        assert_eq!(place(3, 99), MEDIUM, "less than the mean of level 1");
+        assert_eq!(place(3, 100), EXPIRING);
+        assert_eq!(place(3, 4799), EXPIRING, "less than the 75th percentile of its level");
+        assert_eq!(place(3, 4800), EXTREME);
+        assert_eq!(place(2, 4799), LONG, "no lives of level 2 are known");
+        assert_eq!(Zap.place(&NewTable { level: 3, due: Some(10) }, &lives, 5000), MEDIUM, "overdue");
+        assert_eq!(Zap.place(&NewTable { level: 3, due: None }, &lives, 5000), EXTREME, "no tombstones");
+        assert_eq!(Zap.place(&NewTable { level: 3, due: Some(5001) }, &Lives::default(), 5000), EXTREME);
+    }
+}

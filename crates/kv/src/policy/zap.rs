@@ -1,0 +1,184 @@
+//! ZAP: deadlines are kept with as few bytes as saturation writes (Nie et al., "Time-constrained persistent deletion for key-value
+//! store engine on ZNS SSD", Future Generation Computer Systems 164, 2025; its thresholds and weights are ours).
+//!
+//! As in the paper, tables with pressing tombstones come first, ordered by their deadline and the number of tombstones. The others
+//! go by saturation: low levels choose by overlap ratio, high levels by a weight of overlap ratio, tombstones and zones.
+//!
+//! # Laziness
+//! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, and the choice of saturation prefers
+//! old tombstones. With D for `delete_persistence` without the share for resets, and n for the last level, a table of level i is due
+//! at the age D · R^(i+1-n), and at D from level n - 1 on ([`RATIO`] is R).
+//!
+//! Deletions in bulk fall due together. So tables are sorted by the time at which they are due, and the work that is due by
+//! then is added up: a job is forced if otherwise the work couldn't be done in time at `bytes_per_second`. But it isn't forced before
+//! the tombstone has used half its time in the level: early rewrites would repeat as younger tombstones follow.
+//!
+//! # Lemma
+//! If (a) at each time the tables that are due by a time t can be merged into the next level by t, that is, the half of the time in the
+//! level is enough for them, and (b) a job takes at most X of D and is begun before the tables behind it miss theirs, then no table has
+//! a tombstone older than D · (1 + X): by induction a table in level i has left it at D · R^(i+1-n), and what it leaves in level i + 1 has
+//! D · R^(i+2-n). A table that nothing below overlaps drops its tombstones as it is rewritten. With X · D up to the share of resets all
+//! tombstones have gone, and their zones have what remains of it.
+
+use super::saturation::overlap_ratio;
+use super::shape::{Shape, merge_where_lowest, rewrite};
+use super::{Compaction, CompactionParameters, Job, Reason, TableView, Tree};
+use crate::entry::Timestamp;
+use std::cmp::Reverse;
+
+/// Name of the policy in a stack.
+pub const NAME: &str = "zap";
+
+/// Ratio of the ages at which tables of neighbouring levels are due.
+pub const RATIO: f64 = 3.0;
+
+/// Weight of a tombstone's age in the choice by saturation.
+const AGE_WEIGHT: f64 = 0.5;
+/// Weight of the dead share of a table's zones.
+const GARBAGE_WEIGHT: f64 = 0.2;
+/// Weight of the share of tombstones in a table.
+const TOMBSTONE_WEIGHT: f64 = 0.2;
+/// Share of the time in a level within which a neighbour of a forced table is taken along.
+const COMPANY: f64 = 0.125;
+
+/// The ZAP policy.
+#[derive(Debug, Clone, Copy)]
+pub struct Zap {
+    shape: Shape,
+    deadline: Option<u64>,
+    bytes_per_second: u64,
+}
+
+/// A table that has to leave its level.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    level: usize,
+    index: usize,
+    /// Time at which it is due.
+    at: Timestamp,
+    /// Time before which it isn't forced.
+    from: Timestamp,
+    /// Number of its tombstones.
+    tombstones: u64,
+    /// Size in bytes of the job.
+    bytes: u64,
+}
+
+impl Zap {
+    pub(super) fn new(shape: Shape, parameters: &CompactionParameters) -> Self {
+        Zap { shape, deadline: parameters.deadline(), bytes_per_second: parameters.bytes_per_second }
+    }
+
+    /// Returns the age of tombstones at which a table of a level is due, if nothing else is.
+    fn age(&self, level: usize, last: usize) -> Option<u64> {
+        let exponent = (last.saturating_sub(level + 1)) as i32;
+        Some((self.deadline? as f64 / RATIO.powi(exponent)) as u64)
+    }
+
+    /// Returns the tables with tombstones in the order in which they are due, and the time at which the first job is forced.
+    fn dues(&self, tree: &Tree<'_>) -> Option<(Vec<Due>, Timestamp)> {
+        let last = tree.last();
+        let mut dues = Vec::new();
+        for (level, tables) in tree.levels.iter().enumerate() {
+            for (index, table) in tables.iter().enumerate() {
+                let Some(oldest) = table.oldest_tombstone else { continue };
+                let below = tree.next_overlapping(level, table.smallest, table.largest);
+                if below.is_none() && level > 0 && table.is_held {
+                    continue;
+                }
+                // Without tables below a single job is enough, at any level.
+                let age = self.age(if below.is_some() { level } else { last }, last)?;
+                let overlapped =
+                    below.map_or(0, |below| tree.overlapping_bytes(below, table.smallest, table.largest));
+                dues.push(Due {
+                    level,
+                    index,
+                    at: oldest.saturating_add(age),
+                    from: oldest.saturating_add(age / 2),
+                    tombstones: table.tombstones,
+                    bytes: table.bytes + overlapped,
+                });
+            }
+        }
+        dues.sort_unstable_by_key(|due| (due.at, Reverse(due.tombstones), due.level, due.index));
+        let mut bytes = 0;
+        let latest = dues.iter().map(|due| {
+            bytes += due.bytes;
+            let time = u128::from(bytes) * 1000 / u128::from(self.bytes_per_second);
+            due.at.saturating_sub(u64::try_from(time).unwrap_or(u64::MAX))
+        });
+        let start = latest.min()?;
+        Some((dues, start))
+    }
+
+    /// Returns the job of a table that must leave its level.
+    fn forced(&self, tree: &Tree<'_>, due: Due) -> Option<Job> {
+        let Due { level, index, .. } = due;
+        if level == 0 {
+            let job = self.shape.level0(tree, Some(index), Reason::Deadline)?;
+            return Some(merge_where_lowest(tree, job));
+        }
+        let table = &tree.level(level)[index];
+        let Some(target) = tree.next_overlapping(level, table.smallest, table.largest) else {
+            return Some(rewrite(tree, level, index, Reason::Deadline));
+        };
+        let last = tree.last();
+        let window = (self.age(level, last)? as f64 * COMPANY) as u64;
+        let run = self.shape.extend(tree, level, index, |table| {
+            let at = table.oldest_tombstone.and_then(|oldest| self.due(level, last, oldest));
+            target == level + 1 && at.is_some_and(|at| at <= due.at + window)
+        });
+        Some(self.shape.push(tree, level, run, target, Reason::Deadline))
+    }
+
+    /// Returns the cost of choosing a table of a level that is too large: its overlap ratio, made cheaper by old and by many
+    /// tombstones, and by dead data in its zones, which its move may free.
+    fn cost(&self, table: &TableView<'_>, overlapped: u64, age: Option<u64>, now: Timestamp) -> f64 {
+        let used = match table.oldest_tombstone.zip(age) {
+            Some((oldest, age)) => (now.saturating_sub(oldest) as f64 / age.max(1) as f64).min(1.0),
+            None => 0.0,
+        };
+        let tombstones = table.tombstones as f64 / table.entries.max(1) as f64;
+        (1.0 + overlap_ratio(table, overlapped))
+            * (1.0 - AGE_WEIGHT * used)
+            * (1.0 - GARBAGE_WEIGHT * table.garbage)
+            * (1.0 - TOMBSTONE_WEIGHT * tombstones)
+    }
+}
+
+impl Compaction for Zap {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn next(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
+        // Forced jobs must not keep writers waiting.
+        if self.shape.is_level0_full(tree, 2) {
+            return self.shape.level0(tree, None, Reason::Level0);
+        }
+        if let Some((dues, start)) = self.dues(tree)
+            && start <= now
+            && let Some(due) = dues.into_iter().find(|due| due.from <= now)
+        {
+            return self.forced(tree, due);
+        }
+        if self.shape.is_level0_full(tree, 1) {
+            return self.shape.level0(tree, None, Reason::Level0);
+        }
+        let level = self.shape.fullest(tree)?;
+        let age = self.age(level, tree.last());
+        let index =
+            self.shape.cheapest(tree, level, |table, overlapped| self.cost(table, overlapped, age, now))?;
+        Some(self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size))
+    }
+
+    fn wakes_at(&self, tree: &Tree<'_>) -> Option<Timestamp> {
+        let (dues, start) = self.dues(tree)?;
+        let from = dues.iter().map(|due| due.from).min()?;
+        Some(start.max(from))
+    }
+
+    fn due(&self, level: usize, last: usize, oldest_tombstone: Timestamp) -> Option<Timestamp> {
+        Some(oldest_tombstone.saturating_add(self.age(level, last)?))
+    }
+}
