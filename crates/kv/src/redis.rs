@@ -1,1 +1,20 @@
-//! Redis clients: the protocol RESP, the commands, and the door.
+//! Redis clients: the protocol RESP 2 and 3, the commands on strings, and the server.
+//!
+//! Without I/O of their own: [`resp`] (parsing of requests), [`reply`] (replies), [`command`] and [`table`] (the commands and their
+//! arguments), [`pattern`] and [`cursors`] (of `SCAN`), [`gate`] (a lock), [`facts`] (state of the server and of a connection). [`execute`] carries
+//! commands out on a [`store::Store`]; `server_commands` has those about the server itself. `connection` serves one
+//! client; [`server`] listens and hands connections to shards.
+
+pub mod command;
+mod connection;
+pub mod cursors;
+pub mod execute;
+pub mod facts;
+pub mod gate;
+pub mod pattern;
+pub mod reply;
+pub mod resp;
+pub mod server;
+mod server_commands;
+pub mod store;
+pub mod table;

@@ -3,9 +3,9 @@
 use super::connection::{End, serve};
 use super::request::ID_BYTES;
 use crate::served::export::{Export, Tally};
-use crate::served::per_shard::PerShard;
 use crate::served::unix_socket;
 use block::{Call, Device, DevicePart, Error, Part, Result, Status};
+use runtime::PerShard;
 use runtime::ShardIndex;
 use runtime::net::{Access, Address, Listener};
 use runtime::sync::{StopSource, StopToken};

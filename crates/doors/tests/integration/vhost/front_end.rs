@@ -8,12 +8,12 @@ use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
-use doors::served::per_shard::PerShard;
 use doors::vhost_user::config::feature;
 use doors::vhost_user::protocol::{
     self, HEADER_BYTES, InflightDescription, RegionDescription, flag, message, number,
 };
 use doors::vhost_user::request::kind;
+use runtime::PerShard;
 use runtime::event::{EventSignal, EventWait, create_event};
 use runtime::net::{Address, Stream};
 use runtime::shared_memory::SharedMemory;

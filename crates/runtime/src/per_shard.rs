@@ -3,8 +3,8 @@
 //! The state isn't `Send`: it holds device handles, connections, tasks. A [`PerShard`] is, and finds the state of the shard that
 //! asks. A shard's state is dropped on its shard, when [`PerShard::close`] has ended it and its last user has gone.
 
+use crate::ShardIndex;
 use block::Result;
-use runtime::ShardIndex;
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ thread_local! {
 
 /// Key of this shard's state.
 fn key(id: u64) -> (u64, usize) {
-    (id, runtime::current_shard().0)
+    (id, crate::current_shard().0)
 }
 
 /// State of type `T` on each shard.
@@ -45,9 +45,9 @@ impl<T: 'static> PerShard<T> {
         M: Fn() -> F + Clone + Send + 'static,
         F: Future<Output = Result<T>> + 'static,
     {
-        for shard in 0..runtime::shard_count() {
+        for shard in 0..crate::shard_count() {
             let (make, id) = (make.clone(), self.id);
-            let opened = runtime::spawn_on(ShardIndex(shard), move || async move {
+            let opened = crate::spawn_on(ShardIndex(shard), move || async move {
                 let state: Rc<dyn Any> = Rc::new(make().await?);
                 STATES.with(|states| states.borrow_mut().insert(key(id), state));
                 Ok(())
@@ -72,15 +72,15 @@ impl<T: 'static> PerShard<T> {
     where
         E: AsyncFn(&T) + Clone + Send + 'static,
     {
-        let closing = (0..runtime::shard_count()).map(|shard| {
+        let closing = (0..crate::shard_count()).map(|shard| {
             let (end, this) = (end.clone(), PerShard { id: self.id, state: PhantomData::<fn() -> T> });
-            runtime::spawn_on(ShardIndex(shard), move || async move {
+            crate::spawn_on(ShardIndex(shard), move || async move {
                 let Some(state) = this.here() else { return };
                 end(&state).await;
                 STATES.with(|states| states.borrow_mut().remove(&key(this.id)));
             })
         });
-        for closed in runtime::join_all(closing.collect::<Vec<_>>()).await {
+        for closed in crate::join_all(closing.collect::<Vec<_>>()).await {
             if let Err(error) = closed {
                 tracing::warn!("closing the server's state on a shard: {error}");
             }
@@ -99,8 +99,8 @@ mod tests {
     fn on_three_shards<T: Send + 'static, F: Future<Output = T> + 'static>(
         test: impl FnOnce() -> F + Send + 'static,
     ) -> T {
-        let config = runtime::Config { shards: 3, ..runtime::Config::default() };
-        runtime::run(config, test).expect("the runtime runs")
+        let config = crate::Config { shards: 3, ..crate::Config::default() };
+        crate::run(config, test).expect("the runtime runs")
     }
 
     #[test]
@@ -108,10 +108,10 @@ mod tests {
         let sum = on_three_shards(|| async {
             let states = Arc::new(PerShard::<Cell<usize>>::new());
             assert!(states.here().is_none());
-            states.open(async || Ok(Cell::new(runtime::current_shard().0))).await.expect("opened");
+            states.open(async || Ok(Cell::new(crate::current_shard().0))).await.expect("opened");
             for shard in 0..3 {
                 let states = states.clone();
-                let seen = runtime::spawn_on(ShardIndex(shard), move || async move {
+                let seen = crate::spawn_on(ShardIndex(shard), move || async move {
                     let state = states.here().expect("it is open");
                     state.replace(state.get() + 10)
                 });
@@ -134,7 +134,7 @@ mod tests {
     fn a_shard_that_fails_leaves_no_state_anywhere() {
         on_three_shards(|| async {
             let states = PerShard::<()>::new();
-            let failed = states.open(async || match runtime::current_shard().0 {
+            let failed = states.open(async || match crate::current_shard().0 {
                 1 => Err(Error::io("broken")),
                 _ => Ok(()),
             });

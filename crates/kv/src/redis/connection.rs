@@ -1,0 +1,222 @@
+//! One client on one shard, served by one task.
+//!
+//! # Promises
+//! - All complete commands of a receive are carried out before the next one, and answered by one send, unless their replies are long.
+//!   While replies wait for the client, nothing more is received or carried out.
+//! - A connection holds [`RECEIVE_BYTES`] for commands. One that is longer takes at most twice its length, and no more than the server has
+//!   for all connections ([`BUFFER_BYTES`](super::facts::BUFFER_BYTES)); else the client is refused. A client that is silent in the middle of such a command
+//!   for [`SILENCE_LIMIT`] is closed. An idle client isn't.
+//! - `GET` and `SET` allocate nothing apart from what the store does and takes.
+
+use super::execute::{Executor, Flow, Sink};
+use super::facts::Facts;
+use super::reply::Replies;
+use super::resp::{MOST_COMMAND_BYTES, MOST_LINE_BYTES, Parser, Step};
+use super::store::Store;
+use block::{Buffer, Error, Result};
+use runtime::net::Stream;
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Size of the buffer that commands are received into, in bytes.
+pub const RECEIVE_BYTES: usize = 64 << 10;
+/// Time limit for a client to be silent in the middle of a command that is longer than [`RECEIVE_BYTES`].
+pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
+/// Largest buffer: the longest command, and the line after which the next one is refused.
+const MOST_BYTES: usize = MOST_COMMAND_BYTES + 2 * MOST_LINE_BYTES;
+/// Time after which a connection with many commands lets other tasks run.
+const LONGEST_TURN: Duration = Duration::from_millis(1);
+/// Number of commands between two looks at the clock.
+const CLOCK_INTERVAL: u32 = 32;
+
+/// Reason for the end of a connection.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The client closed it, or sent QUIT.
+    Goodbye,
+    /// The server stops.
+    Stopped,
+    /// The client was silent in the middle of a long command.
+    Silent,
+    /// The client broke the protocol.
+    Violation(String),
+    /// The connection broke.
+    Lost(Error),
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Goodbye => formatter.write_str("the client disconnected"),
+            End::Stopped => formatter.write_str("the server stops"),
+            End::Silent => {
+                let seconds = SILENCE_LIMIT.as_secs();
+                write!(
+                    formatter,
+                    "the client was silent for {seconds} s in the middle of a command and was cut off"
+                )
+            }
+            End::Violation(text) => write!(formatter, "the client was cut off: {text}"),
+            End::Lost(error) => write!(formatter, "the connection broke: {}", error.detail()),
+        }
+    }
+}
+
+/// Bytes received and not yet used.
+struct Input {
+    facts: Arc<Facts>,
+    /// `None` while it is being filled.
+    buffer: Option<Buffer>,
+    used: usize,
+    /// Bytes beyond [`RECEIVE_BYTES`], taken from the server's.
+    taken: usize,
+}
+
+impl Input {
+    fn new(facts: Arc<Facts>) -> Self {
+        Input { facts, buffer: Some(Buffer::new(RECEIVE_BYTES)), used: 0, taken: 0 }
+    }
+
+    fn rest(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| &buffer.filled()[self.used..])
+    }
+
+    /// Returns a buffer with the unused bytes and free space after them; `None` if the server has no memory for it.
+    fn take_with_room(&mut self) -> Option<Buffer> {
+        let mut buffer = self.buffer.take()?;
+        let rest = buffer.filled().len() - self.used;
+        if rest == 0 {
+            if buffer.len() > RECEIVE_BYTES {
+                buffer = Buffer::new(RECEIVE_BYTES);
+                self.facts.give_buffer(std::mem::take(&mut self.taken));
+            }
+            buffer.clear();
+        } else if buffer.missing() >= RECEIVE_BYTES / 4 {
+            return Some(buffer);
+        } else if rest <= buffer.len() / 2 {
+            buffer.filled_mut().copy_within(self.used.., 0);
+            buffer.truncate_filled(rest);
+        } else {
+            let length = (2 * buffer.len()).min(MOST_BYTES);
+            let more = length - buffer.len();
+            if more == 0 || !self.facts.take_buffer(more) {
+                return None;
+            }
+            self.taken += more;
+            let mut longer = Buffer::new(length);
+            longer.append(&buffer.filled()[self.used..]);
+            buffer = longer;
+        }
+        self.used = 0;
+        Some(buffer)
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.facts.give_buffer(self.taken);
+    }
+}
+
+/// Sends replies on a connection.
+struct StreamSink(Stream);
+
+impl Sink for StreamSink {
+    /// Sends without the ring what the kernel takes at once, which is nearly always everything, then the rest.
+    async fn send(&mut self, replies: &mut Replies) -> Result<()> {
+        if let Some(bytes) = replies.in_one_piece() {
+            let sent = self.0.try_send(bytes)?;
+            replies.drop_first(sent);
+            if replies.is_empty() {
+                return Ok(());
+            }
+        }
+        self.0.send(replies.take()).await.0
+    }
+}
+
+/// Serves a client until it leaves. Once `stopping` is set, the command that is being carried out is answered, and no other one begins.
+pub(super) async fn serve<S: Store>(
+    stream: &Stream,
+    store: Rc<S>,
+    facts: Arc<Facts>,
+    stopping: Rc<Cell<bool>>,
+) -> End {
+    let mut executor = Executor::new(store, facts.clone(), StreamSink(stream.clone()), stopping.clone());
+    let mut parser = Parser::default();
+    let mut input = Input::new(facts);
+    loop {
+        match carry_out(&mut executor, &mut parser, &mut input, &stopping).await {
+            Ok(None) => {}
+            Ok(Some(end)) => return end,
+            Err(error) => return End::Lost(error),
+        }
+        let Some(buffer) = input.take_with_room() else {
+            let text =
+                "Protocol error: too big a command, or too many long commands of all clients at a time";
+            return refuse(&mut executor, text.as_bytes()).await;
+        };
+        let receiving = stream.receive(buffer);
+        let received = match input.taken {
+            0 => Ok(receiving.await),
+            _ => runtime::timeout(SILENCE_LIMIT, receiving).await,
+        };
+        let Ok((result, buffer)) = received else { return End::Silent };
+        input.buffer = Some(buffer);
+        match result {
+            Ok(0) if stopping.get() => return End::Stopped,
+            Ok(0) => return End::Goodbye,
+            Ok(_) => {}
+            Err(error) => return End::Lost(error),
+        }
+    }
+}
+
+/// Carries out and answers all complete commands. Returns the reason if the connection ends.
+async fn carry_out<S: Store, K: Sink>(
+    executor: &mut Executor<S, K>,
+    parser: &mut Parser,
+    input: &mut Input,
+    stopping: &Cell<bool>,
+) -> Result<Option<End>> {
+    let mut turn = runtime::now();
+    let mut commands = 0;
+    loop {
+        if stopping.get() {
+            executor.finish().await?;
+            return Ok(Some(End::Stopped));
+        }
+        match parser.next(input.rest()) {
+            Ok(Step::Incomplete) => break,
+            Ok(Step::Empty(bytes)) => input.used += bytes,
+            Ok(Step::Command(bytes)) => {
+                let flow = executor.execute(parser.arguments(input.rest())).await?;
+                input.used += bytes;
+                if flow == Flow::Close {
+                    executor.finish().await?;
+                    return Ok(Some(End::Goodbye));
+                }
+            }
+            Err(error) => return Ok(Some(refuse(executor, &error.text()).await)),
+        }
+        commands += 1;
+        if commands % CLOCK_INTERVAL == 0 && turn.elapsed() > LONGEST_TURN {
+            runtime::yield_now().await;
+            turn = runtime::now();
+        }
+    }
+    executor.finish().await?;
+    Ok(None)
+}
+
+/// Answers with an error of the protocol, after which the connection ends.
+async fn refuse<S: Store, K: Sink>(executor: &mut Executor<S, K>, text: &[u8]) -> End {
+    executor.refuse(text).await;
+    match executor.finish().await {
+        Ok(()) => End::Violation(String::from_utf8_lossy(text).into_owned()),
+        Err(error) => End::Lost(error),
+    }
+}

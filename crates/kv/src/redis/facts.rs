@@ -1,0 +1,135 @@
+//! State of a server that all its connections share, and state of one connection.
+
+use super::cursors::Cursors;
+use super::gate::Gate;
+use super::reply::Protocol;
+use runtime::Instant;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Version of redis whose commands these are, for clients that ask.
+pub const REDIS_VERSION: &str = "7.0.15";
+/// Limit of the bytes that the connections of a server hold of commands that are arriving, beyond
+/// [`RECEIVE_BYTES`](super::connection::RECEIVE_BYTES) for each.
+pub const BUFFER_BYTES: usize = 512 << 20;
+
+/// State that the connections of a server share, on all shards.
+#[derive(Debug)]
+pub struct Facts {
+    /// Lock of commands that write.
+    pub gate: Gate,
+    cursors: Mutex<Cursors>,
+    /// Addresses, for operators.
+    pub addresses: Vec<String>,
+    /// Port of the first TCP address; 0 without one.
+    pub port: u16,
+    /// Limit of connected clients.
+    pub max_connections: usize,
+    started: Instant,
+    /// Connected clients.
+    pub connections: AtomicUsize,
+    accepted: AtomicU64,
+    /// Clients that were closed at once, because of the limit.
+    pub refused: AtomicU64,
+    commands: AtomicU64,
+    buffered: AtomicUsize,
+}
+
+impl Facts {
+    /// Returns the state of a server that starts now.
+    pub fn new(addresses: Vec<String>, port: u16, max_connections: usize) -> Self {
+        Facts {
+            gate: Gate::default(),
+            cursors: Mutex::new(Cursors::new(runtime::random_u64())),
+            addresses,
+            port,
+            max_connections,
+            started: runtime::now(),
+            connections: AtomicUsize::new(0),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            commands: AtomicU64::new(0),
+            buffered: AtomicUsize::new(0),
+        }
+    }
+
+    /// Cursors of `SCAN`.
+    pub fn cursors(&self) -> MutexGuard<'_, Cursors> {
+        // A panic in between leaves positions that are valid.
+        self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a connection, and returns its number, from 1.
+    pub fn next_connection(&self) -> u64 {
+        self.accepted.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Number of connections since the start.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Counts a command.
+    pub fn count_command(&self) {
+        self.commands.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of commands since the start.
+    pub fn commands(&self) -> u64 {
+        self.commands.load(Ordering::Relaxed)
+    }
+
+    /// Whole seconds since the start.
+    pub fn uptime(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
+
+    /// Takes bytes for a command that is arriving; false if the limit doesn't allow it.
+    pub fn take_buffer(&self, bytes: usize) -> bool {
+        let taken = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= BUFFER_BYTES);
+        self.buffered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
+    }
+
+    /// Gives bytes back.
+    pub fn give_buffer(&self, bytes: usize) {
+        self.buffered.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are taken.
+    pub fn buffered(&self) -> usize {
+        self.buffered.load(Ordering::Relaxed)
+    }
+}
+
+/// State of a connection that commands read and change.
+#[derive(Debug)]
+pub struct Session {
+    /// Number of the connection.
+    pub id: u64,
+    /// Name that the client has given it.
+    pub name: Vec<u8>,
+    /// Name and version of the client's library.
+    pub library: [Vec<u8>; 2],
+    /// Version of the protocol.
+    pub protocol: Protocol,
+    began: Instant,
+}
+
+impl Session {
+    /// State of a new connection.
+    pub fn new(id: u64) -> Self {
+        let began = runtime::now();
+        Session { id, name: Vec::new(), library: Default::default(), protocol: Protocol::Resp2, began }
+    }
+
+    /// Whole seconds since the begin of the connection.
+    pub fn age(&self) -> u64 {
+        self.began.elapsed().as_secs()
+    }
+
+    /// Resets what `RESET` does.
+    pub fn reset(&mut self) {
+        self.name.clear();
+        self.protocol = Protocol::Resp2;
+    }
+}

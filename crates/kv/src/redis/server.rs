@@ -1,0 +1,380 @@
+//! Server that listens and hands each connection to a shard.
+//!
+//! # Promises
+//! - Connections are accepted on shard 0; the n-th one is served on shard n mod the number of shards, through that shard's own handle of
+//!   the store.
+//! - There are never more than `max_connections`; further ones are closed at once.
+//! - There is no authentication. Addresses other than unix sockets and loopback are refused unless `allow_remote` is set.
+//! - [`Server::stop`] accepts no new clients, ends the commands that are being carried out (their replies are sent for at most
+//!   [`STOP_LIMIT`]), closes the connections and drops the handles.
+//!
+//! The protocol on a connection is left to `connection`.
+
+use super::connection::{End, serve};
+use super::facts::Facts;
+use super::store::Store;
+use block::{Error, Result, Status};
+use runtime::net::{Access, Address, Listener, RemoteStream, Shutdown, Stream};
+use runtime::sync::{Notify, StopSource, StopToken};
+use runtime::{PerShard, ShardIndex};
+use serde_json::json;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Time limit for clients to receive their last replies when the server stops.
+pub const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// Limit of connected clients, unless configured.
+pub const MAX_CONNECTIONS: usize = 1024;
+
+/// Configuration of a server.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Addresses to listen on.
+    pub addresses: Vec<Address>,
+    /// Owner and permissions of unix sockets.
+    pub access: Access,
+    /// Limit of connected clients.
+    pub max_connections: usize,
+    /// Whether addresses that other machines reach are permitted, though there is no authentication.
+    pub allow_remote: bool,
+}
+
+impl ServerConfig {
+    /// Configuration of a server on one address, with the limits that are the default.
+    pub fn new(address: Address) -> Self {
+        let access = Access::default();
+        ServerConfig {
+            addresses: vec![address],
+            access,
+            max_connections: MAX_CONNECTIONS,
+            allow_remote: false,
+        }
+    }
+}
+
+/// Checks that other machines don't reach an address, unless that is permitted.
+///
+/// # Errors
+/// [`Error::Invalid`] for an address that is neither a unix socket nor loopback.
+pub fn check_address(address: &Address, allow_remote: bool) -> Result<()> {
+    match address {
+        Address::Tcp(tcp) if !allow_remote && !tcp.ip().to_canonical().is_loopback() => {
+            Err(Error::invalid(format!(
+                "redis door: address \"{address}\" can be reached from other machines, and there is no authentication; expected \
+             a unix socket or a loopback address such as 127.0.0.1:6379; to permit it set allow_remote = true"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A server of a store, listening or not.
+pub struct Server<S: Store> {
+    config: ServerConfig,
+    running: Mutex<Option<Running<S>>>,
+}
+
+struct Running<S: Store> {
+    shared: Arc<Shared<S>>,
+    addresses: Vec<Address>,
+    stop: StopSource,
+    /// Raised when the listeners are closed.
+    closed: StopToken,
+    /// Errors of closing the listeners.
+    failures: Arc<Mutex<Vec<Error>>>,
+}
+
+struct Shared<S: Store> {
+    facts: Arc<Facts>,
+    parts: PerShard<ShardPart<S>>,
+}
+
+/// A connection of a shard, as the server sees it.
+struct Watch {
+    stream: Stream,
+    stopping: Rc<Cell<bool>>,
+}
+
+/// State of a server on one shard.
+struct ShardPart<S> {
+    /// `None` once the server has stopped.
+    store: RefCell<Option<Rc<S>>>,
+    connections: RefCell<BTreeMap<u64, Rc<Watch>>>,
+    next_connection: Cell<u64>,
+    /// Notified when a connection has ended.
+    ended: Notify,
+}
+
+impl<S: Store> ShardPart<S> {
+    fn new(store: S) -> Self {
+        ShardPart {
+            store: RefCell::new(Some(Rc::new(store))),
+            connections: RefCell::default(),
+            next_connection: Cell::new(0),
+            ended: Notify::new(),
+        }
+    }
+
+    async fn all_ended(&self) {
+        while !self.connections.borrow().is_empty() {
+            self.ended.notified().await;
+        }
+    }
+
+    /// Ends the connections of this shard and drops its handle.
+    async fn close(&self) {
+        let watches = || self.connections.borrow().values().cloned().collect::<Vec<_>>();
+        for watch in watches() {
+            watch.stopping.set(true);
+            // It may be closed already.
+            let _ = watch.stream.shutdown(Shutdown::Read).await;
+        }
+        if runtime::timeout(STOP_LIMIT, self.all_ended()).await.is_err() {
+            for watch in watches() {
+                let _ = watch.stream.shutdown(Shutdown::Both).await;
+            }
+            self.all_ended().await;
+        }
+        drop(self.store.take());
+    }
+}
+
+impl<S: Store> Server<S> {
+    /// Checks the configuration; opens nothing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] without an address, or for one that [`check_address`] refuses.
+    pub fn new(config: ServerConfig) -> Result<Self> {
+        if config.addresses.is_empty() {
+            return Err(Error::invalid(
+                "redis door without an address: expected a unix socket or a TCP address",
+            ));
+        }
+        for address in &config.addresses {
+            check_address(address, config.allow_remote)?;
+        }
+        Ok(Server { config, running: Mutex::new(None) })
+    }
+
+    fn running(&self) -> std::sync::MutexGuard<'_, Option<Running<S>>> {
+        // Nothing panics while the lock is held.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens, and opens the store on every shard by `open`; returns once clients can connect. Called on shard 0.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if the server is running already or another process listens at an address; those of `open` and of the kernel.
+    pub async fn start<O, F>(&self, open: O) -> Result<()>
+    where
+        O: Fn() -> F + Clone + Send + 'static,
+        F: Future<Output = Result<S>> + 'static,
+    {
+        if self.running().is_some() {
+            return Err(Error::busy(format!("redis door {}: running already", self.config.addresses[0])));
+        }
+        let mut listeners = Vec::new();
+        let opened = self.open(&mut listeners, open).await;
+        let (shared, addresses) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                for listener in listeners {
+                    // The first error is reported.
+                    let _ = listener.close().await;
+                }
+                return Err(error);
+            }
+        };
+        let (stop, closed, failures) =
+            (StopSource::new(), StopSource::new(), Arc::new(Mutex::new(Vec::new())));
+        let closed_token = closed.token();
+        let accepting = listeners.into_iter().map(|listener| {
+            let (shared, stop, failures) = (shared.clone(), stop.token(), failures.clone());
+            runtime::spawn(async move {
+                accept(&shared, &listener, stop).await;
+                if let Err(error) = listener.close().await {
+                    failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+                }
+            })
+        });
+        let accepting: Vec<_> = accepting.collect();
+        runtime::spawn(async move {
+            for task in accepting {
+                task.await;
+            }
+            closed.stop();
+        })
+        .detach();
+        *self.running() = Some(Running { shared, addresses, stop, closed: closed_token, failures });
+        Ok(())
+    }
+
+    async fn open<O, F>(
+        &self,
+        listeners: &mut Vec<Listener>,
+        open: O,
+    ) -> Result<(Arc<Shared<S>>, Vec<Address>)>
+    where
+        O: Fn() -> F + Clone + Send + 'static,
+        F: Future<Output = Result<S>> + 'static,
+    {
+        for address in &self.config.addresses {
+            let listening = Listener::replace_stale(address, self.config.access).await;
+            let named = |error: Error| {
+                error.in_context(format!("redis door at {address}; choose another address if it is in use"))
+            };
+            listeners.push(listening.map_err(named)?);
+        }
+        let addresses: Vec<Address> =
+            listeners.iter().map(|listener| listener.local_address().clone()).collect();
+        let port = addresses.iter().find_map(|address| match address {
+            Address::Tcp(tcp) => Some(tcp.port()),
+            Address::Unix(_) => None,
+        });
+        let names = addresses.iter().map(Address::to_string).collect();
+        let facts = Arc::new(Facts::new(names, port.unwrap_or(0), self.config.max_connections));
+        let shared = Arc::new(Shared { facts, parts: PerShard::new() });
+        let opening = shared.parts.open(move || {
+            let opening = open();
+            async move { Ok(ShardPart::new(opening.await?)) }
+        });
+        opening.await?;
+        Ok((shared, addresses))
+    }
+
+    /// Stops serving. Does nothing if the server isn't running.
+    ///
+    /// # Errors
+    /// Those of [`Listener::close`]; all other steps are done nevertheless.
+    pub async fn stop(&self) -> Result<()> {
+        let Some(running) = self.running().take() else { return Ok(()) };
+        running.stop.stop();
+        running.closed.stopped().await;
+        running.shared.parts.close(async |part: &ShardPart<S>| part.close().await).await;
+        let failures = std::mem::take(&mut *running.failures.lock().unwrap_or_else(PoisonError::into_inner));
+        failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Addresses of the server; while it is running, with the actual ports.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.running()
+            .as_ref()
+            .map_or_else(|| self.config.addresses.clone(), |running| running.addresses.clone())
+    }
+
+    /// Addresses, connections and counters.
+    pub fn status(&self) -> Status {
+        let addresses: Vec<String> = self.addresses().iter().map(Address::to_string).collect();
+        let mut status = Status::new();
+        status.insert("addresses".into(), json!(addresses));
+        status.insert("max_connections".into(), json!(self.config.max_connections));
+        if let Some(running) = &*self.running() {
+            let facts = &running.shared.facts;
+            status.insert("connections".into(), json!(facts.connections.load(Ordering::Relaxed)));
+            status.insert("accepted_connections".into(), json!(facts.accepted()));
+            status.insert("refused_connections".into(), json!(facts.refused.load(Ordering::Relaxed)));
+            status.insert("commands".into(), json!(facts.commands()));
+            status.insert("buffer_bytes".into(), json!(facts.buffered()));
+        }
+        status
+    }
+}
+
+/// Accepts connections until the stop signal.
+async fn accept<S: Store>(shared: &Arc<Shared<S>>, listener: &Listener, stop: StopToken) {
+    let mut count = 0;
+    while let Some(stream) = listener.accept_until(&stop).await {
+        let shard = ShardIndex(count % runtime::shard_count());
+        if hand_over(shared, stream, shard) {
+            count += 1;
+        }
+    }
+}
+
+/// Hands a connection to a shard, unless the limit is reached.
+fn hand_over<S: Store>(shared: &Arc<Shared<S>>, stream: Stream, shard: ShardIndex) -> bool {
+    let facts = &shared.facts;
+    // Only tasks of this shard add, so there is no race to the last place.
+    if facts.connections.load(Ordering::Relaxed) >= facts.max_connections {
+        facts.refused.fetch_add(1, Ordering::Relaxed);
+        // As redis does; a client that doesn't take it sees the end of the connection.
+        let _ = stream.try_send(b"-ERR max number of clients reached\r\n");
+        tracing::warn!(
+            "redis door: a client was refused: the limit of {} connections is reached",
+            facts.max_connections
+        );
+        return false;
+    }
+    let remote = match stream.into_remote() {
+        Ok(remote) => remote,
+        Err(error) => {
+            tracing::warn!("{error}");
+            return false;
+        }
+    };
+    let place = Place::take(shared.clone());
+    runtime::spawn_on(shard, move || run_connection(remote, place)).detach();
+    true
+}
+
+/// Counts a connection against `max_connections`.
+struct Place<S: Store>(Arc<Shared<S>>);
+
+impl<S: Store> Place<S> {
+    fn take(shared: Arc<Shared<S>>) -> Self {
+        shared.facts.connections.fetch_add(1, Ordering::Relaxed);
+        Place(shared)
+    }
+}
+
+impl<S: Store> Drop for Place<S> {
+    fn drop(&mut self) {
+        self.0.facts.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Serves a connection on its shard; it is in the shard's list until it ends.
+async fn run_connection<S: Store>(remote: RemoteStream, place: Place<S>) {
+    let Some(part) = place.0.parts.here() else { return };
+    let Some(store) = part.store.borrow().clone() else { return };
+    let number = part.next_connection.get();
+    part.next_connection.set(number + 1);
+    let watch = Rc::new(Watch { stream: remote.into_stream(), stopping: Rc::default() });
+    part.connections.borrow_mut().insert(number, watch.clone());
+    let end = serve(&watch.stream, store, place.0.facts.clone(), watch.stopping.clone()).await;
+    match end {
+        End::Goodbye | End::Stopped => tracing::debug!("redis door: {end}"),
+        End::Lost(_) => tracing::info!("redis door: {end}"),
+        End::Silent | End::Violation(_) => tracing::warn!("redis door: {end}"),
+    }
+    let listed = part.connections.borrow_mut().remove(&number);
+    drop((listed, watch, place));
+    part.ended.notify_all();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_others_reach_need_permission() {
+        let check =
+            |text: &str, allow_remote| check_address(&text.parse().expect("an address"), allow_remote);
+        for local in
+            ["unix:/run/kv.sock", "127.0.0.1:6379", "127.3.2.1:0", "[::1]:6379", "[::ffff:127.0.0.1]:6379"]
+        {
+            assert_eq!(check(local, false), Ok(()), "{local}");
+        }
+        for remote in
+            ["0.0.0.0:6379", "192.168.1.5:6379", "[::]:6379", "[fe80::1]:6379", "[::ffff:10.0.0.1]:6379"]
+        {
+            let refused = check(remote, false).expect_err(remote).to_string();
+            assert!(refused.contains(remote) && refused.contains("allow_remote = true"), "{refused}");
+            assert_eq!(check(remote, true), Ok(()), "{remote}");
+        }
+    }
+}
