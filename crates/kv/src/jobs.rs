@@ -15,7 +15,7 @@ use crate::policy::{Job, NewTable, TableView, Tree};
 use crate::retention::Retention;
 use crate::table::{Builder, Summary};
 use crate::tables::{Table, TableFile};
-use block::{Buffer, Error, Result};
+use block::{Buffer, Result};
 use logkit::Owner;
 use std::rc::Rc;
 use std::time::Duration;
@@ -219,8 +219,11 @@ impl Core {
     /// Shows the tree to a policy.
     pub(crate) fn with_tree<T>(&self, look: impl FnOnce(&Tree<'_>) -> T) -> T {
         let levels = self.levels.borrow().clone();
-        let view = |level: &'_ Vec<Rc<Table>>| level.iter().map(|table| self.view(table)).collect();
-        look(&Tree { levels: levels.0.iter().map(view).collect() })
+        let mut tree = Tree::default();
+        for level in &levels.0 {
+            tree.levels.push(level.iter().map(|table| self.view(table)).collect());
+        }
+        look(&tree)
     }
 
     /// A table as policies see it.

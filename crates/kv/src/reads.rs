@@ -64,15 +64,22 @@ impl Core {
         std::iter::once(active).chain(frozen.iter().rev().map(|buffer| buffer.memtable.clone())).collect()
     }
 
-    /// Looks for a key in a memtable: `Some(None)` where it is deleted. `deleted` is the newest range tombstone of the sources before.
-    fn find_in(memtable: &Memtable, key: &[u8], snapshot: Sequence, now: Timestamp, deleted: &mut Sequence) -> Option<Option<Stored>> {
-        let ranges = memtable.range_tombstones();
-        if !ranges.is_empty() {
-            *deleted = (*deleted).max(ranges.newest(key, snapshot));
+    /// Looks for a key in a memtable: `Some(None)` where it is deleted. `ranges` are those of newer memtables, and get those of this one.
+    fn find_in(
+        memtable: &Memtable,
+        key: &[u8],
+        snapshot: Sequence,
+        now: Timestamp,
+        ranges: &mut Vec<Rc<RangeTombstones>>,
+    ) -> Option<Option<Stored>> {
+        let own = memtable.range_tombstones();
+        if !own.is_empty() {
+            ranges.push(own);
         }
         memtable.get(key, snapshot, |entry| {
             let entry = entry?;
-            Some(if entry.sequence < *deleted { None } else { stored(&entry, now) })
+            let is_deleted = ranges.iter().any(|range| range.covers(key, entry.sequence, snapshot).is_some());
+            Some(if is_deleted { None } else { stored(&entry, now) })
         })
     }
 
@@ -80,19 +87,21 @@ impl Core {
     pub(crate) async fn get(&self, key: &[u8], snapshot: Option<Sequence>) -> Result<Option<Stored>> {
         let snapshot = snapshot.unwrap_or(Sequence::MAX);
         let now = crate::batch::now();
-        let mut deleted = 0;
+        let mut ranges = Vec::new();
         let active = self.active.borrow().clone();
-        if let Some(found) = Self::find_in(&active.memtable, key, snapshot, now, &mut deleted) {
+        if let Some(found) = Self::find_in(&active.memtable, key, snapshot, now, &mut ranges) {
             return Ok(found);
         }
         // From here on the buffers and tables of this moment are asked.
         for buffer in self.frozen.borrow().iter().rev() {
-            if let Some(found) = Self::find_in(&buffer.memtable, key, snapshot, now, &mut deleted) {
+            if let Some(found) = Self::find_in(&buffer.memtable, key, snapshot, now, &mut ranges) {
                 return Ok(found);
             }
         }
         let levels = self.levels.borrow().clone();
         let hash = key_hash(key);
+        // Newest range tombstone of the tables so far that covers the key.
+        let mut deleted = 0;
         for (number, level) in levels.0.iter().enumerate() {
             let candidates = match number {
                 0 => &level[..],
@@ -108,7 +117,9 @@ impl Core {
                 }
                 if let Some(found) = table.reader().get(key, hash, snapshot).await? {
                     let entry = Entry { key, sequence: found.sequence(), value: found.value() };
-                    return Ok(if entry.sequence < deleted { None } else { stored(&entry, now) });
+                    let is_deleted = entry.sequence < deleted
+                        || ranges.iter().any(|range| range.covers(key, entry.sequence, snapshot).is_some());
+                    return Ok(if is_deleted { None } else { stored(&entry, now) });
                 }
             }
         }
@@ -130,7 +141,7 @@ impl Core {
         };
         for table in levels.all().filter(|table| table.meta.summary.range_tombstones > 0 && is_in(table)) {
             let found = table.reader().range_tombstones().await?;
-            ranges.push(Rc::new(RangeTombstones::new(found.iter().cloned())));
+            ranges.push(Rc::new(RangeTombstones::from_iter(found.iter().cloned())));
         }
         push_cursors(&levels, is_in, &mut cursors);
         let view = View { snapshot, now: crate::batch::now(), ranges };
