@@ -4,6 +4,7 @@ pub mod engine;
 pub mod foreign;
 pub mod guest;
 pub mod halves;
+pub mod key_value;
 pub mod oracle;
 pub mod stacked;
 pub mod worlds;

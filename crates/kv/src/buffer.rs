@@ -23,9 +23,9 @@ pub struct WriteBuffer {
 }
 
 impl WriteBuffer {
-    /// Returns an empty buffer.
-    pub fn new(pool: &Arc<ZonePool>) -> Rc<Self> {
-        let memtable = Rc::new(Memtable::with_capacity(0));
+    /// Returns an empty buffer, which will have about this many bytes.
+    pub fn new(pool: &Arc<ZonePool>, bytes: usize) -> Rc<Self> {
+        let memtable = Rc::new(Memtable::with_capacity(bytes));
         Rc::new(WriteBuffer { memtable, pool: pool.clone(), zones: RefCell::default(), last: Cell::default() })
     }
 

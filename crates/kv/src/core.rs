@@ -209,7 +209,7 @@ impl Core {
             requests: Requests::default(),
             reads: kit.readers.here(),
             cache: Rc::new(BlockCache::new(settings.cache_bytes / u64::from(shards))),
-            active: RefCell::new(WriteBuffer::new(&kit.pool)),
+            active: RefCell::new(WriteBuffer::new(&kit.pool, buffer_bytes(settings, shards))),
             frozen: RefCell::default(),
             levels: RefCell::default(),
             files: RefCell::default(),
@@ -252,7 +252,7 @@ impl Core {
             core.apply(&bytes)?;
             buffer.note_last(Flushed { record, sequence: core.sequence.get() });
             if buffer.memtable.bytes() >= core.buffer_bytes() {
-                core.push_frozen(WriteBuffer::new(&core.kit.pool));
+                core.push_frozen();
             }
         }
         Ok(core)
@@ -325,7 +325,7 @@ impl Core {
 
     /// Size at which the active buffer is full.
     fn buffer_bytes(&self) -> usize {
-        (self.settings.buffer_bytes / u64::from(self.shards)) as usize
+        buffer_bytes(&self.settings, self.shards)
     }
 
     /// Freezes the active buffer unless it is empty.
@@ -336,11 +336,12 @@ impl Core {
         // Acknowledged writes may be in it whose record hasn't committed: it is replayed, above this sequence.
         let record = self.appender.committed(write_stream(self.shard));
         self.active.borrow().note_last(Flushed { record, sequence: self.sequence.get() });
-        self.push_frozen(WriteBuffer::new(&self.kit.pool));
+        self.push_frozen();
     }
 
     /// Freezes the active buffer, and goes on with another.
-    fn push_frozen(&self, next: Rc<WriteBuffer>) {
+    fn push_frozen(&self) {
+        let next = WriteBuffer::new(&self.kit.pool, self.buffer_bytes());
         let full = self.active.replace(next);
         self.frozen.borrow_mut().push(full);
         self.changed.notify_all();
@@ -499,6 +500,11 @@ impl Core {
     pub(crate) fn snapshot_sequences(&self) -> Vec<Sequence> {
         self.snapshots.borrow().keys().copied().collect()
     }
+}
+
+/// Size at which the active buffer of one of so many shards is full.
+fn buffer_bytes(settings: &Settings, shards: u16) -> usize {
+    (settings.buffer_bytes / u64::from(shards)) as usize
 }
 
 /// Puts a write into a memtable; returns the bytes of its keys and value.

@@ -107,7 +107,9 @@ impl Mover {
                 let (wanted, words) = (entry.blocks(), entry.meta_length());
                 let fits = zone.most_blocks(&kit.layout, blocks + wanted, |_| meta + words);
                 let taken = fits.saturating_sub(blocks);
-                if taken == 0 {
+                // An entry without data is in the header alone.
+                let takes = if wanted == 0 { zone.takes(&kit.layout, blocks, meta + words) } else { taken > 0 };
+                if !takes {
                     break;
                 }
                 blocks += taken;

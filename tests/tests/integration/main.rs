@@ -43,6 +43,7 @@ mod status;
 mod worlds_behind_log;
 mod worlds_cache;
 mod worlds_engine;
+mod worlds_kv;
 mod worlds_log;
 mod worlds_mirror;
 mod worlds_plain;

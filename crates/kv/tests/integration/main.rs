@@ -1,4 +1,7 @@
-//! Tests of the key-value store through its public interface.
+//! The key-value store as programs use it, in simulated runs.
+
 #![allow(clippy::unwrap_used)]
 
-mod redis;
+mod basic;
+mod common;
+mod model;

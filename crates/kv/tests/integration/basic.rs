@@ -1,0 +1,113 @@
+//! Single operations, one after another.
+
+use super::common::{format, open, simulate, small, zones};
+use kv::{Acknowledge, Batch, Scan, Stored, Update};
+
+fn key(number: u32) -> Vec<u8> {
+    format!("key{number:06}").into_bytes()
+}
+
+#[test]
+fn what_is_put_is_there_until_it_is_deleted_and_after_the_store_was_closed() {
+    for shards in [1, 2] {
+        simulate(1, shards, || async {
+            let zones = zones(64);
+            let store = format(&zones, &small()).await;
+            store.put(b"a", b"1").await.unwrap();
+            assert_eq!(store.get(b"a").await.unwrap(), Some(Stored { value: b"1".to_vec(), expires: None }));
+            store.put(b"a", b"2").await.unwrap();
+            store.put(b"b", b"3").await.unwrap();
+            store.delete(b"b").await.unwrap();
+            assert_eq!(store.get(b"b").await.unwrap(), None);
+            store.close().await.unwrap();
+            let store = open(&zones, &small()).await;
+            assert_eq!(store.get(b"a").await.unwrap().unwrap().value, b"2");
+            assert_eq!(store.get(b"b").await.unwrap(), None);
+            store.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn many_keys_go_through_all_levels() {
+    for shards in [1, 2] {
+        simulate(2, shards, || async {
+            let zones = zones(64);
+            let store = format(&zones, &small()).await;
+            for round in 0..4u32 {
+                for number in 0..2000 {
+                    let value = format!("value {number} of round {round} {:0100}", number * 7);
+                    store.put(&key(number * 7919 % 4000), value.as_bytes()).await.unwrap();
+                }
+            }
+            for number in (0..2000).step_by(3) {
+                store.delete(&key(number * 7919 % 4000)).await.unwrap();
+            }
+            for number in 0..2000u32 {
+                let found = store.get(&key(number * 7919 % 4000)).await.unwrap();
+                match number % 3 {
+                    0 => assert_eq!(found, None, "key {number}"),
+                    _ => assert!(found.unwrap().value.starts_with(format!("value {number} of round 3").as_bytes())),
+                }
+            }
+            let status = store.status().await.unwrap();
+            assert!(status["compactions"].as_u64().unwrap() > 3, "{status:?}");
+            let scan = Scan { from: Vec::new(), to: None, is_backward: false, snapshot: None, most: usize::MAX, most_bytes: usize::MAX };
+            let mut from = Vec::new();
+            let mut count = 0;
+            loop {
+                let (pairs, has_more) = store.scan(None, Scan { from: from.clone(), most: 100, ..scan.clone() }).await.unwrap();
+                assert!(pairs.windows(2).all(|pair| pair[0].0 < pair[1].0));
+                count += pairs.len();
+                if !has_more {
+                    break;
+                }
+                from = pairs.last().unwrap().0.clone();
+                from.push(0);
+            }
+            assert_eq!(count, 1333);
+            store.close().await.unwrap();
+            let store = open(&zones, &small()).await;
+            assert!(store.get(&key(3919)).await.unwrap().is_some());
+            store.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn batches_snapshots_updates_and_iterators() {
+    simulate(3, 2, || async {
+        let zones = zones(64);
+        let store = format(&zones, &small()).await;
+        let mut batch = Batch::new();
+        (0..50).for_each(|number| batch.put(&key(number), b"first"));
+        store.write(batch, Acknowledge::Flushed).await.unwrap();
+        let snapshot = store.snapshot().await.unwrap();
+        let mut batch = Batch::new();
+        batch.delete_range(&key(10), &key(40));
+        batch.put(&key(20), b"second");
+        store.write(batch, Acknowledge::Written).await.unwrap();
+        store.flush_buffers().await.unwrap();
+        assert_eq!(store.get(&key(15)).await.unwrap(), None);
+        assert_eq!(store.get(&key(20)).await.unwrap().unwrap().value, b"second");
+        assert_eq!(store.get_in(&snapshot, &key(15)).await.unwrap().unwrap().value, b"first");
+        let count = store
+            .update(b"counter", |found| {
+                let next = found.map_or(0u8, |it| it.value[0]) + 1;
+                (Some(Update::Put(Stored { value: vec![next], expires: None })), next)
+            })
+            .await
+            .unwrap();
+        assert_eq!(count, 1);
+        let mut iterator = store.iterate(b"key", None).await.unwrap();
+        iterator.seek_last().await.unwrap();
+        let mut keys = 0;
+        while iterator.pair().is_some() {
+            keys += 1;
+            iterator.previous().await.unwrap();
+        }
+        assert_eq!(keys, 21);
+        drop((iterator, snapshot));
+        store.close().await.unwrap();
+    });
+}

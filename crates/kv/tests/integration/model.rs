@@ -1,0 +1,1 @@
+//! A model check of the store against a map.
