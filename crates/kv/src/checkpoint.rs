@@ -12,18 +12,6 @@ impl Core {
     /// Takes a checkpoint, on the home. With `clean`, all buffers are in tables.
     pub(crate) async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         let homes = self.homes.borrow().clone();
-        for home in &homes {
-            // A checkpoint covers all records of earlier epochs.
-            let check = |core: Rc<Core>| async move {
-                match core.replayed.get() {
-                    0 => Ok(()),
-                    left => Err(core.background_error.borrow().clone().unwrap_or_else(|| {
-                        Error::busy(format!("{left} buffers of writes before the store was opened aren't in tables yet"))
-                    })),
-                }
-            };
-            home.with(check).await?;
-        }
         let write = async || {
             let mut cut = Cut { covered: Sequences::default(), clock: self.kit.clock() };
             let mut state = State { shards: Vec::new(), stale: Vec::new() };
@@ -40,13 +28,10 @@ impl Core {
         checkpoint::take(self, write).await
     }
 
-    /// Writes what was replayed as tables, so that the store may take checkpoints.
-    pub(crate) async fn begin_replayed(self: &Rc<Self>) -> Result<()> {
-        self.replayed.set(self.frozen.borrow().len() + usize::from(!self.active.borrow().is_empty()));
-        self.freeze();
-        let outcome = self.flush_buffers().await;
-        match outcome {
-            // A full store can be opened: what was replayed stays in memory.
+    /// Writes what was replayed as tables, so that a checkpoint covers it.
+    pub(crate) async fn flush_replayed(self: &Rc<Self>) -> Result<()> {
+        match self.flush_buffers().await {
+            // A full store can be opened: what was replayed stays in memory and in the log.
             Err(Error::NoSpace(_)) => Ok(()),
             outcome => outcome,
         }

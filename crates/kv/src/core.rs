@@ -152,8 +152,6 @@ pub struct Core {
     pub(crate) next_joint: Cell<u64>,
     /// What batches for several shards hold of the gate.
     pub(crate) entered: RefCell<HashMap<u64, Entered>>,
-    /// Buffers of records of earlier epochs: a checkpoint waits until they are in tables.
-    pub(crate) replayed: Cell<usize>,
 }
 
 /// Settings of the kit for a shard.
@@ -235,7 +233,6 @@ impl Core {
             joints: Semaphore::new(crate::joint::MOST_JOINTS),
             next_joint: Cell::new(0),
             entered: RefCell::default(),
-            replayed: Cell::new(0),
             settings: settings.clone(),
             kit,
         });

@@ -1,7 +1,6 @@
 //! Making and opening stores: the manifest of the newest checkpoint, the edits and pieces after it, and the writes that are in no table.
 //!
-//! The writes are replayed into buffers, which are written as tables before the store is open, so that the next checkpoint covers all records of earlier
-//! epochs.
+//! The writes are replayed into buffers, and written as tables before the store is open, so that it has its memory for new ones.
 
 use crate::core::{Core, Found as FoundShard, kit_settings};
 use crate::erasure::{Erasure, Stale};
@@ -77,7 +76,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec
     stale.extend(opening_unlisted.into_iter().map(|(zone, generation)| Stale { zone, generation, since: 0 }));
     let homes = start((zones, handle), parts, (found, stale), settings).await?;
     for home in &homes {
-        let flush = |core: Rc<Core>| async move { core.begin_replayed().await };
+        let flush = |core: Rc<Core>| async move { core.flush_replayed().await };
         home.with(flush).await?;
     }
     let is_due = |core: Rc<Core>| async move {

@@ -478,6 +478,11 @@ impl Iterator {
         self.fetched.get(self.at).map(|(key, value)| (key.as_slice(), value.as_slice()))
     }
 
+    /// The snapshot that it walks through.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
     async fn fetch(&mut self, from: Vec<u8>, to: Option<Vec<u8>>, is_backward: bool) -> Result<()> {
         let scan = Scan { from, to, is_backward, snapshot: None, most: FETCHED, most_bytes: SCAN_BYTES };
         let (pairs, has_more) = self.store.scan(Some(&self.snapshot), scan).await?;

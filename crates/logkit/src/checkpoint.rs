@@ -15,7 +15,7 @@ use crate::pool::CHECKPOINT_CLASS;
 use crate::record::{Header, Kind, sum_of};
 use crate::recovery;
 use crate::reset::reset_dead;
-use crate::root::{Extent, MOST_EXTENTS, Root, RootWriter};
+use crate::root::{Boundary, Extent, MOST_EXTENTS, Root, RootWriter};
 use crate::stream::{Sequences, StreamId};
 use crate::zone_writer::ZoneWriter;
 use block::{Buffer, Error, Payload, Result, Zones};
@@ -329,12 +329,18 @@ pub async fn commit<O: Owner>(owner: &Rc<O>, cut: Cut, own: &[u8], clean: bool) 
         }
     };
     let old = kit.checkpoints.root().clone();
+    // Records of earlier epochs that aren't covered stay valid.
+    let is_uncovered = |boundary: &&Boundary| {
+        let (last, covered) = (boundary.last.numbers(), cut.covered.numbers());
+        last.iter().enumerate().any(|(stream, last)| *last > covered.get(stream).copied().unwrap_or(0))
+    };
+    let boundaries = old.boundaries.iter().filter(is_uncovered).cloned().collect();
     let root = Root {
         clean,
         covered: cut.covered,
         checkpoint: kit.checkpoints.sequence.get(),
         clock: cut.clock,
-        boundaries: Vec::new(),
+        boundaries,
         directory_length: length,
         directory: extents.clone(),
         epoch: kit.epoch,

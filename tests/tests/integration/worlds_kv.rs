@@ -46,13 +46,15 @@ impl Subject for Setup {
             erase: block::EraseGuarantee::None,
             ..Settings::default()
         };
+        let (disk_bytes, value_bytes) = (pick(random, &[2 << 20, 4 << 20]), pick(random, &[8, 200, 3000]));
         Setup {
-            disk_bytes: pick(random, &[2 << 20, 4 << 20]),
+            disk_bytes,
             sector: pick(random, &[512, 4096]),
             zone_size: pick(random, &[48 << 10, 64 << 10]),
             shards: pick(random, &[1, 2]),
-            keys: pick(random, &[4, 40, 400]),
-            value_bytes: pick(random, &[8, 200, 3000]),
+            // Merges need space beside what is live.
+            keys: pick(random, &[4, 40, 400]).min(disk_bytes / 16 / value_bytes as u64),
+            value_bytes,
             settings,
         }
     }

@@ -77,7 +77,6 @@ impl Core {
             let mut frozen = self.frozen.borrow_mut();
             while frozen.first().is_some_and(|buffer| buffer.last().record <= flushed.record) {
                 frozen.remove(0).release(self.kit.clock());
-                self.replayed.set(self.replayed.get().saturating_sub(1));
             }
         }
         let now = crate::batch::now();
