@@ -17,7 +17,7 @@ use crate::cursor::Cursor;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::visible::RangeTombstones;
 use block::Result;
-use skip_list::{Kind, Node, SkipList, Stored};
+use skip_list::{Kind, Place, SkipList, Stored};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -73,8 +73,8 @@ impl Memtable {
     #[inline]
     pub fn get<R>(&self, key: &[u8], snapshot: Sequence, found: impl FnOnce(Option<Entry<'_>>) -> R) -> R {
         let list = self.list.borrow();
-        let node = list.at_or_after(key, snapshot);
-        found(node.map(|node| list.entry(node)).filter(|entry| entry.key == key))
+        let place = list.at_or_after(key, snapshot);
+        found(place.map(|place| list.entry(place)).filter(|entry| entry.key == key))
     }
 
     /// The range tombstones of now; those inserted later aren't in it.
@@ -139,7 +139,7 @@ fn lower(least: &Cell<Option<Timestamp>>, time: Timestamp) {
 #[derive(Debug)]
 pub struct MemtableCursor {
     memtable: Rc<Memtable>,
-    at: Option<Node>,
+    at: Option<Place>,
     sequence: Sequence,
     kind: Kind,
     /// The key, then the value unless it's a large one.
@@ -149,14 +149,14 @@ pub struct MemtableCursor {
 }
 
 impl MemtableCursor {
-    /// Goes to the node that `find` returns.
+    /// Goes to the place that `find` returns.
     #[inline]
-    fn go(&mut self, find: impl FnOnce(&SkipList) -> Option<Node>) -> Result<()> {
+    fn go(&mut self, find: impl FnOnce(&SkipList) -> Option<Place>) -> Result<()> {
         let list = self.memtable.list.borrow();
         self.at = find(&list);
         self.large_value = None;
-        let Some(node) = self.at else { return Ok(()) };
-        let (key, sequence, kind, value) = list.read(node);
+        let Some(place) = self.at else { return Ok(()) };
+        let (key, sequence, kind, value) = list.read(place);
         self.bytes.clear();
         self.bytes.extend_from_slice(key);
         match value {

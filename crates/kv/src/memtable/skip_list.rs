@@ -1,22 +1,21 @@
-//! A skip list of entries in an arena (Pugh, "Skip Lists: A Probabilistic Alternative to Balanced Trees", 1990).
+//! An unrolled skip list of entries: a skip list (Pugh, "Skip Lists: A Probabilistic Alternative to Balanced Trees", 1990) whose elements
+//! are leaves of up to 32 entries.
 //!
-//! The arena is one vector of 64-bit words, and a node is addressed by the index of its first word. Entries are only added. The list is
-//! created with the capacity that its owner will use: the kernel provides the memory when it is first written, so that the vector need
-//! not be moved.
-//!
-//! A search reads the lines of memory that decide it and few others: each link holds the first twelve bytes of the key that it leads
-//! to, so that a node is read only when the search moves to it, or when its key has the same first bytes.
+//! Three vectors hold it, and are addressed by numbers. Entries are only added.
 //!
 //! ```text
-//!            tower, highest level first                        node
-//!  ┌───────────────┬──────────────────────────┬───┬──────────┬────────┬──────┬─────┬───────┐
-//!  │ prefix 0..8   │ prefix 8..12 │ next node │ … │ sequence │ header │ time │ key │ value │
-//!  └───────────────┴──────────────────────────┴───┴──────────┴────────┴──────┴─────┴───────┘
-//!    one link: two words                            header: previous node, lengths, flags
+//!  index   node = leaf, its first record · one link for each level = first 12 bytes of that record's key, next node
+//!  leaves  leaf = up to 32 × (first 12 bytes of the key, record) in order · next leaf, previous leaf
+//!  records sequence · header · time · key · value
 //! ```
 //!
-//! The time is there for tombstones and for values that expire. A value of more than [`MOST_INLINE_BYTES`] is an allocation of its own,
-//! and the node has its number.
+//! A search waits for few lines of memory: the index has one node for twenty entries or so and stays in the processor's cache, a leaf is
+//! searched by the first bytes of its keys, and a record is read only if these are the same. A leaf that is full moves its upper half to
+//! a new one; its first entry, which the index names, stays what it was.
+//!
+//! The vectors are created with the capacity that the owner will use: the kernel provides memory when it is first written, and nothing is
+//! moved. A record has a time if it is a tombstone or expires. A value of more than [`MOST_INLINE_BYTES`] is an allocation of its own,
+//! and the record has its number.
 
 use crate::entry::{Entry, MOST_KEY_BYTES, Sequence, Timestamp, Value, order};
 use runtime::Random;
@@ -24,33 +23,33 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 use zerocopy::IntoBytes;
 
-/// Largest value that is stored in the arena, in bytes.
+/// Largest value that is stored among the records, in bytes.
 pub const MOST_INLINE_BYTES: usize = 4096;
 
-/// Most levels: enough for 4^12 entries.
+/// Entries of a leaf.
+const LEAF: usize = 32;
+/// Most levels of the index: enough for 4^12 leaves.
 const MOST_LEVELS: usize = 12;
-/// Words of a link.
+/// Words of a link of the index.
 const LINK: usize = 2;
-/// The node before the first one; it has all levels and no entry.
-const HEAD: Node = Node((LINK * MOST_LEVELS) as u32);
 /// Bytes that a large value costs in addition to its own: its pointer, its length, and the counts of its references.
 const LARGE_VALUE_OVERHEAD: usize = 32;
 
-/// A node: the index of its first word; the end of the list is 0.
+/// Index of a record's first word.
+type Record = u32;
+/// Number of a leaf. The first leaf is 0, and it is never after another one.
+type LeafNumber = u32;
+/// Index of a node's first word. The first node is 0, and it is never after another one.
+type Node = u32;
+
+const FULL: &str = "memtable of 32 GiB; expected a bound on its bytes";
+
+/// Where an entry is. It stays valid while others are inserted, which may move the entry to a later leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Node(u32);
-
-impl Node {
-    const NONE: Node = Node(0);
-
-    fn index(self) -> usize {
-        self.0 as usize
-    }
-
-    /// Returns the node, or `None` for both ends of the list.
-    fn some(self) -> Option<Node> {
-        (self != Node::NONE && self != HEAD).then_some(self)
-    }
+pub struct Place {
+    leaf: LeafNumber,
+    slot: usize,
+    record: Record,
 }
 
 /// First bytes of a key, zeros after its end. If they differ, they order the keys.
@@ -80,37 +79,69 @@ impl Prefix {
     }
 }
 
-/// What a node says of its entry besides sequence and time.
+/// What a record says of its entry besides sequence and time.
 #[derive(Debug, Clone, Copy)]
 struct Header {
-    /// Node before this one.
-    previous: Node,
     /// Length of the key, in bytes.
     key: usize,
-    /// Length of the value in the arena, in bytes.
+    /// Length of the value in the record, in bytes.
     value: usize,
     tombstone: bool,
     /// Whether there is a time: that of the deletion or that at which the value expires.
     timed: bool,
-    /// Whether the value in the arena is the number of one outside.
+    /// Whether the value in the record is the number of one outside.
     large: bool,
 }
 
 impl Header {
     fn encode(self) -> u64 {
         let flags = u64::from(self.tombstone) | u64::from(self.timed) << 1 | u64::from(self.large) << 2;
-        flags | (self.value as u64) << 3 | (self.key as u64) << 16 | u64::from(self.previous.0) << 32
+        flags | (self.value as u64) << 16 | (self.key as u64) << 32
     }
 
     fn decode(word: u64) -> Header {
         Header {
-            previous: Node((word >> 32) as u32),
-            key: (word >> 16 & 0xFFFF) as usize,
-            value: (word >> 3 & 0x1FFF) as usize,
+            key: (word >> 32) as usize,
+            value: (word >> 16 & 0xFFFF) as usize,
             tombstone: word & 1 != 0,
             timed: word & 2 != 0,
             large: word & 4 != 0,
         }
+    }
+}
+
+/// Entries that follow each other. The parts of their prefixes are apart, so that a search reads only what it compares.
+#[derive(Debug)]
+struct Leaf {
+    highs: [u64; LEAF],
+    lows: [u32; LEAF],
+    records: [Record; LEAF],
+    length: usize,
+    /// The leaf after this one; 0 for none.
+    next: LeafNumber,
+    previous: LeafNumber,
+}
+
+impl Leaf {
+    fn between(previous: LeafNumber, next: LeafNumber) -> Leaf {
+        Leaf { highs: [0; LEAF], lows: [0; LEAF], records: [0; LEAF], length: 0, next, previous }
+    }
+
+    fn insert(&mut self, slot: usize, prefix: Prefix, record: Record) {
+        self.highs.copy_within(slot..self.length, slot + 1);
+        self.lows.copy_within(slot..self.length, slot + 1);
+        self.records.copy_within(slot..self.length, slot + 1);
+        (self.highs[slot], self.lows[slot], self.records[slot]) = (prefix.high, prefix.low, record);
+        self.length += 1;
+    }
+
+    /// Moves the upper half to an empty leaf.
+    fn split(&mut self, upper: &mut Leaf) {
+        let half = LEAF / 2;
+        upper.highs[..half].copy_from_slice(&self.highs[half..]);
+        upper.lows[..half].copy_from_slice(&self.lows[half..]);
+        upper.records[..half].copy_from_slice(&self.records[half..]);
+        (self.length, upper.length) = (half, half);
     }
 }
 
@@ -161,13 +192,13 @@ impl Kind {
 /// Ordered entries that are only added.
 #[derive(Debug)]
 pub struct SkipList {
-    words: Vec<u64>,
-    /// Number of levels in use.
+    index: Vec<u64>,
+    leaves: Vec<Leaf>,
+    records: Vec<u64>,
+    /// Number of levels of the index in use.
     levels: usize,
-    /// Last node of each level.
-    last: [Node; MOST_LEVELS],
-    /// Prefix of the last node's key.
-    last_prefix: Prefix,
+    /// The last leaf.
+    last: LeafNumber,
     large_values: Vec<Rc<[u8]>>,
     large_bytes: usize,
     random: Random,
@@ -175,18 +206,21 @@ pub struct SkipList {
 }
 
 impl SkipList {
-    /// An empty list whose arena isn't moved before its entries take this many bytes.
+    /// An empty list that isn't moved before its entries take about this many bytes.
     pub fn with_capacity(bytes: usize) -> Self {
-        let mut words = Vec::with_capacity((bytes / 8).max(1024));
+        let mut index = Vec::with_capacity(bytes / 512 + 1024);
+        index.push(0);
         for _ in 0..MOST_LEVELS {
-            words.extend([Prefix::END.high, u64::from(Prefix::END.low) << 32]);
+            index.extend([Prefix::END.high, u64::from(Prefix::END.low) << 32]);
         }
-        words.extend([0; 2]);
+        let mut leaves = Vec::with_capacity(bytes / 4 / size_of::<Leaf>() + 1);
+        leaves.push(Leaf::between(0, 0));
         SkipList {
-            words,
+            index,
+            leaves,
+            records: Vec::with_capacity(bytes / 8),
             levels: 1,
-            last: [HEAD; MOST_LEVELS],
-            last_prefix: Prefix { high: 0, low: 0 },
+            last: 0,
             large_values: Vec::new(),
             large_bytes: 0,
             random: Random::new(0x5117_5704),
@@ -201,13 +235,16 @@ impl SkipList {
 
     /// Bytes of memory that the entries take.
     pub fn bytes(&self) -> usize {
-        self.words.len() * 8 + self.large_bytes + self.large_values.len() * LARGE_VALUE_OVERHEAD
+        (self.index.len() + self.records.len()) * 8
+            + self.leaves.len() * size_of::<Leaf>()
+            + self.large_bytes
+            + self.large_values.len() * LARGE_VALUE_OVERHEAD
     }
 
     /// Adds an entry, unless there is one of its key and sequence. Returns whether it has been added.
     ///
     /// # Panics
-    /// If the key has more than [`MOST_KEY_BYTES`], or the arena would be larger than 32 GiB.
+    /// If the key has more than [`MOST_KEY_BYTES`], or the entries would take more than 32 GiB.
     pub fn insert(&mut self, entry: Entry<'_>) -> bool {
         assert!(
             entry.key.len() <= MOST_KEY_BYTES,
@@ -215,125 +252,144 @@ impl SkipList {
             entry.key.len()
         );
         let prefix = Prefix::of(entry.key);
-        let mut before = [HEAD; MOST_LEVELS];
-        if self.is_last(prefix, entry.key, entry.sequence) {
-            before = self.last;
-        } else {
-            self.search(prefix, entry.key, entry.sequence, &mut before);
+        let (mut leaf, mut slot) = match self.end_before(prefix, entry.key, entry.sequence) {
+            Some(end) => end,
+            None => self.search(prefix, entry.key, entry.sequence),
+        };
+        if let Some(place) = self.at(leaf, slot)
+            && self.key(place.record) == (entry.key, entry.sequence)
+        {
+            return false;
         }
-        let (next_prefix, next) = self.link(before[0], 0);
-        if next_prefix == prefix && next != Node::NONE {
-            let (key, sequence) = self.key(next);
-            if sequence == entry.sequence && key == entry.key {
-                return false;
-            }
-        }
-        let levels = self.draw_levels();
-        self.levels = self.levels.max(levels);
-        let node = self.push(entry, before[0], levels);
-        for (level, &before) in before.iter().enumerate().take(levels) {
-            let (prefix_after, after) = self.link(before, level);
-            self.set_link(node, level, prefix_after, after);
-            self.set_link(before, level, prefix, node);
-            if after == Node::NONE {
-                self.last[level] = node;
-            }
-        }
-        if next == Node::NONE {
-            self.last_prefix = prefix;
-        } else {
-            let header = Header { previous: node, ..self.header(next) };
-            self.words[next.index() + 1] = header.encode();
-        }
+        let record = self.push_record(entry);
         self.length += 1;
+        if self.leaf(leaf).length < LEAF {
+            self.leaves[leaf as usize].insert(slot, prefix, record);
+            return true;
+        }
+
+        let new = LeafNumber::try_from(self.leaves.len()).expect(FULL);
+        let next = self.leaf(leaf).next;
+        let mut upper = Leaf::between(leaf, next);
+        if next == 0 && slot == LEAF {
+            // Keys that rise fill their leaves.
+            (leaf, slot) = (new, 0);
+        } else {
+            self.leaves[leaf as usize].split(&mut upper);
+            if slot > LEAF / 2 {
+                (leaf, slot) = (new, slot - LEAF / 2);
+            }
+        }
+        self.leaves[upper.previous as usize].next = new;
+        match next {
+            0 => self.last = new,
+            next => self.leaves[next as usize].previous = new,
+        }
+        self.leaves.push(upper);
+        self.leaves[leaf as usize].insert(slot, prefix, record);
+        self.push_node(new);
         true
     }
 
     /// The first entry.
-    pub fn first(&self) -> Option<Node> {
-        self.next(HEAD)
+    pub fn first(&self) -> Option<Place> {
+        self.at(0, 0)
     }
 
     /// The last entry.
-    pub fn last(&self) -> Option<Node> {
-        self.last[0].some()
+    pub fn last(&self) -> Option<Place> {
+        self.before_slot(self.last, self.leaf(self.last).length)
     }
 
     /// The first entry that isn't before (`key`, `sequence`).
     #[inline]
-    pub fn at_or_after(&self, key: &[u8], sequence: Sequence) -> Option<Node> {
-        let before = self.search(Prefix::of(key), key, sequence, &mut [HEAD; MOST_LEVELS]);
-        self.next(before)
+    pub fn at_or_after(&self, key: &[u8], sequence: Sequence) -> Option<Place> {
+        let (leaf, slot) = self.search(Prefix::of(key), key, sequence);
+        self.at(leaf, slot)
     }
 
     /// The last entry that is before (`key`, `sequence`).
-    pub fn before(&self, key: &[u8], sequence: Sequence) -> Option<Node> {
-        self.search(Prefix::of(key), key, sequence, &mut [HEAD; MOST_LEVELS]).some()
+    pub fn before(&self, key: &[u8], sequence: Sequence) -> Option<Place> {
+        let (leaf, slot) = self.search(Prefix::of(key), key, sequence);
+        self.before_slot(leaf, slot)
     }
 
     /// The entry after one.
     #[inline]
-    pub fn next(&self, node: Node) -> Option<Node> {
-        self.link(node, 0).1.some()
+    pub fn next(&self, place: Place) -> Option<Place> {
+        let (leaf, slot) = self.locate(place);
+        self.at(leaf, slot + 1)
     }
 
     /// The entry before one.
     #[inline]
-    pub fn previous(&self, node: Node) -> Option<Node> {
-        self.header(node).previous.some()
+    pub fn previous(&self, place: Place) -> Option<Place> {
+        let (leaf, slot) = self.locate(place);
+        self.before_slot(leaf, slot)
     }
 
-    /// Key and sequence of an entry.
+    /// Key, sequence, kind and value of an entry.
     #[inline]
-    pub fn key(&self, node: Node) -> (&[u8], Sequence) {
-        let header = self.header(node);
-        let start = node.index() + 2 + usize::from(header.timed);
-        (
-            &self.words[start..start + header.key.div_ceil(8)].as_bytes()[..header.key],
-            self.words[node.index()],
-        )
-    }
-
-    /// All of an entry: key, sequence, kind and value.
-    #[inline]
-    pub fn read(&self, node: Node) -> (&[u8], Sequence, Kind, Stored<'_>) {
-        let header = self.header(node);
-        let start = node.index() + 2 + usize::from(header.timed);
+    pub fn read(&self, place: Place) -> (&[u8], Sequence, Kind, Stored<'_>) {
+        let record = place.record as usize;
+        let header = Header::decode(self.records[record + 1]);
+        let start = record + 2 + usize::from(header.timed);
         let words = (header.key + header.value).div_ceil(8);
-        let (key, value) = self.words[start..start + words].as_bytes().split_at(header.key);
+        let (key, value) = self.records[start..start + words].as_bytes().split_at(header.key);
         let value = match value[..header.value].try_into() {
             Ok(number) if header.large => {
                 Stored::Large(&self.large_values[u64::from_le_bytes(number) as usize])
             }
             _ => Stored::Inline(&value[..header.value]),
         };
-        let time = header.timed.then(|| self.words[node.index() + 2]);
+        let time = header.timed.then(|| self.records[record + 2]);
         let kind = if header.tombstone {
             Kind::Tombstone { deleted: time.unwrap_or_default() }
         } else {
             Kind::Put { expires: time }
         };
-        (key, self.words[node.index()], kind, value)
+        (key, self.records[record], kind, value)
     }
 
     /// An entry.
-    pub fn entry(&self, node: Node) -> Entry<'_> {
-        let (key, sequence, kind, value) = self.read(node);
+    pub fn entry(&self, place: Place) -> Entry<'_> {
+        let (key, sequence, kind, value) = self.read(place);
         Entry { key, sequence, value: kind.with(value.bytes()) }
     }
 
-    /// Finds the last node of each level that is before (`key`, `sequence`), and returns that of the lowest level.
+    /// Finds the place of (`key`, `sequence`): the leaf, and the number of its entries that are before it. In all leaves but the first
+    /// that is at least one.
     #[inline]
-    fn search(
+    fn search(&self, prefix: Prefix, key: &[u8], sequence: Sequence) -> (LeafNumber, usize) {
+        let node = self.search_index(prefix, key, sequence, |_, _| {});
+        let leaf = self.index[node as usize] as LeafNumber;
+        (leaf, self.slot(leaf, prefix, key, sequence))
+    }
+
+    /// Returns the end of the list, if all entries are before (`key`, `sequence`).
+    fn end_before(&self, prefix: Prefix, key: &[u8], sequence: Sequence) -> Option<(LeafNumber, usize)> {
+        let leaf = self.leaf(self.last);
+        let Some(slot) = leaf.length.checked_sub(1) else { return Some((self.last, 0)) };
+        let is_before = match (Prefix { high: leaf.highs[slot], low: leaf.lows[slot] }).cmp(&prefix) {
+            Ordering::Less => true,
+            Ordering::Greater => false,
+            Ordering::Equal => self.precedes(leaf.records[slot], key, sequence),
+        };
+        is_before.then_some((self.last, leaf.length))
+    }
+
+    /// Finds the last node of each level whose leaf begins before (`key`, `sequence`), and returns that of the lowest level.
+    #[inline]
+    fn search_index(
         &self,
         prefix: Prefix,
         key: &[u8],
         sequence: Sequence,
-        before: &mut [Node; MOST_LEVELS],
+        mut found: impl FnMut(usize, Node),
     ) -> Node {
-        let mut node = HEAD;
+        let mut node = 0;
         // The node that ended the search in the level above: if it is the next one here, too, it needs no second comparison.
-        let mut after = Node::NONE;
+        let mut after = 0;
         for level in (0..self.levels).rev() {
             loop {
                 let (next_prefix, next) = self.link(node, level);
@@ -341,7 +397,8 @@ impl SkipList {
                     Ordering::Less => true,
                     Ordering::Greater => false,
                     Ordering::Equal => {
-                        next != after && next != Node::NONE && self.precedes(next, key, sequence)
+                        let record = (self.index[next as usize] >> 32) as Record;
+                        next != after && next != 0 && self.precedes(record, key, sequence)
                     }
                 };
                 if !moves {
@@ -350,47 +407,99 @@ impl SkipList {
                 }
                 node = next;
             }
-            before[level] = node;
+            found(level, node);
         }
         node
     }
 
-    /// Whether an entry would be the last one.
-    fn is_last(&self, prefix: Prefix, key: &[u8], sequence: Sequence) -> bool {
-        match self.last_prefix.cmp(&prefix) {
-            _ if self.last[0] == HEAD => true,
-            Ordering::Less => true,
-            Ordering::Greater => false,
-            Ordering::Equal => self.precedes(self.last[0], key, sequence),
-        }
+    /// Number of a leaf's entries that are before (`key`, `sequence`).
+    #[inline]
+    fn slot(&self, leaf: LeafNumber, prefix: Prefix, key: &[u8], sequence: Sequence) -> usize {
+        let leaf = self.leaf(leaf);
+        // Counted rather than searched by halves: the lines of memory are read at once, not one after the other.
+        let highs = &leaf.highs[..leaf.length];
+        let less = highs.iter().filter(|high| **high < prefix.high).count();
+        let same = highs.iter().filter(|high| **high == prefix.high).count();
+        let lows = &leaf.lows[less..less + same];
+        let first = less + lows.partition_point(|low| *low < prefix.low);
+        let end = less + lows.partition_point(|low| *low <= prefix.low);
+        first + leaf.records[first..end].partition_point(|record| self.precedes(*record, key, sequence))
     }
 
-    /// Whether a node is before (`key`, `sequence`).
-    fn precedes(&self, node: Node, key: &[u8], sequence: Sequence) -> bool {
-        order(self.key(node), (key, sequence)).is_lt()
+    /// Whether a record is before (`key`, `sequence`).
+    fn precedes(&self, record: Record, key: &[u8], sequence: Sequence) -> bool {
+        order(self.key(record), (key, sequence)).is_lt()
+    }
+
+    /// Key and sequence of a record.
+    #[inline]
+    fn key(&self, record: Record) -> (&[u8], Sequence) {
+        let record = record as usize;
+        let header = Header::decode(self.records[record + 1]);
+        let start = record + 2 + usize::from(header.timed);
+        let key = &self.records[start..start + header.key.div_ceil(8)].as_bytes()[..header.key];
+        (key, self.records[record])
     }
 
     #[inline]
-    fn header(&self, node: Node) -> Header {
-        Header::decode(self.words[node.index() + 1])
+    fn leaf(&self, number: LeafNumber) -> &Leaf {
+        &self.leaves[number as usize]
+    }
+
+    /// The entry of a slot; that of the next leaf, if the slot is after the last entry.
+    #[inline]
+    fn at(&self, mut leaf: LeafNumber, mut slot: usize) -> Option<Place> {
+        if slot == self.leaf(leaf).length {
+            (leaf, slot) = (self.leaf(leaf).next, 0);
+            if leaf == 0 {
+                return None;
+            }
+        }
+        Some(Place { leaf, slot, record: self.leaf(leaf).records[slot] })
+    }
+
+    /// The entry before a slot.
+    #[inline]
+    fn before_slot(&self, mut leaf: LeafNumber, mut slot: usize) -> Option<Place> {
+        if slot == 0 {
+            if leaf == 0 {
+                return None;
+            }
+            leaf = self.leaf(leaf).previous;
+            slot = self.leaf(leaf).length;
+        }
+        Some(Place { leaf, slot: slot - 1, record: self.leaf(leaf).records[slot - 1] })
+    }
+
+    /// Leaf and slot of an entry, after inserts that may have moved it.
+    #[inline]
+    fn locate(&self, place: Place) -> (LeafNumber, usize) {
+        if self.leaf(place.leaf).records[place.slot] == place.record
+            && place.slot < self.leaf(place.leaf).length
+        {
+            return (place.leaf, place.slot);
+        }
+        let mut number = place.leaf;
+        loop {
+            let leaf = self.leaf(number);
+            if let Some(slot) = leaf.records[..leaf.length].iter().position(|record| *record == place.record)
+            {
+                return (number, slot);
+            }
+            assert!(leaf.next != 0, "record {} isn't in leaf {} or after it", place.record, place.leaf);
+            number = leaf.next;
+        }
     }
 
     #[inline]
     fn link(&self, node: Node, level: usize) -> (Prefix, Node) {
-        let at = node.index() - LINK * (level + 1);
-        let [high, low] = self.words[at..at + LINK] else { unreachable!("a link has two words") };
-        (Prefix { high, low: (low >> 32) as u32 }, Node(low as u32))
+        let at = node as usize + 1 + LINK * level;
+        let [high, low] = self.index[at..at + LINK] else { unreachable!("a link has two words") };
+        (Prefix { high, low: (low >> 32) as u32 }, low as Node)
     }
 
-    #[inline]
-    fn set_link(&mut self, node: Node, level: usize, prefix: Prefix, next: Node) {
-        let at = node.index() - LINK * (level + 1);
-        self.words[at..at + LINK]
-            .copy_from_slice(&[prefix.high, u64::from(prefix.low) << 32 | u64::from(next.0)]);
-    }
-
-    /// Appends a node, with links that aren't set.
-    fn push(&mut self, entry: Entry<'_>, previous: Node, levels: usize) -> Node {
+    /// Appends a record.
+    fn push_record(&mut self, entry: Entry<'_>) -> Record {
         let (value, time, tombstone): (&[u8], _, _) = match entry.value {
             Value::Put { bytes, expires } => (bytes, expires, false),
             Value::Tombstone { deleted } => (&[], Some(deleted), true),
@@ -405,28 +514,37 @@ impl SkipList {
             value
         };
 
-        let index = self.words.len() + LINK * levels;
-        let node =
-            Node(u32::try_from(index).expect("memtable larger than 32 GiB; expected a bound on its bytes"));
-        let header = Header {
-            previous,
-            key: entry.key.len(),
-            value: value.len(),
-            tombstone,
-            timed: time.is_some(),
-            large,
-        };
-        let start = index + 2 + usize::from(header.timed);
-        self.words.resize(start + (header.key + header.value).div_ceil(8), 0);
-        self.words[index] = entry.sequence;
-        self.words[index + 1] = header.encode();
-        if let Some(time) = time {
-            self.words[index + 2] = time;
-        }
-        let (key_bytes, rest) = self.words[start..].as_mut_bytes().split_at_mut(header.key);
+        let record = self.records.len();
+        let header =
+            Header { key: entry.key.len(), value: value.len(), tombstone, timed: time.is_some(), large };
+        self.records.extend([entry.sequence, header.encode()]);
+        self.records.extend(time);
+        let start = self.records.len();
+        self.records.resize(start + (header.key + header.value).div_ceil(8), 0);
+        let (key_bytes, rest) = self.records[start..].as_mut_bytes().split_at_mut(header.key);
         key_bytes.copy_from_slice(entry.key);
         rest[..header.value].copy_from_slice(value);
-        node
+        Record::try_from(record).expect(FULL)
+    }
+
+    /// Adds a leaf to the index.
+    fn push_node(&mut self, number: LeafNumber) {
+        let leaf = self.leaf(number);
+        let (prefix, record) = (Prefix { high: leaf.highs[0], low: leaf.lows[0] }, leaf.records[0]);
+        let levels = self.draw_levels();
+        self.levels = self.levels.max(levels);
+        let mut before = [0; MOST_LEVELS];
+        let (key, sequence) = self.key(record);
+        self.search_index(prefix, key, sequence, |level, node| before[level] = node);
+
+        let node = Node::try_from(self.index.len()).expect(FULL);
+        self.index.push(u64::from(record) << 32 | u64::from(number));
+        for (level, &before) in before.iter().enumerate().take(levels) {
+            let at = before as usize + 1 + LINK * level;
+            self.index.extend_from_within(at..at + LINK);
+            self.index[at..at + LINK]
+                .copy_from_slice(&[prefix.high, u64::from(prefix.low) << 32 | u64::from(node)]);
+        }
     }
 
     /// Draws the number of levels of a node: each further one with a probability of 1/4.

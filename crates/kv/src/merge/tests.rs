@@ -1,10 +1,9 @@
 use super::*;
 use crate::entry::Value;
 use crate::memtable::Memtable;
-use crate::visible::model::{Entries, Said, complete, key, move_both, movement, said};
+use crate::visible::model::{Entries, Said, Watched, complete, key, move_both, movement, said};
 use block::Error;
 use proptest::prelude::*;
-use std::cell::Cell;
 use std::cmp::Reverse;
 use std::rc::Rc;
 
@@ -35,48 +34,6 @@ proptest! {
     }
 }
 
-/// A cursor that fails when it is told to.
-struct Failing<C> {
-    cursor: C,
-    fails: Rc<Cell<bool>>,
-}
-
-impl<C: Cursor> Failing<C> {
-    fn check(&self) -> Result<()> {
-        if self.fails.get() { Err(Error::io("the drive is gone")) } else { Ok(()) }
-    }
-}
-
-impl<C: Cursor> Cursor for Failing<C> {
-    fn entry(&self) -> Option<Entry<'_>> {
-        self.cursor.entry()
-    }
-    async fn seek_first(&mut self) -> Result<()> {
-        self.check()?;
-        self.cursor.seek_first().await
-    }
-    async fn seek_last(&mut self) -> Result<()> {
-        self.check()?;
-        self.cursor.seek_last().await
-    }
-    async fn seek(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
-        self.check()?;
-        self.cursor.seek(key, sequence).await
-    }
-    async fn seek_before(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
-        self.check()?;
-        self.cursor.seek_before(key, sequence).await
-    }
-    async fn next(&mut self) -> Result<()> {
-        self.check()?;
-        self.cursor.next().await
-    }
-    async fn previous(&mut self) -> Result<()> {
-        self.check()?;
-        self.cursor.previous().await
-    }
-}
-
 /// After an error of a source the cursor shows nothing, and a seek makes it usable.
 #[test]
 fn shows_nothing_after_an_error() {
@@ -85,10 +42,10 @@ fn shows_nothing_after_an_error() {
         let value = Value::Put { bytes: &[number], expires: None };
         memtables[usize::from(number % 3)].insert(Entry { key: &[number], sequence: 1, value });
     }
-    let fails = Rc::new(Cell::new(false));
-    let cursors =
-        memtables.iter().map(|memtable| Failing { cursor: memtable.cursor(), fails: Rc::clone(&fails) });
-    let mut merge = Merge::new(cursors.collect());
+    let cursors: Vec<_> = memtables.iter().map(|memtable| Watched::new(memtable.cursor())).collect();
+    // That of key 10.
+    let fails = Rc::clone(&cursors[1].fails);
+    let mut merge = Merge::new(cursors);
     let at = |merge: &Merge<_>| Cursor::entry(merge).map(|entry| Said::of(entry.value));
     let value = |number: u8| Some(Said::Put(vec![number], None));
 

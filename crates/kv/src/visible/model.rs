@@ -3,7 +3,9 @@
 use crate::cursor::Cursor;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::memtable::Memtable;
+use block::{Error, Result};
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -27,9 +29,9 @@ pub const KEYS: [&[u8]; 12] = [
     b"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF",
 ];
 
-/// Returns a key by number.
+/// One of [`KEYS`], some of them more often, so that they get many versions.
 pub fn key() -> impl Strategy<Value = Vec<u8>> {
-    (0..KEYS.len()).prop_map(|number| KEYS[number].to_vec())
+    prop_oneof![3 => 0..KEYS.len(), 2 => 6..8_usize].prop_map(|number| KEYS[number].to_vec())
 }
 
 /// Runs a future that waits for nothing but its turn.
@@ -72,12 +74,12 @@ impl Said {
     }
 }
 
-/// Values, tombstones and values that expire, with times up to 100.
+/// Values, tombstones and values that expire, with times up to 9.
 pub fn said() -> impl Strategy<Value = Said> {
     prop_oneof![
         3 => value().prop_map(|bytes| Said::Put(bytes, None)),
-        1 => (value(), 0_u64..100).prop_map(|(bytes, expires)| Said::Put(bytes, Some(expires))),
-        2 => (0_u64..100).prop_map(Said::Tombstone),
+        1 => (value(), 0_u64..10).prop_map(|(bytes, expires)| Said::Put(bytes, Some(expires))),
+        2 => (0_u64..10).prop_map(Said::Tombstone),
     ]
 }
 
@@ -144,6 +146,54 @@ pub fn move_both<C: Cursor>(
     *at = expected.map(|(at, _)| at.clone());
 }
 
+/// A cursor whose movements are counted, and that fails when it is told to.
+pub struct Watched<C> {
+    cursor: C,
+    pub moves: Rc<Cell<usize>>,
+    pub fails: Rc<Cell<bool>>,
+}
+
+impl<C: Cursor> Watched<C> {
+    pub fn new(cursor: C) -> Self {
+        Watched { cursor, moves: Rc::default(), fails: Rc::default() }
+    }
+
+    fn count(&self) -> Result<()> {
+        self.moves.update(|moves| moves + 1);
+        if self.fails.get() { Err(Error::io("the drive is gone")) } else { Ok(()) }
+    }
+}
+
+impl<C: Cursor> Cursor for Watched<C> {
+    fn entry(&self) -> Option<Entry<'_>> {
+        self.cursor.entry()
+    }
+    async fn seek_first(&mut self) -> Result<()> {
+        self.count()?;
+        self.cursor.seek_first().await
+    }
+    async fn seek_last(&mut self) -> Result<()> {
+        self.count()?;
+        self.cursor.seek_last().await
+    }
+    async fn seek(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
+        self.count()?;
+        self.cursor.seek(key, sequence).await
+    }
+    async fn seek_before(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
+        self.count()?;
+        self.cursor.seek_before(key, sequence).await
+    }
+    async fn next(&mut self) -> Result<()> {
+        self.count()?;
+        self.cursor.next().await
+    }
+    async fn previous(&mut self) -> Result<()> {
+        self.count()?;
+        self.cursor.previous().await
+    }
+}
+
 /// A write.
 #[derive(Debug, Clone)]
 pub enum Write {
@@ -155,7 +205,7 @@ pub enum Write {
 pub fn history(most: usize) -> impl Strategy<Value = Vec<Write>> {
     let write = prop_oneof![
         6 => (key(), said()).prop_map(|(key, said)| Write::Entry(key, said)),
-        1 => (key(), key(), 0_u64..100).prop_map(|(from, to, deleted)| Write::Range { from, to, deleted }),
+        1 => (key(), key(), 0_u64..10).prop_map(|(from, to, deleted)| Write::Range { from, to, deleted }),
     ];
     proptest::collection::vec(write, 0..most)
 }
@@ -202,8 +252,8 @@ pub fn divide(history: &[Write], places: &[prop::sample::Index]) -> Vec<Rc<Memta
     cuts.windows(2)
         .map(|cut| {
             let memtable = Rc::new(Memtable::with_capacity(0));
-            for number in cut[0]..cut[1] {
-                insert(&memtable, &history[number], number as Sequence + 1);
+            for (sequence, write) in (cut[0] as Sequence + 1..).zip(&history[cut[0]..cut[1]]) {
+                insert(&memtable, write, sequence);
             }
             memtable
         })
