@@ -361,10 +361,14 @@ impl<S: Store, K: Sink> Executor<S, K> {
         Ok(())
     }
 
-    async fn get_and_expire(&mut self, key: &[u8], expiry: Expiry) -> Result<(), Failure> {
+    async fn get_and_expire(&mut self, key: &[u8], expiry: Result<Expiry, Failure>) -> Result<(), Failure> {
         let stored = match expiry {
-            Expiry::Keep => self.get(key).await?,
-            expiry => {
+            Ok(Expiry::Keep) => self.get(key).await?,
+            Err(failure) => match self.get(key).await? {
+                Some(_) => return Err(failure),
+                None => None,
+            },
+            Ok(expiry) => {
                 let own = key.to_vec();
                 let updating = self.update(key, move |stored| {
                     let has_expiry = stored.as_ref().is_some_and(|stored| stored.expires.is_some());
