@@ -226,7 +226,7 @@ pub fn parse(arguments: Arguments<'_>, now: impl FnOnce() -> Timestamp) -> Resul
         }
         "mget" => Request::GetMany { keys: rest },
         "mset" | "msetnx" => {
-            if rest.len() % 2 != 0 {
+            if !rest.len().is_multiple_of(2) {
                 return Err(wrong_arity(command.name));
             }
             match command.name {

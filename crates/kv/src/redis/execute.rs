@@ -198,10 +198,10 @@ impl<S: Store, K: Sink> Executor<S, K> {
         match request {
             Request::Quit => {
                 self.replies.ok();
-                return Ok(Ok(Flow::Close));
+                Ok(Ok(Flow::Close))
             }
-            Request::GetMany { keys } => return self.get_many(keys).await,
-            Request::Keys { pattern } => return self.keys(&pattern).await,
+            Request::GetMany { keys } => self.get_many(keys).await,
+            Request::Keys { pattern } => self.keys(&pattern).await,
             request => Ok(self.carry_out_short(request).await.map(|()| Flow::Continue)),
         }
     }

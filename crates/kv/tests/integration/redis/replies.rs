@@ -4,6 +4,8 @@ use super::client::{Direct, command, facts};
 use super::memory::Memory;
 use block::Error;
 use kv::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES};
+use kv::redis::table::COMMANDS;
+use proptest::prelude::*;
 use std::time::Duration;
 
 /// Commands and replies that redis gives too, from an empty store on. `|` stands for a line end.
@@ -510,4 +512,49 @@ fn facts_of_the_server_are_told() {
         client.line("HELLO 3").await;
         assert!(client.line("INFO server").await.starts_with('='));
     });
+}
+
+/// Returns what follows the first reply of these bytes; `None` if it isn't a complete one.
+fn after_reply(bytes: &[u8]) -> Option<&[u8]> {
+    let end = bytes.windows(2).position(|window| window == b"\r\n")?;
+    let (line, mut rest) = (&bytes[..end], &bytes[end + 2..]);
+    let length = || std::str::from_utf8(&line[1..]).ok()?.parse::<i64>().ok();
+    let inner = match *line.first()? {
+        b'+' | b'-' => 0,
+        b':' => length().map(|_| 0)?,
+        b'_' => (line.len() == 1).then_some(0)?,
+        b'$' | b'=' => match length()? {
+            -1 => 0,
+            length => {
+                rest = rest.get(length as usize..)?.strip_prefix(b"\r\n")?;
+                0
+            }
+        },
+        b'*' | b'~' => length()?,
+        b'%' => 2 * length()?,
+        _ => return None,
+    };
+    (0..inner).try_fold(rest, |rest, _| after_reply(rest))
+}
+
+proptest! {
+    #[test]
+    fn any_words_are_answered_by_one_reply_each(
+        commands in proptest::collection::vec(
+            (0..COMMANDS.len() + 1, proptest::collection::vec("(\\PC|[0-9]|[a-c]){0,4}|SETNAME|GET|DOCS|ID|3|AUTH|MATCH|COUNT|EX", 0..5)),
+            1..20,
+        ),
+    ) {
+        let test = move || async move {
+            let mut client = Direct::new(&Memory::default(), &facts());
+            for (index, arguments) in commands {
+                let name = COMMANDS.get(index).map_or("nothing", |command| command.name);
+                let words = std::iter::once(name).chain(arguments.iter().map(String::as_str));
+                let words: Vec<&[u8]> = words.map(str::as_bytes).collect();
+                let reply = client.send(&command(&words)).await;
+                assert_eq!(after_reply(&reply), Some(&b""[..]), "{name} {arguments:?}: {}", String::from_utf8_lossy(&reply));
+            }
+        };
+        runtime::simulate(runtime::Simulation::new(1), test).expect("it ends");
+    }
 }
