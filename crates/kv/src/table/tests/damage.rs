@@ -135,6 +135,8 @@ fn a_block_takes_no_more_memory_than_its_stored_length_justifies() {
         assert!(stored(code, &[1; 65]).is_err(), "code {code:#04x}");
     }
     assert!(stored(0x30, &[1; 65]).is_ok(), "a filter");
+    let compressed = [&65u32.to_le_bytes()[..], &lz4_flex::block::compress(&[1; 65])].concat();
+    assert!(stored(0x31, &compressed).is_err(), "a compressed filter");
     assert!(stored(0x11, &[]).is_err() && stored(0x10, &[]).is_err());
 }
 
