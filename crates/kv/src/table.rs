@@ -8,7 +8,7 @@
 //! The layout follows LevelDB's tables: prefix compression with restart points, an index, a filter, a footer. `book/src/formats/kv-table.md`
 //! has it byte by byte.
 //!
-//! Bytes may be anything: every deviation that is met is [`Error::Corrupt`](block::Error::Corrupt) with the block's offset, and no
+//! Bytes may be anything: every deviation that is met is [`Error::Corrupt`](::block::Error::Corrupt) with the block's offset, and no
 //! block takes more memory than its stored length justifies. Left to others: I/O, caching, and what range tombstones hide.
 
 mod block;
