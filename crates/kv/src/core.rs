@@ -14,8 +14,8 @@ use crate::entry::{Entry, RangeTombstone, Sequence, Value};
 use crate::erasure::Erasure;
 use crate::gate::{Entered, KeyGate};
 use crate::item::{Flushed, Item, LONGEST_META, Part, encode_parts};
-use crate::memtable::Memtable;
 use crate::manifest::{Manifest, TableId, table_stream, write_stream};
+use crate::memtable::Memtable;
 use crate::policy::{Compaction, Lives, Placement};
 use crate::settings::{Acknowledge, Settings};
 use crate::tables::{BlockCache, Table, TableFile};
@@ -155,7 +155,11 @@ pub struct Core {
 }
 
 /// Settings of the kit for a shard.
-pub fn kit_settings(settings: &Settings, layout: &logkit::Layout, (shard, shards): (u16, u16)) -> logkit::Settings {
+pub fn kit_settings(
+    settings: &Settings,
+    layout: &logkit::Layout,
+    (shard, shards): (u16, u16),
+) -> logkit::Settings {
     let table_blocks = layout.blocks_in(settings.table_bytes);
     logkit::Settings {
         user_stream: write_stream(shard),
@@ -455,7 +459,9 @@ impl Core {
             if self.kit.failure().is_some() {
                 let Pending { requests, .. } = self.pending.take();
                 let error = self.kit.failure().unwrap_or_else(|| Error::closed("the store is closed"));
-                requests.into_iter().for_each(|request| self.requests.item_ended(request, &Err(error.clone())));
+                requests
+                    .into_iter()
+                    .for_each(|request| self.requests.item_ended(request, &Err(error.clone())));
                 self.changed.notify_all();
                 return;
             }

@@ -194,7 +194,8 @@ impl Item {
             // The parts before the last one have no effect.
             _ => Origin::Shared,
         };
-        let part = Item { origin, body: self.body.clone(), offset: self.offset, data: first, block: self.block };
+        let part =
+            Item { origin, body: self.body.clone(), offset: self.offset, data: first, block: self.block };
         self.offset += at as u32;
         part
     }
@@ -322,7 +323,9 @@ impl Recorded {
         let mut left = record.header.blocks;
         while !source.is_empty() {
             let item = Recorded::decode(&mut source)?;
-            left = left.checked_sub(item.blocks()).ok_or_else(|| source.corrupt("more blocks than the record has"))?;
+            left = left
+                .checked_sub(item.blocks())
+                .ok_or_else(|| source.corrupt("more blocks than the record has"))?;
             items.push(item);
         }
         match left {
@@ -336,7 +339,8 @@ impl Recorded {
         match kind {
             PIECE => {
                 let table = u64::from_le_bytes(array(source)?);
-                let [first, blocks, zone, position] = [word(source)?, word(source)?, word(source)?, word(source)?];
+                let [first, blocks, zone, position] =
+                    [word(source)?, word(source)?, word(source)?, word(source)?];
                 Ok(Recorded::Piece { table, first, blocks, from: Place { zone, position } })
             }
             WRITES | EDIT => {

@@ -8,7 +8,7 @@ use crate::item::{Place, Recorded, decode_parts};
 use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, TableId, table_stream, write_stream};
 use crate::settings::Settings;
 use crate::tables::place;
-use block::{BlockSize, Error, Result, ZonesPart, Zones};
+use block::{BlockSize, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::Policy;
 use logkit::recovery::{self, Opening};
 use logkit::scan::{self, Found};
@@ -99,7 +99,13 @@ struct Assembly {
 
 impl Assembly {
     /// Adds a part; returns the whole with its zones once it is complete.
-    fn add(&mut self, part: &[u8], offset: u32, length: u32, zone: u32) -> Option<(Vec<u8>, SmallVec<[u32; 2]>)> {
+    fn add(
+        &mut self,
+        part: &[u8],
+        offset: u32,
+        length: u32,
+        zone: u32,
+    ) -> Option<(Vec<u8>, SmallVec<[u32; 2]>)> {
         if offset == 0 {
             *self = Assembly { length: length as usize, ..Assembly::default() };
         }
@@ -131,7 +137,9 @@ async fn replay(
     let (users, tables) = (write_stream(shard), table_stream(shard));
     let covered = &opening.root.covered;
     let is_own = |record: &&Found| {
-        let is_after = |stream: StreamId| recovery::number_in(*record, stream).is_some_and(|number| number > covered.of(stream));
+        let is_after = |stream: StreamId| {
+            recovery::number_in(*record, stream).is_some_and(|number| number > covered.of(stream))
+        };
         record.header.stream == tables && is_after(tables) || is_after(users)
     };
     let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
@@ -150,21 +158,27 @@ async fn replay(
                     let run = Extent { first, blocks, place: Place { zone, position } };
                     manifest.next_table = manifest.next_table.max(table + 1);
                     let known = manifest.tables.iter_mut().find(|known| known.id == table);
-                    let extents = known.map_or_else(|| pieces.entry(table).or_default(), |known| &mut known.extents);
+                    let extents =
+                        known.map_or_else(|| pieces.entry(table).or_default(), |known| &mut known.extents);
                     place(extents, run, from, |_, _| {});
                 }
                 Recorded::Body { is_edit, length, offset, inline, blocks } => {
                     let part = match inline {
                         Some(inline) => inline,
-                        None => scan::read(zones, &opening.layout, zone, position, blocks).await.map(|it| it.to_vec())?,
+                        None => scan::read(zones, &opening.layout, zone, position, blocks)
+                            .await
+                            .map(|it| it.to_vec())?,
                     };
                     let assembly = if is_edit { &mut edited } else { &mut written };
                     let whole = assembly.add(&part, offset, length, zone);
                     match whole {
-                        Some((bytes, _)) if is_edit => apply_edit(&mut manifest, &mut pieces, Edit::decode(&bytes)?),
+                        Some((bytes, _)) if is_edit => {
+                            apply_edit(&mut manifest, &mut pieces, Edit::decode(&bytes)?)
+                        }
                         Some((bytes, zones)) => {
                             let number = recovery::number_in(record, users);
-                            let number = number.ok_or_else(|| Error::corrupt("writes in a record of tables"))?;
+                            let number =
+                                number.ok_or_else(|| Error::corrupt("writes in a record of tables"))?;
                             decode_parts(&bytes, |part| {
                                 if part.shard == shard {
                                     writes.push((part.bytes.to_vec(), zones.clone(), number));
@@ -182,9 +196,15 @@ async fn replay(
     let mut accounts = opening.pool.accounts();
     for extent in manifest.tables.iter().flat_map(|table| &table.extents) {
         if extent.place.zone >= opening.layout.zones
-            || extent.place.position.checked_add(extent.blocks).is_none_or(|end| end > opening.layout.zone_blocks)
+            || extent
+                .place
+                .position
+                .checked_add(extent.blocks)
+                .is_none_or(|end| end > opening.layout.zone_blocks)
         {
-            return Err(Error::corrupt(format!("the manifest of shard {shard} names blocks outside the zones: {extent:?}")));
+            return Err(Error::corrupt(format!(
+                "the manifest of shard {shard} names blocks outside the zones: {extent:?}"
+            )));
         }
         accounts.add_live(extent.place.zone, extent.blocks);
     }
@@ -196,7 +216,8 @@ async fn replay(
 /// Applies an edit of the log: a table's pieces may have been moved between the time at which the edit was made and its record.
 fn apply_edit(manifest: &mut Manifest, pieces: &mut HashMap<TableId, Vec<Extent>>, mut edit: Edit) {
     for added in &mut edit.added {
-        let known = manifest.tables.iter().find(|table| table.id == added.id).map(|table| table.extents.clone());
+        let known =
+            manifest.tables.iter().find(|table| table.id == added.id).map(|table| table.extents.clone());
         if let Some(extents) = pieces.remove(&added.id).or(known) {
             added.extents = extents;
         }
@@ -228,11 +249,18 @@ async fn start(
     };
     let mut homes = vec![Home::here(core.clone())];
     for (shard, found) in (1..).zip(found) {
-        let (peer, zones, settings, erasure) = (core.kit().peer(), zones.clone(), settings.clone(), core.erasure.clone());
+        let (peer, zones, settings, erasure) =
+            (core.kit().peer(), zones.clone(), settings.clone(), core.erasure.clone());
         let begin = move || async move {
             let handle = zones.open().await?;
             let kit = |policy: Box<dyn Policy>| {
-                Kit::join(peer, handle, kit_settings(&settings, &layout, (shard, shards)), policy, &own(shard))
+                Kit::join(
+                    peer,
+                    handle,
+                    kit_settings(&settings, &layout, (shard, shards)),
+                    policy,
+                    &own(shard),
+                )
             };
             Ok::<_, Error>(Home::here(Core::new((shard, shards), kit, &settings, found, |_| erasure)?))
         };

@@ -67,7 +67,8 @@ impl Core {
         });
         for meta in &edit.added {
             let known = added.iter().find(|file| file.id == meta.id).cloned();
-            let file = known.or_else(|| moved.iter().find(|table| table.meta.id == meta.id).map(|it| it.file.clone()));
+            let file = known
+                .or_else(|| moved.iter().find(|table| table.meta.id == meta.id).map(|it| it.file.clone()));
             let file = file.expect("an edit adds tables that were written, or are in another level");
             tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads));
         }
@@ -122,7 +123,10 @@ impl Core {
     pub(crate) fn cut(&self) -> Cut {
         let tables = self.levels.borrow().all().map(|table| table.present_meta()).collect();
         let flushed = match self.settings.breaks(Broken::CoversBuffers) {
-            true => Flushed { record: self.appender.committed(write_stream(self.shard)), sequence: self.sequence.get() },
+            true => Flushed {
+                record: self.appender.committed(write_stream(self.shard)),
+                sequence: self.sequence.get(),
+            },
             false => self.flushed.get(),
         };
         let manifest = crate::manifest::Manifest { tables, flushed, next_table: self.next_table.get() };
@@ -176,7 +180,8 @@ impl Owner for Core {
                 Origin::Writes { .. } | Origin::Shared => {
                     user_blocks += u64::from(blocks);
                     let outcome = self.commit_writes(item, zone);
-                    let refused = Err(Error::no_space("a part of the writes found no space; discard some data"));
+                    let refused =
+                        Err(Error::no_space("a part of the writes found no space; discard some data"));
                     if let Err(error) = &outcome {
                         self.fail(error);
                     }
@@ -307,7 +312,10 @@ impl Owner for Core {
                     let position = record.header.position + 1 + at;
                     let piece = Piece { position, count: blocks, name, offset: 0, record: number, first: at };
                     let own = pieces.get_mut(usize::from(shard));
-                    own.ok_or_else(|| Error::corrupt(format!("a record of shard {shard}, which isn't there")))?.push(piece);
+                    own.ok_or_else(|| {
+                        Error::corrupt(format!("a record of shard {shard}, which isn't there"))
+                    })?
+                    .push(piece);
                 }
                 at += item.blocks();
             }
@@ -344,7 +352,9 @@ impl Owner for Core {
             let from = Place { zone: victim.zone(), position: piece.position };
             blocks += piece.count;
             let own = moves.get_mut(usize::from(piece.name.shard));
-            own.into_iter().for_each(|own| own.push((piece.name.table, piece.name.block + piece.offset, from, data.clone())));
+            own.into_iter().for_each(|own| {
+                own.push((piece.name.table, piece.name.block + piece.offset, from, data.clone()))
+            });
         }
         self.kit.pace.moved(blocks);
         let class = victim.class();

@@ -25,7 +25,11 @@ pub(super) fn check_job(tree: &Tree<'_>, job: &Job) {
     for level in first..=job.target {
         for table in tree.level(level) {
             let overlaps = range.is_some_and(|(smallest, largest)| table.overlaps(smallest, largest));
-            assert_eq!(level > first && overlaps, level > first && is_input(level, table.id), "level {level} of {job:?}");
+            assert_eq!(
+                level > first && overlaps,
+                level > first && is_input(level, table.id),
+                "level {level} of {job:?}"
+            );
         }
         for table in tree.level(level).iter().filter(|table| is_input(level, table.id)) {
             let (smallest, largest) = range.unwrap_or((table.smallest, table.largest));
@@ -33,13 +37,21 @@ pub(super) fn check_job(tree: &Tree<'_>, job: &Job) {
         }
     }
     let number: usize = job.inputs.iter().map(|inputs| inputs.tables.len()).sum();
-    let found: usize = tree.levels.iter().enumerate().map(|(level, tables)| tables.iter().filter(|table| is_input(level, table.id)).count()).sum();
+    let found: usize = tree
+        .levels
+        .iter()
+        .enumerate()
+        .map(|(level, tables)| tables.iter().filter(|table| is_input(level, table.id)).count())
+        .sum();
     assert_eq!(number, found, "inputs exist once: {job:?}");
     assert!(job.inputs.iter().all(|inputs| !inputs.tables.is_empty()), "{job:?}");
     if first == 0 {
         for table in tree.level(0).iter().filter(|table| !is_input(0, table.id)) {
             for input in tree.level(0).iter().filter(|input| is_input(0, input.id)) {
-                assert!(table.id > input.id || !table.overlaps(input.smallest, input.largest), "an older table stays above: {job:?}");
+                assert!(
+                    table.id > input.id || !table.overlaps(input.smallest, input.largest),
+                    "an older table stays above: {job:?}"
+                );
             }
         }
     }

@@ -212,7 +212,9 @@ impl World {
 
     fn inputs<'a>(&'a self, job: &'a Job) -> impl Iterator<Item = &'a Table> {
         let of = |level: usize| self.levels.get(level).into_iter().flatten();
-        job.inputs.iter().flat_map(move |inputs| of(inputs.level).filter(|table| inputs.tables.contains(&table.id)))
+        job.inputs
+            .iter()
+            .flat_map(move |inputs| of(inputs.level).filter(|table| inputs.tables.contains(&table.id)))
     }
 
     fn apply(&mut self, job: &Job) {
@@ -266,7 +268,8 @@ impl World {
             let tombstone = versions.iter().find(|version| version.deleted.is_some());
             let key = newest.key.to_be_bytes();
             let is_lowest = tombstone.is_some()
-                && target.is_some_and(|target| tree(&self.levels).next_overlapping(target, &key, &key).is_none());
+                && target
+                    .is_some_and(|target| tree(&self.levels).next_overlapping(target, &key, &key).is_none());
             if newest.deleted.is_none() {
                 folded.push(newest);
             }
@@ -392,10 +395,21 @@ fn explore() {
                     println!(
                         "L1 {level1} zipf {is_zipf} del {deletes} th {threshold}: sat {:.2} | fade {:.2} = {:.2} | zap {:.2} = {:.2} sat = {:.2} fade | oldest {:.2} {:.2} {:.2} late {} {} {} gone {} stalled {:.2} {:.2} {:.2}",
                         saturation.amplification,
-                        fade.amplification, fade.amplification / saturation.amplification,
-                        zap.amplification, zap.amplification / saturation.amplification, zap.amplification / fade.amplification,
-                        saturation.oldest, fade.oldest, zap.oldest, saturation.late, fade.late, zap.late, zap.gone,
-                        saturation.stalled, fade.stalled, zap.stalled
+                        fade.amplification,
+                        fade.amplification / saturation.amplification,
+                        zap.amplification,
+                        zap.amplification / saturation.amplification,
+                        zap.amplification / fade.amplification,
+                        saturation.oldest,
+                        fade.oldest,
+                        zap.oldest,
+                        saturation.late,
+                        fade.late,
+                        zap.late,
+                        zap.gone,
+                        saturation.stalled,
+                        fade.stalled,
+                        zap.stalled
                     );
                 }
             }

@@ -116,8 +116,7 @@ impl Sealer {
 
     /// Compresses `contents` where that may be of use; returns the length of the result.
     fn compress(&mut self, kind: BlockKind, contents: &[u8]) -> Option<usize> {
-        if self.compression == Compression::None || matches!(kind, BlockKind::Filter | BlockKind::Properties)
-        {
+        if self.compression == Compression::None || !kind.may_be_compressed() {
             return None;
         }
         let most = get_maximum_output_size(contents.len());
