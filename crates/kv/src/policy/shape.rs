@@ -128,19 +128,21 @@ impl Shape {
         start..end
     }
 
-    /// Returns the run with neighbours for which `wanted` holds, as long as the job stays within its size.
+    /// Returns the run with neighbours for which `wanted` holds, as long as the job stays within this size in bytes and
+    /// the most for a job.
     pub(super) fn extend(
         &self,
         tree: &Tree<'_>,
         level: usize,
         index: usize,
+        most: u64,
         wanted: impl Fn(&TableView<'_>) -> bool,
     ) -> Range<usize> {
         let tables = tree.level(level);
         let fits = |run: Range<usize>| {
             let (smallest, largest) = range(tables[run.clone()].iter());
             let own: u64 = tables[run].iter().map(|table| table.bytes).sum();
-            own + tree.overlapping_bytes(level + 1, smallest, largest) <= self.job_bytes
+            own + tree.overlapping_bytes(level + 1, smallest, largest) <= self.job_bytes.min(most)
         };
         let (mut start, mut end) = (index, index + 1);
         while start > 0 && wanted(&tables[start - 1]) && fits(start - 1..end) {

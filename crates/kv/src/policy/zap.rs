@@ -5,20 +5,25 @@
 //! go by saturation: low levels choose by overlap ratio, high levels by a weight of overlap ratio, tombstones and zones.
 //!
 //! # Laziness
-//! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, and the choice of saturation prefers
-//! old tombstones. With D for `delete_persistence` without the share for resets, and n for the last level, a table of level i is due
-//! at the age D · R^(i+1-n), and at D from level n - 1 on ([`RATIO`] is R).
+//! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, the choice of saturation prefers old
+//! tombstones, and a forced job takes along neighbours that are due soon. Let D be `delete_persistence` without the share for resets,
+//! n the last level and R [`RATIO`]. A table of level i is due at the age A_i = D · R^(i+1-n), and at D in levels n - 1 and n and where
+//! nothing below overlaps it. (Lethe's ratio is that of level sizes: it forces many jobs early, and each costs as many tables as a
+//! late one.)
 //!
-//! Deletions in bulk fall due together. So tables are sorted by the time at which they are due, and the work that is due by
-//! then is added up: a job is forced if otherwise the work couldn't be done in time at `bytes_per_second`. But it isn't forced before
-//! the tombstone has used half its time in the level: early rewrites would repeat as younger tombstones follow.
+//! Deletions in bulk fall due together. So the tables are sorted by the time at which they are due, and the size of the jobs up to
+//! each is added up: the first job is forced when the remaining time is no longer than all of them take at `bytes_per_second`, and one
+//! more job that may be running. But no job is forced before its tombstone has the age A_i / 2: a table that is rewritten earlier soon
+//! has others.
 //!
 //! # Lemma
-//! If (a) at each time the tables that are due by a time t can be merged into the next level by t, that is, the half of the time in the
-//! level is enough for them, and (b) a job takes at most X of D and is begun before the tables behind it miss theirs, then no table has
-//! a tombstone older than D · (1 + X): by induction a table in level i has left it at D · R^(i+1-n), and what it leaves in level i + 1 has
-//! D · R^(i+2-n). A table that nothing below overlaps drops its tombstones as it is rewritten. With X · D up to the share of resets all
-//! tombstones have gone, and their zones have what remains of it.
+//! Assume that compaction writes at least `bytes_per_second` of forced jobs, that no other job takes longer than the largest forced
+//! one or X of D ([`JOB_SHARE`]), and that the tables due by the time t, those with tombstones of age A_i / 2 at t - A_i / 2, are
+//! merged within A_i / 2. Then no table has a tombstone older than D, that is, `delete_persistence` · (1 - `reset_share`). Proof: jobs are
+//! forced in the order in which they are due and begin early enough for all of them, so a table of level i leaves it at A_i. Its
+//! tombstones arrive in level i + 1 with that age, where they have until A_(i+1), twice as much. By induction they leave level n - 1 at
+//! D at the latest, and a merge into level n drops them. ∎ Writers that fill level 0 twice over go first; the store subtracts
+//! what they need from `bytes_per_second`.
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
@@ -30,16 +35,18 @@ use std::cmp::Reverse;
 pub const NAME: &str = "zap";
 
 /// Ratio of the ages at which tables of neighbouring levels are due.
-pub const RATIO: f64 = 3.0;
+pub const RATIO: f64 = 2.0;
 
 /// Weight of a tombstone's age in the choice by saturation.
-const AGE_WEIGHT: f64 = 0.5;
+const AGE_WEIGHT: f64 = 0.3;
 /// Weight of the dead share of a table's zones.
 const GARBAGE_WEIGHT: f64 = 0.2;
 /// Weight of the share of tombstones in a table.
 const TOMBSTONE_WEIGHT: f64 = 0.2;
+/// Share of the deadline for a job.
+const JOB_SHARE: f64 = 1.0 / 32.0;
 /// Share of the time in a level within which a neighbour of a forced table is taken along.
-const COMPANY: f64 = 0.125;
+const COMPANY: f64 = 0.5;
 
 /// The ZAP policy.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +82,11 @@ impl Zap {
         Some((self.deadline? as f64 / RATIO.powi(exponent)) as u64)
     }
 
+    /// Returns the time in milliseconds that a job of this size takes.
+    fn time(&self, bytes: u64) -> u64 {
+        u64::try_from(u128::from(bytes) * 1000 / u128::from(self.bytes_per_second)).unwrap_or(u64::MAX)
+    }
+
     /// Returns the tables with tombstones in the order in which they are due, and the time at which the first job is forced.
     fn dues(&self, tree: &Tree<'_>) -> Option<(Vec<Due>, Timestamp)> {
         let last = tree.last();
@@ -101,11 +113,13 @@ impl Zap {
             }
         }
         dues.sort_unstable_by_key(|due| (due.at, Reverse(due.tombstones), due.level, due.index));
+        let level0 = tree.bytes(0) + tree.bytes(1);
+        let largest = dues.iter().map(|due| due.bytes).fold(level0, u64::max);
+        let running = self.time(largest).max((self.deadline? as f64 * JOB_SHARE) as u64);
         let mut bytes = 0;
         let latest = dues.iter().map(|due| {
             bytes += due.bytes;
-            let time = u128::from(bytes) * 1000 / u128::from(self.bytes_per_second);
-            due.at.saturating_sub(u64::try_from(time).unwrap_or(u64::MAX))
+            due.at.saturating_sub(self.time(bytes).saturating_add(running))
         });
         let start = latest.min()?;
         Some((dues, start))
@@ -124,7 +138,8 @@ impl Zap {
         };
         let last = tree.last();
         let window = (self.age(level, last)? as f64 * COMPANY) as u64;
-        let run = self.shape.extend(tree, level, index, |table| {
+        let most = self.deadline? as f64 / 1000.0 * JOB_SHARE * self.bytes_per_second as f64;
+        let run = self.shape.extend(tree, level, index, most as u64, |table| {
             let at = table.oldest_tombstone.and_then(|oldest| self.due(level, last, oldest));
             target == level + 1 && at.is_some_and(|at| at <= due.at + window)
         });
