@@ -46,7 +46,7 @@ const TOMBSTONE_WEIGHT: f64 = 0.2;
 /// Share of the deadline for a job.
 const JOB_SHARE: f64 = 1.0 / 32.0;
 /// Share of the time in a level within which a neighbour of a forced table is taken along.
-const COMPANY: f64 = 0.5;
+const NEIGHBOUR_WINDOW: f64 = 0.5;
 
 /// The ZAP policy.
 #[derive(Debug, Clone, Copy)]
@@ -137,7 +137,7 @@ impl Zap {
             return Some(rewrite(tree, level, index, Reason::Deadline));
         };
         let last = tree.last();
-        let window = (self.age(level, last)? as f64 * COMPANY) as u64;
+        let window = (self.age(level, last)? as f64 * NEIGHBOUR_WINDOW) as u64;
         let most = self.deadline? as f64 / 1000.0 * JOB_SHARE * self.bytes_per_second as f64;
         let run = self.shape.extend(tree, level, index, most as u64, |table| {
             let at = table.oldest_tombstone.and_then(|oldest| self.due(level, last, oldest));
@@ -195,5 +195,128 @@ impl Compaction for Zap {
 
     fn due(&self, level: usize, last: usize, oldest_tombstone: Timestamp) -> Option<Timestamp> {
         Some(oldest_tombstone.saturating_add(self.age(level, last)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::properties::{deleted, inputs, parameters, table};
+    use super::super::{Compaction, CompactionParameters, Reason, TableView, Tree, compaction};
+    use super::{JOB_SHARE, RATIO};
+
+    fn zap() -> Box<dyn Compaction> {
+        compaction("zap", parameters()).unwrap()
+    }
+
+    /// Time in milliseconds that is left to the job that may be running.
+    const RUNNING: u64 = (1000.0 * JOB_SHARE) as u64;
+
+    #[test]
+    fn tables_of_each_level_have_more_time_than_those_above() {
+        let due = |level| zap().due(level, 4, 5000).unwrap() - 5000;
+        assert_eq!([3, 4, 9].map(due), [1000; 3]);
+        assert_eq!(due(2), (1000.0 / RATIO) as u64);
+        assert_eq!(due(0), (1000.0 / RATIO.powi(3)) as u64);
+        let parameters = CompactionParameters { delete_persistence: None, ..parameters() };
+        assert_eq!(compaction("zap", parameters).unwrap().due(2, 3, 0), None);
+    }
+
+    #[test]
+    fn a_job_is_forced_as_late_as_possible() {
+        let tree = Tree { levels: vec![vec![], vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]] };
+        let wake = 1000 - RUNNING;
+        assert_eq!(zap().wakes_at(&tree), Some(wake), "200 bytes take no time at this rate");
+        assert_eq!(zap().next(&tree, wake - 1), None);
+        let job = zap().next(&tree, wake).unwrap();
+        assert_eq!(inputs(&job), [(1, &[10][..]), (2, &[1])]);
+        assert_eq!((job.target, job.reason), (2, Reason::Deadline));
+    }
+
+    #[test]
+    fn jobs_that_are_due_together_begin_as_early_as_they_need_but_not_before_half_of_the_time() {
+        let level1 = ["a", "b", "c", "d"].map(|key| deleted(key.as_bytes()[0].into(), key, key, 0));
+        let level2 = ["a", "b", "c", "d"].map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key));
+        let tree = Tree { levels: vec![vec![], level1.to_vec(), level2.to_vec()] };
+        let wake = |bytes_per_second| {
+            let policy =
+                compaction("zap", CompactionParameters { bytes_per_second, ..parameters() }).unwrap();
+            let wake = policy.wakes_at(&tree).unwrap();
+            assert_eq!(policy.next(&tree, wake - 1), None);
+            assert!(policy.next(&tree, wake).is_some());
+            wake
+        };
+        assert_eq!(
+            wake(8_000),
+            1000 - 100 - 50,
+            "four jobs of 200 bytes; the 400 bytes of level 1 may be running"
+        );
+        assert_eq!(wake(100), 500);
+    }
+
+    #[test]
+    fn neighbours_that_are_due_soon_go_along() {
+        let level1 = vec![
+            deleted(10, "a", "b", 499),
+            deleted(11, "c", "d", 0),
+            deleted(12, "e", "f", 500),
+            deleted(13, "g", "h", 501),
+        ];
+        let level2 =
+            ["b", "d", "f", "h"].map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key)).to_vec();
+        let job = zap().next(&Tree { levels: vec![vec![], level1, level2] }, 1000).unwrap();
+        assert_eq!(
+            inputs(&job),
+            [(1, &[10, 11, 12][..]), (2, &[8, 10, 12])],
+            "13 is due more than half a deadline later"
+        );
+    }
+
+    #[test]
+    fn a_forced_table_passes_levels_without_overlap_and_is_rewritten_in_the_lowest() {
+        let level1 = vec![deleted(10, "a", "b", 0)];
+        let levels = |level3| vec![vec![], level1.clone(), vec![table(2, "x", "y")], level3];
+        let job = zap().next(&Tree { levels: levels(vec![table(1, "a", "z")]) }, 1000).unwrap();
+        assert_eq!((inputs(&job), job.target), (vec![(1, &[10][..]), (3, &[1])], 3));
+        let job = zap().next(&Tree { levels: levels(vec![table(1, "p", "z")]) }, 1000).unwrap();
+        assert_eq!((inputs(&job), job.target, job.is_trivial_move), (vec![(1, &[10][..])], 1, false));
+        let held = vec![TableView { is_held: true, ..level1[0] }];
+        assert_eq!(zap().next(&Tree { levels: vec![vec![], held] }, 5000), None);
+    }
+
+    #[test]
+    fn a_value_that_expires_later_forces_nothing_yet() {
+        let tree = Tree { levels: vec![vec![], vec![deleted(10, "a", "b", 9000)]] };
+        let slow = compaction("zap", CompactionParameters { bytes_per_second: 1, ..parameters() }).unwrap();
+        assert_eq!(slow.next(&tree, 9499), None, "a rewrite would keep the value");
+        assert_eq!(slow.wakes_at(&tree), Some(9500));
+        assert!(slow.next(&tree, 9500).is_some());
+    }
+
+    #[test]
+    fn saturation_prefers_old_tombstones_many_of_them_and_zones_that_are_nearly_dead() {
+        let keys = ["a", "b", "c", "d", "e"];
+        let level2: Vec<_> =
+            keys.iter().map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key)).collect();
+        let chosen = |special: TableView<'static>| {
+            let mut level1 = keys.map(|key| deleted(key.as_bytes()[0].into(), key, key, 0)).to_vec();
+            level1[3] = TableView { id: 100, smallest: b"d", largest: b"d", ..special };
+            let job = zap().next(&Tree { levels: vec![vec![], level1, level2.clone()] }, 10).unwrap();
+            assert_eq!(job.reason, Reason::Size);
+            job.inputs[0].tables.clone()
+        };
+        let same = deleted(0, "", "", 0);
+        assert_eq!(chosen(same), [97], "of equals the oldest");
+        assert_eq!(chosen(TableView { garbage: 0.9, ..same }), [100]);
+        assert_eq!(chosen(TableView { tombstones: 9, ..same }), [100]);
+        assert_eq!(chosen(TableView { oldest_tombstone: None, tombstones: 0, ..same }), [97]);
+    }
+
+    #[test]
+    fn writers_that_wait_go_before_forced_jobs() {
+        let level0: Vec<_> = (0..8).rev().map(|index| table(20 + index, "a", "z")).collect();
+        let tree =
+            |level0| Tree { levels: vec![level0, vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]] };
+        assert_eq!(zap().next(&tree(level0.clone()), 5000).unwrap().reason, Reason::Level0);
+        assert_eq!(zap().next(&tree(level0[1..].to_vec()), 5000).unwrap().reason, Reason::Deadline);
     }
 }
