@@ -90,7 +90,7 @@ impl Compaction for Fade {
 
 #[cfg(test)]
 mod tests {
-    use super::super::properties::{deleted, inputs, parameters, table};
+    use super::super::properties::{deleted, parameters, table};
     use super::super::{Compaction, CompactionParameters, Reason, TableView, Tree, compaction};
 
     fn fade() -> Box<dyn Compaction> {
@@ -125,8 +125,8 @@ mod tests {
         assert_eq!(fade().next(&tree(), 978), None);
         let job = fade().next(&tree(), 1500).unwrap();
         assert_eq!(
-            inputs(&job),
-            [(1, &[12][..]), (2, &[6])],
+            (&job.inputs[..], &job.overlapped[..]),
+            (&[12][..], &[6][..]),
             "11 is as old, but has fewer tombstones; level 2 comes later"
         );
         assert_eq!((job.target, job.reason), (2, Reason::Deadline));
@@ -142,14 +142,14 @@ mod tests {
             table(14, "e", "e"),
         ];
         let job = fade().next(&Tree { levels: vec![vec![], level1, vec![table(1, "a", "z")]] }, 0).unwrap();
-        assert_eq!((job.inputs[0].tables.contains(&12), job.reason), (true, Reason::Size));
+        assert_eq!((job.inputs.contains(&12), job.reason), (true, Reason::Size));
     }
 
     #[test]
     fn tombstones_of_the_last_level_go_by_a_rewrite_unless_a_snapshot_holds_them() {
         let table = deleted(10, "a", "b", 0);
         let job = fade().next(&Tree { levels: vec![vec![], vec![table]] }, 1000).unwrap();
-        assert_eq!((inputs(&job), job.target, job.is_trivial_move), (vec![(1, &[10][..])], 1, false));
+        assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[10][..], 1, false));
         let held = Tree { levels: vec![vec![], vec![TableView { is_held: true, ..table }]] };
         assert_eq!((fade().next(&held, 1000), fade().wakes_at(&held)), (None, None));
     }

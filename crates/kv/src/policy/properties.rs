@@ -1,6 +1,6 @@
 //! What holds for the jobs of every policy, in any tree; and trees for the tests of policies.
 
-use super::{COMPACTIONS, CompactionParameters, Inputs, Job, TableView, Tree, compaction};
+use super::{COMPACTIONS, CompactionParameters, Job, TableView, Tree, compaction};
 use crate::entry::Timestamp;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -36,11 +36,6 @@ pub(super) fn parameters() -> CompactionParameters {
     }
 }
 
-/// Returns the inputs of a job as pairs of a level and the numbers of its tables.
-pub(super) fn inputs(job: &Job) -> Vec<(usize, &[u64])> {
-    job.inputs.iter().map(|inputs| (inputs.level, inputs.tables.as_slice())).collect()
-}
-
 /// Checks that a tree is in order.
 pub(super) fn check_tree(tree: &Tree<'_>) {
     for (level, tables) in tree.levels.iter().enumerate() {
@@ -54,43 +49,57 @@ pub(super) fn check_tree(tree: &Tree<'_>) {
     }
 }
 
-/// Checks the contract of jobs, by comparing each table with each input.
-pub(super) fn check_job(tree: &Tree<'_>, job: &Job) {
-    let first = job.inputs[0].level;
-    let is_input = |level: usize, table: &TableView<'_>| {
-        job.inputs.iter().any(|inputs| inputs.level == level && inputs.tables.contains(&table.id))
+/// Returns the tables of a job: its inputs, then those of the target level.
+fn taken<'t, 'a>(tree: &'t Tree<'a>, job: &'t Job) -> (Vec<&'t TableView<'a>>, Vec<&'t TableView<'a>>) {
+    let of = |level: usize, ids: &'t [u64]| {
+        tree.level(level).iter().filter(|table| ids.contains(&table.id)).collect()
     };
-    let mut range: Option<(&[u8], &[u8])> = None;
-    let mut found = 0;
-    for level in first..=job.target {
-        let above = range;
+    (of(job.level, &job.inputs), of(job.target, &job.overlapped))
+}
+
+/// Returns the smallest and the largest key of tables.
+fn range<'a>(tables: &[&TableView<'a>]) -> (&'a [u8], &'a [u8]) {
+    (
+        tables.iter().map(|table| table.smallest).min().unwrap(),
+        tables.iter().map(|table| table.largest).max().unwrap(),
+    )
+}
+
+/// Checks the contract of jobs, by comparing each table with the inputs.
+pub(super) fn check_job(tree: &Tree<'_>, job: &Job) {
+    let (inputs, overlapped) = taken(tree, job);
+    assert_eq!(
+        (inputs.len(), overlapped.len()),
+        (job.inputs.len(), job.overlapped.len()),
+        "tables of the tree: {job:?}"
+    );
+    let (smallest, largest) = range(&inputs);
+    for level in job.level + 1..=job.target {
         for table in tree.level(level) {
-            let overlaps = above.is_some_and(|(smallest, largest)| table.overlaps(smallest, largest));
-            let is_input = is_input(level, table);
-            assert!(level == first || overlaps == is_input, "table {} in level {level}: {job:?}", table.id);
-            if is_input {
-                let (smallest, largest) = range.unwrap_or((table.smallest, table.largest));
-                range = Some((smallest.min(table.smallest), largest.max(table.largest)));
-                found += 1;
-            }
-        }
-    }
-    let number: usize = job.inputs.iter().map(|inputs| inputs.tables.len()).sum();
-    assert_eq!(number, found, "each input is a table of the tree, once: {job:?}");
-    assert!(job.inputs.iter().all(|inputs| !inputs.tables.is_empty()), "{job:?}");
-    if first == 0 {
-        let (inputs, others): (Vec<&TableView<'_>>, Vec<_>) =
-            tree.level(0).iter().partition(|table| is_input(0, table));
-        for other in others {
-            let overlapped = inputs.iter().find(|input| input.overlaps(other.smallest, other.largest));
-            assert!(
-                overlapped.is_none_or(|input| input.id < other.id),
-                "an older table stays above: {job:?}"
+            let takes_part = level == job.target && job.overlapped.contains(&table.id);
+            assert_eq!(
+                table.overlaps(smallest, largest),
+                takes_part,
+                "table {} in level {level}: {job:?}",
+                table.id
             );
         }
     }
+    if job.level == 0 {
+        assert!(job.target > 0, "level 0 is in order of age: {job:?}");
+        for other in tree.level(0).iter().filter(|table| !job.inputs.contains(&table.id)) {
+            let input = inputs.iter().find(|input| input.overlaps(other.smallest, other.largest));
+            assert!(input.is_none_or(|input| input.id < other.id), "an older table stays above: {job:?}");
+        }
+    }
     if job.is_trivial_move {
-        assert!(job.inputs.len() == 1 && job.target > first && (first > 0 || number == 1), "{job:?}");
+        assert!(
+            job.overlapped.is_empty() && job.target > job.level && (job.level > 0 || job.inputs.len() == 1),
+            "{job:?}"
+        );
+    }
+    if job.target == job.level {
+        assert!(job.overlapped.is_empty() && job.inputs.len() == 1, "{job:?}");
     }
 }
 
@@ -129,21 +138,17 @@ fn view(levels: &[Vec<Owned>]) -> Tree<'_> {
 fn apply(levels: &mut Vec<Vec<Owned>>, job: &Job, id: u64, now: Timestamp) {
     let is_lowest = {
         let tree = view(levels);
-        let mut chosen = job.inputs.iter().flat_map(|Inputs { level, tables }| {
-            tree.level(*level).iter().filter(|table| tables.contains(&table.id))
-        });
-        let first = chosen.next().unwrap();
-        let (smallest, largest) = chosen
-            .fold((first.smallest, first.largest), |(smallest, largest), table| {
-                (smallest.min(table.smallest), largest.max(table.largest))
-            });
+        let (mut tables, overlapped) = taken(&tree, job);
+        tables.extend(overlapped);
+        let (smallest, largest) = range(&tables);
         tree.next_overlapping(job.target, smallest, largest).is_none()
     };
     let mut chosen = Vec::new();
-    for Inputs { level, tables } in &job.inputs {
+    for (level, ids) in [(job.level, &job.inputs), (job.target, &job.overlapped)] {
+        let Some(level) = levels.get_mut(level) else { continue };
         let (taken, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut levels[*level]).into_iter().partition(|table| tables.contains(&table.id));
-        levels[*level] = kept;
+            std::mem::take(level).into_iter().partition(|table| ids.contains(&table.id));
+        *level = kept;
         chosen.extend(taken);
     }
     levels.resize_with(levels.len().max(job.target + 1), Vec::new);

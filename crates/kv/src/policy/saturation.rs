@@ -60,7 +60,7 @@ pub(super) fn overlap_ratio(table: &TableView<'_>, overlapped: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::properties::{deleted, inputs, parameters, table};
+    use super::super::properties::{deleted, parameters, table};
     use super::super::{COMPACTIONS, Compaction, CompactionParameters, Reason, Tree, compaction};
 
     fn saturation() -> Box<dyn Compaction> {
@@ -84,7 +84,11 @@ mod tests {
         let level0 = vec![table(9, "x", "z"), table(8, "c", "e"), table(7, "p", "q"), table(6, "a", "d")];
         let level1 = vec![table(1, "d", "g"), table(2, "h", "m")];
         let job = saturation().next(&Tree { levels: vec![level0, level1] }, 0).unwrap();
-        assert_eq!(inputs(&job), [(0, &[8, 6][..]), (1, &[1])], "the oldest, and what overlaps it");
+        assert_eq!(
+            (&job.inputs[..], &job.overlapped[..]),
+            (&[8, 6][..], &[1][..]),
+            "the oldest, and what overlaps it"
+        );
         assert_eq!((job.target, job.reason, job.is_trivial_move), (1, Reason::Level0, false));
     }
 
@@ -92,7 +96,7 @@ mod tests {
     fn tables_of_sequential_keys_are_moved() {
         let level0 = vec![table(9, "j", "k"), table(8, "h", "i"), table(7, "f", "g"), table(6, "d", "e")];
         let job = saturation().next(&Tree { levels: vec![level0, vec![table(1, "a", "c")]] }, 0).unwrap();
-        assert_eq!(inputs(&job), [(0, &[6][..])]);
+        assert_eq!(job.inputs, [6]);
         assert!(job.is_trivial_move);
     }
 
@@ -114,8 +118,8 @@ mod tests {
         ];
         let job = saturation().next(&Tree { levels: vec![vec![], level1, level2] }, 0).unwrap();
         assert_eq!(
-            inputs(&job),
-            [(1, &[11, 12][..]), (2, &[3])],
+            (&job.inputs[..], &job.overlapped[..]),
+            (&[11, 12][..], &[3][..]),
             "12 lies in the range that 11 rewrites anyway"
         );
         assert_eq!((job.target, job.reason), (2, Reason::Size));
@@ -133,7 +137,8 @@ mod tests {
         let tree = Tree { levels: vec![vec![], level1.collect(), vec![table(1, "a", "z")]] };
         let policy =
             compaction("saturation", CompactionParameters { job_bytes: 300, ..parameters() }).unwrap();
-        assert_eq!(inputs(&policy.next(&tree, 0).unwrap()), [(1, &[10, 11][..]), (2, &[1])]);
+        let job = policy.next(&tree, 0).unwrap();
+        assert_eq!((&job.inputs[..], &job.overlapped[..]), (&[10, 11][..], &[1][..]));
     }
 
     #[test]
@@ -148,7 +153,7 @@ mod tests {
         };
         assert!(saturation().next(&tree(500), 1499).unwrap().is_trivial_move);
         let job = saturation().next(&tree(500), 1500).unwrap();
-        assert_eq!((inputs(&job), job.target, job.is_trivial_move), (vec![(1, &[97][..])], 2, false));
+        assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[97][..], 2, false));
     }
 
     #[test]

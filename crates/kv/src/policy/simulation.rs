@@ -109,6 +109,8 @@ struct World {
     memtable: Vec<Entry>,
     memtable_bytes: u64,
     now: Timestamp,
+    /// Time in milliseconds that a write takes.
+    step: u64,
     next_id: u64,
     sequence: u64,
     running: Option<(Job, Timestamp)>,
@@ -132,6 +134,7 @@ impl World {
             memtable: Vec::new(),
             memtable_bytes: 0,
             now: 1_000_000,
+            step: 1,
             next_id: 1,
             sequence: 0,
             running: None,
@@ -146,7 +149,7 @@ impl World {
     }
 
     fn write(&mut self, key: u32, deleted: bool) {
-        self.now += 1;
+        self.now += self.step;
         self.sequence += 1;
         let entry = Entry { key, sequence: self.sequence, deleted: deleted.then_some(self.now) };
         self.user_bytes += entry.bytes();
@@ -215,8 +218,7 @@ impl World {
         self.wake = match self.policy.next(&tree, self.now) {
             Some(job) => {
                 check_job(&tree, &job);
-                let bytes: u64 = self.inputs(&job).map(|table| table.bytes).sum();
-                let time = if job.is_trivial_move { 0 } else { bytes / self.speed };
+                let time = if job.is_trivial_move { 0 } else { self.bytes(&job) / self.speed };
                 self.running = Some((job, self.now + time));
                 None
             }
@@ -228,23 +230,25 @@ impl World {
         };
     }
 
-    fn inputs<'a>(&'a self, job: &'a Job) -> impl Iterator<Item = &'a Table> {
-        let of = |level: usize| self.levels.get(level).into_iter().flatten();
-        job.inputs
-            .iter()
-            .flat_map(move |inputs| of(inputs.level).filter(|table| inputs.tables.contains(&table.id)))
+    /// Returns the size in bytes of the tables of a job.
+    fn bytes(&self, job: &Job) -> u64 {
+        let of = |level: usize, ids: &[u64]| {
+            let tables = self.levels.get(level).into_iter().flatten();
+            tables.filter(|table| ids.contains(&table.id)).map(|table| table.bytes).sum::<u64>()
+        };
+        of(job.level, &job.inputs) + of(job.target, &job.overlapped)
     }
 
     fn apply(&mut self, job: &Job) {
-        let mut taken = Vec::new();
-        for inputs in &job.inputs {
-            let level = std::mem::take(&mut self.levels[inputs.level]);
-            let (chosen, kept) = level.into_iter().partition(|table| inputs.tables.contains(&table.id));
-            self.levels[inputs.level] = kept;
-            taken.push(chosen);
-        }
         self.levels.resize_with(self.levels.len().max(job.target + 1), Vec::new);
-        let mut outputs: Vec<Table> = taken.into_iter().flat_map(|tables: Vec<Table>| tables).collect();
+        let mut outputs = Vec::new();
+        for (level, ids) in [(job.level, &job.inputs), (job.target, &job.overlapped)] {
+            let tables = std::mem::take(&mut self.levels[level]);
+            let (taken, kept): (Vec<_>, Vec<_>) =
+                tables.into_iter().partition(|table| ids.contains(&table.id));
+            self.levels[level] = kept;
+            outputs.extend(taken);
+        }
         if !job.is_trivial_move {
             let mut entries: Vec<Entry> = outputs.into_iter().flat_map(|table| table.entries).collect();
             let entries = self.fold(&mut entries, Some(job.target));
@@ -496,7 +500,7 @@ fn deletions_in_bulk_go_in_time() {
     let load = Load { writes: 8_000, deletes: 5, is_zipf: false, threshold: 50, level1: 4, speed: 12 << 10 };
     let run = |slowdown: u64| {
         let (mut world, mut model, keys) = load.world("zap");
-        world.speed /= slowdown;
+        (world.step, world.speed) = (0, world.speed / slowdown);
         for key in keys.iter().step_by(3) {
             model.remove(key);
             world.write(*key, true);

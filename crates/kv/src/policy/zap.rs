@@ -200,7 +200,7 @@ impl Compaction for Zap {
 
 #[cfg(test)]
 mod tests {
-    use super::super::properties::{deleted, inputs, parameters, table};
+    use super::super::properties::{deleted, parameters, table};
     use super::super::{Compaction, CompactionParameters, Reason, TableView, Tree, compaction};
     use super::{JOB_SHARE, RATIO};
 
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(zap().wakes_at(&tree), Some(wake), "200 bytes take no time at this rate");
         assert_eq!(zap().next(&tree, wake - 1), None);
         let job = zap().next(&tree, wake).unwrap();
-        assert_eq!(inputs(&job), [(1, &[10][..]), (2, &[1])]);
+        assert_eq!((&job.inputs[..], &job.overlapped[..]), (&[10][..], &[1][..]));
         assert_eq!((job.target, job.reason), (2, Reason::Deadline));
     }
 
@@ -265,8 +265,8 @@ mod tests {
             ["b", "d", "f", "h"].map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key)).to_vec();
         let job = zap().next(&Tree { levels: vec![vec![], level1, level2] }, 1000).unwrap();
         assert_eq!(
-            inputs(&job),
-            [(1, &[10, 11, 12][..]), (2, &[8, 10, 12])],
+            (&job.inputs[..], &job.overlapped[..]),
+            (&[10, 11, 12][..], &[8, 10, 12][..]),
             "13 is due more than half a deadline later"
         );
     }
@@ -276,9 +276,9 @@ mod tests {
         let level1 = vec![deleted(10, "a", "b", 0)];
         let levels = |level3| vec![vec![], level1.clone(), vec![table(2, "x", "y")], level3];
         let job = zap().next(&Tree { levels: levels(vec![table(1, "a", "z")]) }, 1000).unwrap();
-        assert_eq!((inputs(&job), job.target), (vec![(1, &[10][..]), (3, &[1])], 3));
+        assert_eq!((&job.inputs[..], &job.overlapped[..], job.target), (&[10][..], &[1][..], 3));
         let job = zap().next(&Tree { levels: levels(vec![table(1, "p", "z")]) }, 1000).unwrap();
-        assert_eq!((inputs(&job), job.target, job.is_trivial_move), (vec![(1, &[10][..])], 1, false));
+        assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[10][..], 1, false));
         let held = vec![TableView { is_held: true, ..level1[0] }];
         assert_eq!(zap().next(&Tree { levels: vec![vec![], held] }, 5000), None);
     }
@@ -302,7 +302,7 @@ mod tests {
             level1[3] = TableView { id: 100, smallest: b"d", largest: b"d", ..special };
             let job = zap().next(&Tree { levels: vec![vec![], level1, level2.clone()] }, 10).unwrap();
             assert_eq!(job.reason, Reason::Size);
-            job.inputs[0].tables.clone()
+            job.inputs
         };
         let same = deleted(0, "", "", 0);
         assert_eq!(chosen(same), [97], "of equals the oldest");
