@@ -10,7 +10,7 @@
 //!
 //! # Contract of a job
 //! The store runs one job of a tree at a time; flushes to level 0 go on beside it. It merges the inputs, writes the result to the
-//! target level, and cuts it into tables between any two keys. The range of the outputs lies in the range from the smallest to the
+//! target level, and cuts it into tables anywhere but between versions of one key. The range of the outputs lies in the range from the smallest to the
 //! largest key of the tables that take part. A policy returns only jobs with which the tree keeps its order:
 //! 1. All tables of the target level that overlap the range of the inputs take part.
 //! 2. No table of a level between overlaps the range of the inputs.

@@ -8,6 +8,9 @@
 //!
 //! In the paper level 0 is the memtable. Here it is the memtable with level 0, which is flushed from it unmerged. D is
 //! `delete_persistence` without the share for resets, so that all policies keep the same promise.
+//!
+//! A job begins when its table has expired, so the time that jobs take comes on top. Where expired tables of the first levels keep
+//! compaction busy, those of deeper levels wait: FADE has no bound then.
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};

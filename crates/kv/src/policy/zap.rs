@@ -1,8 +1,10 @@
 //! ZAP: deadlines are kept with as few bytes as saturation writes (Nie et al., "Time-constrained persistent deletion for key-value
 //! store engine on ZNS SSD", Future Generation Computer Systems 164, 2025; its thresholds and weights are ours).
 //!
-//! As in the paper, tables with pressing tombstones come first, ordered by their deadline and the number of tombstones. The others
-//! go by saturation: low levels choose by overlap ratio, high levels by a weight of overlap ratio, tombstones and zones.
+//! As in the paper, tables with pressing tombstones come first, ordered by their deadline and the number of tombstones. Otherwise level
+//! 0 goes by its number of tables, and the levels below by saturation; the table is chosen by a weight of its overlap ratio, its
+//! tombstones and its zones. (The paper weighs high levels only. Here low levels do too: an old tombstone that arrives in the level
+//! above the last one makes all tables that it is merged with due early.)
 //!
 //! # Laziness
 //! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, the choice of saturation prefers old
@@ -17,13 +19,15 @@
 //! has others.
 //!
 //! # Lemma
-//! Assume that compaction writes at least `bytes_per_second` of forced jobs, that no other job takes longer than the largest forced
-//! one or X of D ([`JOB_SHARE`]), and that the tables due by the time t, those with tombstones of age A_i / 2 at t - A_i / 2, are
-//! merged within A_i / 2. Then no table has a tombstone older than D, that is, `delete_persistence` · (1 - `reset_share`). Proof: jobs are
-//! forced in the order in which they are due and begin early enough for all of them, so a table of level i leaves it at A_i. Its
-//! tombstones arrive in level i + 1 with that age, where they have until A_(i+1), twice as much. By induction they leave level n - 1 at
-//! D at the latest, and a merge into level n drops them. ∎ Writers that fill level 0 twice over go first; the store subtracts
-//! what they need from `bytes_per_second`.
+//! Assume, for a tree of constant height, that forced jobs merge at least `bytes_per_second`; that no other job takes longer than X of
+//! D (`JOB_SHARE`), or than the largest forced one; and that the tables of a level that fall due within any A_i / 2 can be merged
+//! in that time. Then no table has a tombstone older than D, that is, `delete_persistence` · (1 - `reset_share`). Proof: jobs are forced
+//! in the order in which they are due, and begin early enough for all of them, so a table leaves level i before the age A_i. Its
+//! tombstones arrive in level i + 1 before the age A_i, which is A_(i+1) / 2 or less: the time from which they may be forced there. By
+//! induction they leave level n - 1 before D, and the merge into level n drops them. ∎
+//!
+//! If level 0 has twice the tables that make a job due, it goes first, since writers would wait. The store must count on less than its
+//! whole speed for forced jobs, and flush a memtable with tombstones when level 0 would be due.
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
