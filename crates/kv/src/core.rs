@@ -136,6 +136,8 @@ pub struct Core {
     pub(crate) changed: Notify,
     pending: RefCell<Pending>,
     has_pending: Notify,
+    /// First record of an item whose last part hasn't committed, and the zones of its parts.
+    pub(crate) incomplete: RefCell<Option<(u64, SmallVec<[u32; 2]>)>>,
     /// Items of writes that were submitted, and those that have ended.
     submitted: Cell<u64>,
     ended: Cell<u64>,
@@ -227,6 +229,7 @@ impl Core {
             changed: Notify::new(),
             pending: RefCell::default(),
             has_pending: Notify::new(),
+            incomplete: RefCell::default(),
             submitted: Cell::new(0),
             ended: Cell::new(0),
             gate: KeyGate::default(),
@@ -335,7 +338,9 @@ impl Core {
             return;
         }
         // Acknowledged writes may be in it whose record hasn't committed: it is replayed, above this sequence.
-        let record = self.appender.committed(write_stream(self.shard));
+        // An item whose last part hasn't committed is replayed as a whole.
+        let incomplete = self.incomplete.borrow().as_ref().map(|(record, _)| record - 1);
+        let record = incomplete.unwrap_or_else(|| self.appender.committed(write_stream(self.shard)));
         self.active.borrow().note_last(Flushed { record, sequence: self.sequence.get() });
         self.push_frozen();
     }
@@ -343,6 +348,9 @@ impl Core {
     /// Freezes the active buffer, and goes on with another.
     fn push_frozen(&self) {
         let next = WriteBuffer::new(&self.kit.pool, self.buffer_bytes());
+        if let Some((_, zones)) = &*self.incomplete.borrow() {
+            zones.iter().for_each(|zone| next.note_zone(*zone));
+        }
         let full = self.active.replace(next);
         self.frozen.borrow_mut().push(full);
         self.changed.notify_all();

@@ -176,6 +176,11 @@ impl Item {
         self.data.is_empty() || self.offset as usize + self.data.len() >= self.body.bytes.len()
     }
 
+    /// Whether it is a part of writes that are in several records.
+    pub fn is_part(&self) -> bool {
+        matches!(self.origin, Origin::Writes { .. } | Origin::Shared) && (self.offset > 0 || !self.is_last_part())
+    }
+
     /// Splits off the first blocks.
     pub fn cut(&mut self, blocks: u32) -> Item {
         let at = (blocks * self.block) as usize;

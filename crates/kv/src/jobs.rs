@@ -334,6 +334,10 @@ impl Core {
     ) -> Result<()> {
         let _alone = self.mover.acquire(1).await;
         // From here on no piece is moved before the edit has its place.
+        for moved in &mut edit.added {
+            let file = self.file(moved.id);
+            moved.extents = file.map_or_else(Vec::new, |file| file.extents());
+        }
         let created = crate::batch::now();
         let mut files = Vec::new();
         for (summary, file) in output.tables {
@@ -359,7 +363,7 @@ impl Core {
         let find = |ids: &[TableId]| -> Vec<Rc<Table>> {
             levels.all().filter(|table| ids.contains(&table.meta.id)).cloned().collect()
         };
-        let ids: Vec<TableId> = job.inputs.iter().flat_map(|inputs| inputs.tables.iter().copied()).collect();
+        let ids: Vec<TableId> = job.inputs.iter().chain(&job.overlapped).copied().collect();
         let inputs = find(&ids);
         let now = crate::batch::now();
         if job.is_trivial_move {

@@ -5,7 +5,7 @@
 use crate::core::{Core, Found as FoundShard, kit_settings};
 use crate::erasure::{Erasure, Stale};
 use crate::item::{Place, Recorded, decode_parts};
-use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, TableId, table_stream, write_stream};
+use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, table_stream, write_stream};
 use crate::settings::Settings;
 use crate::tables::place;
 use block::{BlockSize, Error, Result, Zones, ZonesPart};
@@ -15,7 +15,6 @@ use logkit::scan::{self, Found};
 use logkit::{Kit, Layout, Owner, Parts, StreamId, lane};
 use runtime::{Home, ShardIndex};
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -106,6 +105,10 @@ impl Assembly {
         length: u32,
         zone: u32,
     ) -> Option<(Vec<u8>, SmallVec<[u32; 2]>)> {
+        if offset == 0 && part.len() >= length as usize {
+            // A record of another shard may lie between two parts.
+            return Some((part[..length as usize].to_vec(), SmallVec::from_slice(&[zone])));
+        }
         if offset == 0 {
             *self = Assembly { length: length as usize, ..Assembly::default() };
         }
@@ -144,8 +147,6 @@ async fn replay(
     };
     let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
     recovery::sort_for_replay(&mut records, users);
-    // Pieces of tables that no edit has added yet.
-    let mut pieces: HashMap<TableId, Vec<Extent>> = HashMap::new();
     let mut writes: Vec<(Vec<u8>, SmallVec<[u32; 2]>, u64)> = Vec::new();
     let (mut written, mut edited) = (Assembly::default(), Assembly::default());
     for record in &records {
@@ -157,10 +158,10 @@ async fn replay(
                 Recorded::Piece { table, first, blocks, from } => {
                     let run = Extent { first, blocks, place: Place { zone, position } };
                     manifest.next_table = manifest.next_table.max(table + 1);
-                    let known = manifest.tables.iter_mut().find(|known| known.id == table);
-                    let extents =
-                        known.map_or_else(|| pieces.entry(table).or_default(), |known| &mut known.extents);
-                    place(extents, run, from, |_, _| {});
+                    // An edit names the pieces that were written before it.
+                    if let Some(known) = manifest.tables.iter_mut().find(|known| known.id == table) {
+                        place(&mut known.extents, run, from, |_, _| {});
+                    }
                 }
                 Recorded::Body { is_edit, length, offset, inline, blocks } => {
                     let part = match inline {
@@ -173,7 +174,7 @@ async fn replay(
                     let whole = assembly.add(&part, offset, length, zone);
                     match whole {
                         Some((bytes, _)) if is_edit => {
-                            apply_edit(&mut manifest, &mut pieces, Edit::decode(&bytes)?)
+                            manifest.apply(Edit::decode(&bytes)?)
                         }
                         Some((bytes, zones)) => {
                             let number = recovery::number_in(record, users);
@@ -211,18 +212,6 @@ async fn replay(
     drop(accounts);
     writes.retain(|(_, _, number)| *number > manifest.flushed.record);
     Ok(FoundShard { manifest, writes })
-}
-
-/// Applies an edit of the log: a table's pieces may have been moved between the time at which the edit was made and its record.
-fn apply_edit(manifest: &mut Manifest, pieces: &mut HashMap<TableId, Vec<Extent>>, mut edit: Edit) {
-    for added in &mut edit.added {
-        let known =
-            manifest.tables.iter().find(|table| table.id == added.id).map(|table| table.extents.clone());
-        if let Some(extents) = pieces.remove(&added.id).or(known) {
-            added.extents = extents;
-        }
-    }
-    manifest.apply(edit);
 }
 
 /// The shard of the runtime on which a shard of the store is.

@@ -42,6 +42,9 @@ impl Core {
     fn commit_writes(&self, item: &Item, zone: u32) -> Result<()> {
         let buffer = self.active.borrow().clone();
         buffer.note_zone(zone);
+        if item.is_part() {
+            self.note_part(item, zone);
+        }
         if !item.is_last_part() || item.body.is_refused.get() {
             return Ok(());
         }
@@ -52,6 +55,18 @@ impl Core {
             })?;
         }
         Ok(())
+    }
+
+    /// Notes a part of an item that is in several records: until the last one has committed, the first one is needed.
+    fn note_part(&self, item: &Item, zone: u32) {
+        let mut incomplete = self.incomplete.borrow_mut();
+        if item.is_last_part() {
+            let zones = incomplete.take().map(|(_, zones)| zones);
+            zones.into_iter().flatten().for_each(|zone| self.active.borrow().note_zone(zone));
+            return;
+        }
+        let record = self.appender.committed(write_stream(self.shard));
+        incomplete.get_or_insert_with(|| (record, Default::default())).1.push(zone);
     }
 
     /// Lets an edit of the manifest take effect.
@@ -216,6 +231,9 @@ impl Owner for Core {
 
     fn refuse(&self, item: &Item, error: &Error) {
         item.body.is_refused.set(true);
+        if item.is_part() {
+            self.incomplete.take();
+        }
         self.end(item, &Err(error.clone()));
     }
 
