@@ -399,14 +399,14 @@ impl Core {
                 tombstones.extend(table.reader().range_tombstones().await?.iter().cloned());
             }
         }
-        // Below are the tables of deeper levels, and older ones of the levels that the inputs are from.
+        // Below are the tables of deeper levels, and those of level 0 that are older than the inputs from there.
+        let oldest0 = inputs.iter().filter(|input| input.meta.level == 0).map(|input| input.meta.id).min();
         let below: Vec<Rc<Table>> = levels
             .all()
             .filter(|table| !inputs.iter().any(|input| Rc::ptr_eq(input, table)))
             .filter(|table| {
-                usize::from(table.meta.level) > job.target
-                    || table.meta.level == 0
-                        && inputs.iter().all(|input| input.meta.level > 0 || table.meta.id < input.meta.id)
+                let is_older = table.meta.level == 0 && oldest0.is_some_and(|oldest| table.meta.id < oldest);
+                usize::from(table.meta.level) > job.target || is_older
             })
             .cloned()
             .collect();

@@ -91,7 +91,7 @@ impl Core {
         if let Some(flushed) = edit.flushed {
             self.flushed.set(flushed);
             let mut frozen = self.frozen.borrow_mut();
-            while frozen.first().is_some_and(|buffer| buffer.last().record <= flushed.record) {
+            while frozen.first().is_some_and(|buffer| buffer.last().sequence <= flushed.sequence) {
                 frozen.remove(0).release(self.kit.clock());
             }
         }
