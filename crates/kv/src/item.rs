@@ -95,6 +95,8 @@ pub enum Origin {
     },
     /// A change of the manifest, with the tables that it adds.
     Edit(Box<(Edit, Vec<Rc<TableFile>>)>),
+    /// A part of an edit before its last one.
+    EditPart,
 }
 
 /// Bytes that several records may have parts of.
@@ -197,7 +199,8 @@ impl Item {
                 Origin::Piece { table: table.clone(), first: begin, from: place }
             }
             // The parts before the last one have no effect.
-            _ => Origin::Shared,
+            Origin::Edit(_) | Origin::EditPart => Origin::EditPart,
+            Origin::Writes { .. } | Origin::Shared => Origin::Shared,
         };
         let part =
             Item { origin, body: self.body.clone(), offset: self.offset, data: first, block: self.block };
@@ -209,7 +212,7 @@ impl Item {
         match self.origin {
             Origin::Writes { .. } | Origin::Shared => WRITES,
             Origin::Piece { .. } => PIECE,
-            Origin::Edit(_) => EDIT,
+            Origin::Edit(_) | Origin::EditPart => EDIT,
         }
     }
 }

@@ -34,7 +34,7 @@ impl Core {
                     self.submitted_ended();
                 }
             }
-            Origin::Edit(_) | Origin::Piece { .. } | Origin::Shared => {}
+            Origin::Edit(_) | Origin::EditPart | Origin::Piece { .. } | Origin::Shared => {}
         }
     }
 
@@ -215,7 +215,7 @@ impl Owner for Core {
                     }
                 }
                 Origin::Edit(edit) if item.is_last_part() => self.commit_edit(&edit.0, &edit.1),
-                Origin::Edit(_) => {}
+                Origin::Edit(_) | Origin::EditPart => {}
             }
             place = place.after(blocks);
         }
