@@ -489,6 +489,6 @@ impl Clip {
 }
 
 /// Time of the oldest deletion in a table: of a tombstone, or the time at which a value expires.
-fn oldest_delete(summary: &Summary) -> Option<Timestamp> {
+pub(crate) fn oldest_delete(summary: &Summary) -> Option<Timestamp> {
     summary.oldest_tombstone.into_iter().chain(summary.earliest_expiry).min()
 }

@@ -16,10 +16,11 @@
 //! - `jobs`: flushes and compactions; `reads`: gets and scans; `joint`: batches and snapshots of all shards.
 //! - `recovery`, `checkpoint`: making and opening. [`erasure`], `eraser`: deletes are persistent in time.
 //!
-//! [`store`] is what programs use, and [`redis`] serves it to redis clients.
+//! [`audit`](mod@audit) looks for deleted keys in the cells of a drive. [`store`] is what programs use, and [`redis`] serves it to redis clients.
 //!
 //! Left to others: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
 
+pub mod audit;
 pub mod batch;
 mod buffer;
 mod checkpoint;

@@ -4,4 +4,5 @@
 
 mod basic;
 mod common;
+mod erasure;
 mod model;
