@@ -133,10 +133,10 @@ impl OpenBacking {
                 let interrupted = zone_target::interrupted(&**zones.here()?).await?;
                 if interrupted > 0 {
                     tracing::warn!(
-                        "{interrupted} zones are interrupted by an unclean stop: the block device has them as read-only until they are reset"
+                        "{interrupted} zones are interrupted by an unclean stop: the block device has them as full until they are reset"
                     );
                 }
-                Ok(export.layout.parameters(interrupted, export.read_only))
+                Ok(export.layout.parameters(export.read_only))
             }
         }
     }

@@ -4,8 +4,9 @@
 //! - A write lands at its address or fails; an append is answered with its address.
 //! - A flush makes every append durable that was answered before, through whichever queue. A zone whose flush failed fails every later
 //!   flush, until it is finished or reset.
-//! - A zone that was written up to its capacity is full, and counts against no limit.
+//! - A zone that was written up to its capacity is finished, and counts against no limit.
 //! - While the limit of open zones is reached, an implicitly open zone is closed to open another one, as an NVMe controller does.
+//! - While the limit of active zones is reached, an interrupted zone, which the kernel has as full, is finished to open another one.
 //! - Bytes from the write pointer on read as zeros.
 //!
 //! A read during a reset of its zone returns bytes that the zone had, or zeros, or fails.
@@ -237,6 +238,8 @@ struct Opened {
     state: ZoneState,
     /// Implicitly open zone after the one that was closed last.
     victim: Option<ZoneIndex>,
+    /// An interrupted zone.
+    interrupted: Option<ZoneIndex>,
 }
 
 /// Zones on a shard, and what all shards know of them.
@@ -312,17 +315,15 @@ impl Served<'_> {
 
     /// Does what has to follow an append before it is answered.
     async fn appended(self, at: ZoneAddress, length: u32, durability: Durability) -> Result<()> {
-        let Served { export, zones } = self;
+        let export = self.export;
         if export.layout.volatile_cache {
             export.unflushed.appended(at.zone);
             if durability == Durability::Durable {
                 self.flush(export.unflushed.of(at.zone)).await?;
             }
         }
-        if at.offset.0 + u64::from(length) >= export.layout.capacity
-            && report_of(zones, at.zone).await?.state.is_active()
-            && let Err(error) = self.finish(at.zone).await
-        {
+        let is_last = at.offset.0 + u64::from(length) >= export.layout.capacity;
+        if is_last && let Err(error) = self.finish(at.zone).await {
             // The append itself has succeeded.
             tracing::warn!("a zone that was written up to its capacity: {error}");
         }
@@ -366,7 +367,7 @@ impl Served<'_> {
         outcome
     }
 
-    /// Repeats an operation that opens a zone, as long as implicitly open ones can be closed for it.
+    /// Repeats an operation that opens a zone, as long as others can be closed or finished for it.
     ///
     /// # Errors
     /// ETOOMANYREFS or EOVERFLOW where the limit of open or active zones is reached; those of the operation.
@@ -383,8 +384,11 @@ impl Served<'_> {
 
     async fn make_room(self, zone: ZoneIndex) -> Result<()> {
         let Layout { max_open, max_active, .. } = self.export.layout;
-        let Opened { open, active, state, victim } = self.opened(zone).await?;
+        let Opened { open, active, state, victim, interrupted } = self.opened(zone).await?;
         if !state.is_active() && max_active != 0 && active >= max_active {
+            if let Some(interrupted) = interrupted {
+                return self.finish(interrupted).await;
+            }
             let detail = format!("zone {zone}: {active} zones are active, the limit; finish or reset one");
             return Err(Error::from_errno(ACTIVE_ZONES_EXCEEDED, detail));
         }
@@ -407,7 +411,7 @@ impl Served<'_> {
     async fn opened(self, zone: ZoneIndex) -> Result<Opened> {
         let last = self.export.closed.load(Ordering::Relaxed);
         let (mut open, mut active, mut state) = (0, 0, ZoneState::Empty);
-        let (mut first, mut next) = (None, None);
+        let (mut first, mut next, mut interrupted) = (None, None, None);
         let visit = |report: &ZoneReport| {
             open += u32::from(report.state.is_open());
             active += u32::from(report.state.is_active());
@@ -416,10 +420,12 @@ impl Served<'_> {
             } else if report.state == ZoneState::ImplicitlyOpen {
                 first = first.or(Some(report.zone));
                 next = next.or((report.zone.0 > last).then_some(report.zone));
+            } else if report.state == ZoneState::Interrupted {
+                interrupted = Some(report.zone);
             }
         };
         each_zone(self.zones, visit).await?;
-        Ok(Opened { open, active, state, victim: next.or(first) })
+        Ok(Opened { open, active, state, victim: next.or(first), interrupted })
     }
 }
 
@@ -434,3 +440,7 @@ fn whole(buffer: Buffer) -> Result<Data> {
         ))),
     }
 }
+
+#[cfg(test)]
+#[path = "zone_target_tests.rs"]
+mod tests;

@@ -5,8 +5,8 @@
 //! zone's capacity and the next zone can't be written, as on a drive whose zone capacity is below its zone size.
 //!
 //! # States
-//! A zone that is written up to its capacity is full. An interrupted zone is read-only: it accepts no writes until it is reset,
-//! and its write pointer is an upper bound. Unlike a drive's read-only zone it can be finished and reset.
+//! A zone that is written up to its capacity is full. So is an interrupted zone: it accepts no writes until it is reset, as a full one,
+//! and where its data ends isn't known.
 
 use super::protocol::{Action, MOST_REQUEST_BYTES, Parameters, SECTOR, ZonedParameters, durability};
 use block::{
@@ -105,12 +105,10 @@ impl Layout {
         u64::from(self.zones) << self.zone_shift
     }
 
-    /// Parameters of the block device, while this many zones are interrupted. They are active, and the kernel doesn't count them.
-    pub fn parameters(&self, interrupted: u32, read_only: bool) -> Parameters {
-        // At least one, so that the interrupted ones can be reset and others written.
-        let left = self.max_active.saturating_sub(interrupted).max(1);
-        let max_active = if self.max_active == 0 { 0 } else { left };
-        let max_open = if max_active == 0 { self.max_open } else { self.max_open.min(max_active) };
+    /// Parameters of the block device.
+    pub fn parameters(&self, read_only: bool) -> Parameters {
+        // The kernel refuses a limit of open zones above that of active ones.
+        let max_open = if self.max_active == 0 { self.max_open } else { self.max_open.min(self.max_active) };
         // A limit that can't be reached is none for the kernel.
         let limit = |limit: u32| if limit > self.zones { 0 } else { limit };
         Parameters {
@@ -123,7 +121,7 @@ impl Layout {
             zoned: Some(ZonedParameters {
                 zone_sectors: ((1_u64 << self.zone_shift) / SECTOR) as u32,
                 max_open: limit(max_open),
-                max_active: limit(max_active),
+                max_active: limit(self.max_active),
                 append_sectors: self.most_bytes / SECTOR as u32,
             }),
         }
@@ -138,8 +136,8 @@ impl Layout {
     fn condition(&self, report: &ZoneReport) -> Condition {
         match report.state {
             ZoneState::Empty => Condition::Empty,
-            ZoneState::Full => Condition::Full,
-            ZoneState::Interrupted | ZoneState::ReadOnly => Condition::ReadOnly,
+            ZoneState::Full | ZoneState::Interrupted => Condition::Full,
+            ZoneState::ReadOnly => Condition::ReadOnly,
             ZoneState::Offline => Condition::Offline,
             _ if report.write_pointer >= self.capacity => Condition::Full,
             ZoneState::ImplicitlyOpen => Condition::ImplicitlyOpen,
@@ -319,22 +317,21 @@ mod tests {
 
     #[test]
     fn the_kernel_gets_limits_that_it_can_keep() {
-        let limits = |max_open, max_active, interrupted| {
+        let limits = |max_open, max_active| {
             let layout = Layout { max_open, max_active, ..layout() };
-            let zoned = layout.parameters(interrupted, false).zoned.expect("zones");
+            let zoned = layout.parameters(false).zoned.expect("zones");
             (zoned.max_open, zoned.max_active)
         };
-        assert_eq!(limits(5, 7, 0), (5, 7));
-        assert_eq!(limits(5, 7, 3), (4, 4), "interrupted zones are active");
-        assert_eq!(limits(5, 7, 9), (1, 1));
-        assert_eq!(limits(9, 0, 3), (9, 0));
-        assert_eq!(limits(0, 8, 0), (0, 8));
-        assert_eq!(limits(11, 12, 0), (0, 0), "there are ten zones");
-        let parameters = layout().parameters(0, true);
+        assert_eq!(limits(5, 7), (5, 7));
+        assert_eq!(limits(9, 0), (9, 0));
+        assert_eq!(limits(0, 8), (0, 8));
+        assert_eq!(limits(9, 8), (8, 8));
+        assert_eq!(limits(11, 12), (0, 0), "there are ten zones");
+        let parameters = layout().parameters(true);
         assert_eq!((parameters.sectors, parameters.most_sectors), (10 * 8192, 192));
         assert!(parameters.read_only && parameters.volatile_cache);
         let durable = ZoneGeometry { durable: Durable::OnAppend, ..geometry() };
-        assert!(!Layout::of(&durable).expect("a layout").parameters(0, false).volatile_cache);
+        assert!(!Layout::of(&durable).expect("a layout").parameters(false).volatile_cache);
     }
 
     #[test]
@@ -354,8 +351,7 @@ mod tests {
             (ImplicitlyOpen, 4096, (0x2, 8)),
             (ExplicitlyOpen, 0, (0x3, 0)),
             (Closed, 8192, (0x4, 16)),
-            (Interrupted, 8192, (0xD, 16)),
-            (Interrupted, 2 << 20, (0xD, 4096)),
+            (Interrupted, 8192, (0xE, 8192)),
             (ReadOnly, 4096, (0xD, 8)),
             (Full, 4096, (0xE, 8192)),
             (ImplicitlyOpen, 2 << 20, (0xE, 8192)),
