@@ -40,7 +40,7 @@ pub(super) struct ZonesExport {
     /// Guarantee that resets ask for.
     erase: EraseGuarantee,
     unflushed: Unflushed,
-    /// Zone that was closed last to open another one.
+    /// Zone that was closed last to open another one; at first none.
     closed: AtomicU32,
 }
 
@@ -56,7 +56,7 @@ impl ZonesExport {
             counters: ZoneCounters::default(),
             erase: geometry.erase.min(EraseGuarantee::Deallocated),
             unflushed: Unflushed::default(),
-            closed: AtomicU32::new(0),
+            closed: AtomicU32::new(u32::MAX),
         })
     }
 }
