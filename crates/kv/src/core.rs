@@ -130,6 +130,8 @@ pub struct Core {
     pub(crate) mover: Rc<Semaphore>,
     pub(crate) zones: RefCell<Mover>,
     pub(crate) compaction: Box<dyn Compaction>,
+    /// Held during a compaction: there is one at a time.
+    pub(crate) compacting: Rc<Semaphore>,
     pub(crate) placement: Box<dyn Placement>,
     pub(crate) lives: RefCell<Lives>,
     /// Buffers or tables have changed.
@@ -218,6 +220,7 @@ impl Core {
             mover: Semaphore::new(1),
             zones: RefCell::new(Mover::new(classes)),
             compaction: settings.compaction()?,
+            compacting: Semaphore::new(1),
             placement,
             lives: RefCell::default(),
             changed: Notify::new(),

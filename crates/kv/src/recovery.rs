@@ -46,8 +46,13 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     Ok(homes)
 }
 
+/// Fewest zones of a store with so many shards.
+pub fn fewest_zones(shards: u16) -> u32 {
+    FEWEST_ZONES + 4 * u32::from(shards.max(1) - 1)
+}
+
 fn check_zones(layout: &Layout, shards: u16) -> Result<()> {
-    let fewest = FEWEST_ZONES + 4 * u32::from(shards - 1);
+    let fewest = fewest_zones(shards);
     match layout.zones >= fewest {
         true => Ok(()),
         false => Err(Error::invalid(format!(

@@ -2,7 +2,7 @@
 //!
 //! Without I/O of their own: [`resp`] (parsing of requests), [`reply`] (replies), [`command`] and [`table`] (the commands and their
 //! arguments), [`pattern`] and [`cursors`] (of `SCAN`), [`gate`] (a lock), [`facts`] (state of the server and of a connection). [`execute`] carries
-//! commands out on a [`store::Store`]; `server_commands` has those about the server itself. `connection` serves one
+//! commands out on a [`store::Store`], which `served` implements for the key-value store; `server_commands` has those about the server itself. `connection` serves one
 //! client; [`server`] listens and hands connections to shards.
 
 pub mod command;
@@ -15,6 +15,7 @@ pub mod pattern;
 pub mod reply;
 pub mod resp;
 pub mod server;
+mod served;
 mod server_commands;
 pub mod store;
 pub mod table;
