@@ -14,7 +14,7 @@
 //! A shard:
 //! - [`core`](mod@core): the owner of the log; `buffer`: write buffers; [`tables`]: tables in zones, and the block cache; `gate`: writes of a key take turns.
 //! - `jobs`: flushes and compactions; `compact`: compaction on request; `reads`: gets and scans; `joint`: batches and snapshots of all shards.
-//! - `recovery`, `checkpoint`: making and opening. [`erasure`], `eraser`: deletes are persistent in time.
+//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage. [`erasure`], `eraser`: deletes are persistent in time.
 //!
 //! [`store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks.
 //!
@@ -22,6 +22,7 @@
 
 pub mod batch;
 mod buffer;
+pub mod check;
 mod checkpoint;
 mod cleaning;
 mod compact;

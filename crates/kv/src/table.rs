@@ -24,6 +24,7 @@ mod summary;
 #[cfg(test)]
 mod tests;
 mod varint;
+mod verify;
 
 pub use self::block::Block;
 pub use self::builder::Builder;
@@ -31,6 +32,7 @@ pub use self::cursor::TableCursor;
 pub use self::filter::key_hash;
 pub use self::reader::{Found, Reader, Source};
 pub use self::stored::BlockHandle;
+pub use self::verify::{Verified, verify};
 pub use self::summary::{FOOTER_BYTES, Summary, decode_footer};
 
 /// How blocks are compressed.
