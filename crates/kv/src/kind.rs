@@ -6,7 +6,9 @@ use crate::redis::server::{Server, ServerConfig, check_address};
 use crate::settings::{Acknowledge, Settings};
 use crate::store::Store;
 use crate::table::Compression;
-use block::{Call, DevicePart, EraseGuarantee, Error, Part, Result, Status, ZoneGeometry, ZonesPart};
+use block::{
+    Buffer, Call, DevicePart, EraseGuarantee, Error, Part, Result, Status, ZoneGeometry, ZoneIndex, ZoneState, ZonesPart,
+};
 use runtime::net::Address;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
@@ -279,6 +281,32 @@ pub async fn zones_to_read(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> 
     }
     let options = on_device::Options { read_only: true, ..on_device::Options::default() };
     Ok(Arc::new(zones::OnDevice::open(arguments.device("on")?, options).await?))
+}
+
+/// Bytes at the beginning of a device that must be zeros for it to be empty: superblocks of other formats are there.
+const LOOKED_AT: u64 = 1 << 20;
+
+/// What the storage of a store holds, in words; `None` if it is empty.
+///
+/// # Errors
+/// What reading returns.
+pub async fn contents(arguments: &Arguments) -> Result<Option<String>> {
+    let zones = match zones_to_read(arguments).await {
+        Ok(zones) => zones.open().await?,
+        Err(Error::Protocol(_)) => {
+            let device = arguments.device("on")?.open().await?;
+            let size = device.geometry().block_size;
+            let count = (LOOKED_AT >> size.shift()).clamp(1, device.geometry().blocks.0);
+            let (outcome, first) = device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
+            outcome?;
+            let is_empty = first.filled().iter().all(|byte| *byte == 0);
+            return Ok((!is_empty).then(|| zones::sector::describe(first.filled()).to_owned()));
+        }
+        Err(error) => return Err(error),
+    };
+    let reports = zones.report(ZoneIndex(0), zones.geometry().zones).await?;
+    let used = reports.iter().find(|report| report.state != ZoneState::Empty);
+    Ok(used.map(|report| format!("zones that aren't empty (zone {})", report.zone)))
 }
 
 /// Opens the store of a stack without serving it, or makes it where the stack is formatted.

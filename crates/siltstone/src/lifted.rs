@@ -129,7 +129,10 @@ fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Fail
 }
 
 /// Returns the stack with all files, and zones on devices, read-only.
-fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
+///
+/// # Errors
+/// Those of reading the stack.
+pub(crate) fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
     let mut text = String::new();
     let whole = stack.to_toml();
     // The key `read_only` means the same wherever it is, and doors aren't built.
