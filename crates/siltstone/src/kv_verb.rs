@@ -14,11 +14,11 @@ use crate::load;
 use crate::output::{print, print_json, print_line};
 use crate::progress::Reading;
 use crate::serve_verb;
+use bench::units;
 use block::Error;
 use kv::redis::store::Range;
 use reach::{Planned, Reached, Walk, copy, with_store};
 use serde_json::{Map, json};
-use stack::format_size;
 use std::io::{Read, Write};
 use text::{bytes_of, end_of_prefix, escaped, insert, shown};
 
@@ -242,11 +242,11 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
             "{argument}: {}; {} tables with {} in {} blocks, {} entries ({} tombstones); {} in the log only\n",
             if report.is_clean { "closed cleanly" } else { "not closed cleanly" },
             report.tables,
-            format_size(report.bytes),
+            units::bytes(report.bytes as f64),
             report.blocks,
             report.entries,
             report.tombstones,
-            format_size(report.log_bytes)
+            units::bytes(report.log_bytes as f64)
         );
         report.problems.iter().for_each(|problem| out += &format!("{}\n", crate::table::plain(&problem.to_string())));
         if report.further > 0 {
@@ -290,7 +290,7 @@ fn backup(arguments: &KvBackup) -> Result<(), Failure> {
     let (keys, bytes) = copied?;
     match arguments.json {
         true => print_json(&json!({ "keys": keys, "bytes": bytes })),
-        false => print_line(&format!("copied {keys} keys with {} to {}", format_size(bytes), arguments.destination)),
+        false => print_line(&format!("copied {keys} keys with {} to {}", units::bytes(bytes as f64), arguments.destination)),
     }
 }
 
@@ -318,6 +318,6 @@ fn compact(arguments: &KvCompact) -> Result<(), Failure> {
     let (tables, bytes) = (number("tables"), number("table_bytes"));
     match arguments.json {
         true => print_json(&json!({ "tables": tables, "table_bytes": bytes })),
-        false => print_line(&format!("compacted: {} in {tables} tables", format_size(bytes))),
+        false => print_line(&format!("compacted: {} in {tables} tables", units::bytes(bytes as f64))),
     }
 }

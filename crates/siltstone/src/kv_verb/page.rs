@@ -92,14 +92,16 @@ pub fn page(status: &Status) -> String {
         counted(number(status, "entries"), "entry", "entries"),
         counted(number(status, "tombstones"), "tombstone", "tombstones"),
     );
-    let mut grid = Grid::new(&["level", "tables", "size"]);
-    let figure = |text: String| Cell::Figure(text);
-    for (level, (tables, bytes)) in levels(status).into_iter().enumerate() {
-        let row = [level.to_string(), tables.to_string(), units::bytes(bytes as f64)];
-        grid.push(row.into_iter().map(figure).collect());
+    let levels = levels(status);
+    if !levels.is_empty() {
+        let mut grid = Grid::new(&["level", "tables", "size"]);
+        for (level, (tables, bytes)) in levels.into_iter().enumerate() {
+            let row = [level.to_string(), tables.to_string(), units::bytes(bytes as f64)];
+            grid.push(row.into_iter().map(Cell::Figure).collect());
+        }
+        out.push('\n');
+        grid.write(0, &mut out);
     }
-    out.push('\n');
-    grid.write(0, &mut out);
 
     let tables = number(status, "flushed_bytes") + number(status, "written_bytes");
     let mut rows = Grid::default();

@@ -3,6 +3,7 @@
 use crate::arguments::KvStore;
 use crate::failure::Failure;
 use crate::kinds::registry;
+use crate::lifted;
 use crate::load;
 use crate::output::say;
 use block::{Error, Result, Status};
@@ -148,18 +149,20 @@ pub async fn copy(from: &mut Reached, to: &Store) -> Result<(u64, u64)> {
 /// The part of kind kv of a stack.
 fn part_of<'a>(stack: &'a Stack, argument: &str, wanted: Option<&str>) -> Result<&'a Part, Failure> {
     let parts: Vec<&Part> = stack.parts().filter(|part| part.kind().name == kv::KIND.name).collect();
-    let named: Vec<&Part> =
-        parts.iter().copied().filter(|part| wanted.is_none_or(|name| part.name() == name)).collect();
-    match named.as_slice() {
-        [one] => Ok(one),
-        several => {
-            let names = parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", ");
-            Err(Failure::Usage(format!(
-                "{argument}: {} parts of kind \"{}\" ({names}); expected one, or its name with --part",
-                several.len(),
-                kv::KIND.name
-            )))
-        }
+    let (kind, names) = (kv::KIND.name, || parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", "));
+    let wrong = |what: String| Err(Failure::Usage(format!("{argument}: {what}")));
+    match (wanted, parts.as_slice()) {
+        (_, []) => wrong(format!("this stack has no part of kind \"{kind}\"; expected one")),
+        (None, [one]) => Ok(one),
+        (None, several) => wrong(format!(
+            "{} parts are of kind \"{kind}\"; expected --part with one of {}",
+            several.len(),
+            names()
+        )),
+        (Some(name), parts) => match parts.iter().find(|part| part.name() == name) {
+            Some(part) => Ok(part),
+            None => wrong(format!("--part {name}: expected a part of kind \"{kind}\": {}", names())),
+        },
     }
 }
 
@@ -172,6 +175,8 @@ pub struct Planned {
     /// Name of the part.
     pub part: String,
     listen: Option<Address>,
+    /// Whether a server of this stack answers operators.
+    is_served: bool,
 }
 
 impl Planned {
@@ -195,7 +200,8 @@ impl Planned {
             _ => None,
         };
         let part = part.name().to_owned();
-        Ok(Planned { argument: store.stack.clone(), plan: stack.check(format)?, part, listen })
+        let is_served = lifted::server_of(&store.stack, stack)?.is_some();
+        Ok(Planned { argument: store.stack.clone(), plan: stack.check(format)?, part, listen, is_served })
     }
 
     /// Configuration of a runtime for the stack.
@@ -211,6 +217,10 @@ impl Planned {
         &self,
         work: impl AsyncFnOnce(&mut Reached) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        if self.is_served {
+            // The files of the stack are locked: waiting for them would take a second.
+            return work(&mut self.served("its server is running").await?).await;
+        }
         let (built, arguments) = match self.plan.build_below_door(&self.part).await {
             Ok(below) => below,
             Err(Error::Busy(detail)) => return work(&mut self.served(&detail).await?).await,
