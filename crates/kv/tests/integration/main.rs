@@ -4,5 +4,6 @@
 
 mod basic;
 mod common;
+mod kind;
 mod model;
 mod redis;
