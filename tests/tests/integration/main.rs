@@ -39,6 +39,8 @@ mod guest_ublk;
 mod guest_vhost;
 mod guest_vhost_cuts;
 mod guest_warm;
+mod kv_kill;
+mod kv_verbs;
 mod status;
 mod worlds_behind_log;
 mod worlds_cache;
