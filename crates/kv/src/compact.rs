@@ -4,20 +4,16 @@
 
 use crate::core::Core;
 use crate::manifest::TableId;
-use crate::policy::{Inputs, Job, Reason, Tree};
+use crate::policy::{Job, Reason, Tree};
 use block::{Error, Result};
 use std::rc::Rc;
 
-/// A merge of inputs into a level.
-fn job(inputs: Vec<Inputs>, target: usize) -> Job {
-    Job { inputs, target, reason: Reason::Size, is_trivial_move: false }
-}
-
-/// Tables of the level below one that overlap a range, as inputs.
-fn below(tree: &Tree<'_>, level: usize, smallest: &[u8], largest: &[u8]) -> Option<Inputs> {
-    let found = tree.overlapping(level + 1, smallest, largest);
-    let tables: Vec<TableId> = tree.level(level + 1)[found].iter().map(|table| table.id).collect();
-    (!tables.is_empty()).then_some(Inputs { level: level + 1, tables })
+/// A merge of tables of a level into the next one, which overlap a range.
+fn job(tree: &Tree<'_>, level: usize, inputs: Vec<TableId>, (smallest, largest): (&[u8], &[u8])) -> Job {
+    let target = level + 1;
+    let overlapped = &tree.level(target)[tree.overlapping(target, smallest, largest)];
+    let overlapped = overlapped.iter().map(|table| table.id).collect();
+    Job { level, inputs, target, overlapped, reason: Reason::Size, is_trivial_move: false }
 }
 
 /// The next merge of a compaction down to `last`, of tables numbered below `end` in level 0; `None` if only the last level has any.
@@ -25,14 +21,11 @@ fn next(tree: &Tree<'_>, last: usize, end: TableId) -> Option<Job> {
     let old = || tree.level(0).iter().filter(|table| table.id < end);
     if let Some(smallest) = old().map(|table| table.smallest).min() {
         let largest = old().map(|table| table.largest).max().unwrap_or(smallest);
-        let inputs = Inputs { level: 0, tables: old().map(|table| table.id).collect() };
-        return Some(job(std::iter::once(inputs).chain(below(tree, 0, smallest, largest)).collect(), 1));
+        return Some(job(tree, 0, old().map(|table| table.id).collect(), (smallest, largest)));
     }
     let level = (1..last).find(|level| !tree.level(*level).is_empty())?;
     let first = tree.level(level).first()?;
-    let inputs = Inputs { level, tables: vec![first.id] };
-    let inputs = std::iter::once(inputs).chain(below(tree, level, first.smallest, first.largest));
-    Some(job(inputs.collect(), level + 1))
+    Some(job(tree, level, vec![first.id], (first.smallest, first.largest)))
 }
 
 impl Core {
@@ -60,7 +53,10 @@ impl Core {
         });
         for table in deletes {
             self.check_compacts()?;
-            self.compact(&job(vec![Inputs { level: last, tables: vec![table] }], last)).await?;
+            let (inputs, overlapped) = (vec![table], Vec::new());
+            let job =
+                Job { level: last, inputs, target: last, overlapped, reason: Reason::Size, is_trivial_move: false };
+            self.compact(&job).await?;
         }
         Ok(())
     }
@@ -102,15 +98,13 @@ mod tests {
                 vec![table(5, "c", "d"), table(6, "h", "z")],
             ],
         };
-        let ids = |job: &Job| job.inputs.iter().map(|inputs| (inputs.level, inputs.tables.clone())).collect::<Vec<_>>();
-        let first = next(&tree, 2, 9).unwrap();
-        assert_eq!((ids(&first), first.target), (vec![(0, vec![8, 7]), (1, vec![2, 3])], 1), "9 is newer");
+        let found = |tree: &Tree<'_>| next(tree, 2, 9).map(|job| (job.level, job.inputs, job.target, job.overlapped));
+        assert_eq!(found(&tree), Some((0, vec![8, 7], 1, vec![2, 3])), "9 is newer");
         tree.levels[0].clear();
-        let second = next(&tree, 2, 9).unwrap();
-        assert_eq!((ids(&second), second.target), (vec![(1, vec![1])], 2), "nothing overlaps it");
+        assert_eq!(found(&tree), Some((1, vec![1], 2, vec![])), "nothing overlaps it");
         tree.levels[1].drain(..1);
-        assert_eq!(ids(&next(&tree, 2, 9).unwrap()), [(1, vec![2]), (2, vec![5])]);
+        assert_eq!(found(&tree), Some((1, vec![2], 2, vec![5])));
         tree.levels[1].clear();
-        assert_eq!(next(&tree, 2, 9), None);
+        assert_eq!(found(&tree), None);
     }
 }
