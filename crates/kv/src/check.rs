@@ -99,8 +99,10 @@ impl Medium<'_> {
         let place = extent.place.after(first - extent.first);
         let blocks = extent.end().min(end) - first;
         let address = self.layout.address(place.zone, place.position);
-        let (outcome, buffer) = self.zones.read(address, Buffer::new(blocks as usize * self.layout.block_bytes())).await;
-        outcome.map_err(|error| error.in_context(format!("zone {}, block {}", place.zone, place.position)))?;
+        let (outcome, buffer) =
+            self.zones.read(address, Buffer::new(blocks as usize * self.layout.block_bytes())).await;
+        outcome
+            .map_err(|error| error.in_context(format!("zone {}, block {}", place.zone, place.position)))?;
         Ok(buffer.filled().to_vec())
     }
 
@@ -131,10 +133,13 @@ impl Medium<'_> {
 
 impl Source for Medium<'_> {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
-        let stored = self.bytes(handle.offset, handle.length as usize).await.map_err(|error| match error {
-            Error::Corrupt(_) | Error::Io(_) => error.in_context(format!("table block at {}", handle.offset)),
-            other => other,
-        })?;
+        let stored =
+            self.bytes(handle.offset, handle.length as usize).await.map_err(|error| match error {
+                Error::Corrupt(_) | Error::Io(_) => {
+                    error.in_context(format!("table block at {}", handle.offset))
+                }
+                other => other,
+            })?;
         Ok(Arc::new(Block::decode(&stored, handle)?))
     }
 }
@@ -156,7 +161,8 @@ pub async fn check(zones: &dyn Zones, most_problems: usize, progress: &dyn Fn(u6
     report.is_clean = opening.root.clean;
     report.shards = shards.len() as u64;
     check_extents(zones, &opening.layout, &opening.pool, &shards, &mut report).await?;
-    let all: u64 = shards.iter().flat_map(|shard| &shard.manifest.tables).map(|table| table.summary.length).sum();
+    let all: u64 =
+        shards.iter().flat_map(|shard| &shard.manifest.tables).map(|table| table.summary.length).sum();
     for (shard, found) in (0..).zip(&shards) {
         report.log_bytes += found.writes.iter().map(|(bytes, ..)| bytes.len() as u64).sum::<u64>();
         check_levels(shard, found, &mut report);
@@ -201,10 +207,16 @@ fn check_levels(shard: u16, found: &FoundShard, report: &mut Report) {
         levels.entry(table.level).or_default().push(table);
         let largest = table.summary.largest_sequence;
         if largest > newest {
-            report.note(Some((shard, table.id)), format!("sequence {largest}; the newest in tables is {newest}"));
+            report.note(
+                Some((shard, table.id)),
+                format!("sequence {largest}; the newest in tables is {newest}"),
+            );
         }
         if table.id >= found.manifest.next_table {
-            report.note(Some((shard, table.id)), format!("its number; expected less than {}", found.manifest.next_table));
+            report.note(
+                Some((shard, table.id)),
+                format!("its number; expected less than {}", found.manifest.next_table),
+            );
         }
     }
     for (level, tables) in levels.iter_mut().filter(|(level, _)| **level > 0) {
@@ -240,7 +252,13 @@ async fn check_extents(
             let blocks = table.extents.last().map_or(0, Extent::end);
             let expected = table.summary.length.div_ceil(layout.block_size.bytes());
             if u64::from(blocks) != expected {
-                report.note(Some(own), format!("{blocks} blocks of the log; expected {expected}, for {} bytes", table.summary.length));
+                report.note(
+                    Some(own),
+                    format!(
+                        "{blocks} blocks of the log; expected {expected}, for {} bytes",
+                        table.summary.length
+                    ),
+                );
             }
             for extent in &table.extents {
                 all.push((extent.place.zone, extent.place.position, extent.blocks, own));
@@ -258,19 +276,28 @@ async fn check_extents(
             report.note(Some(*own), format!("{blocks} blocks are in zone {zone}, which is offline"));
         } else if !is_written {
             let written = layout.blocks_in(state.write_pointer);
-            report.note(Some(*own), format!("blocks {position} to {end} of zone {zone}, of which {written} blocks are written"));
+            report.note(
+                Some(*own),
+                format!("blocks {position} to {end} of zone {zone}, of which {written} blocks are written"),
+            );
         }
     }
     for pair in all.windows(2) {
         let ((zone, position, blocks, own), (next_zone, next, _, other)) = (pair[0], pair[1]);
         if zone == next_zone && position + blocks > next {
-            report.note(Some(other), format!("block {next} of zone {zone} is one of shard {}, table {}, too", own.0, own.1));
+            report.note(
+                Some(other),
+                format!("block {next} of zone {zone} is one of shard {}, table {}, too", own.0, own.1),
+            );
         }
     }
     for (zone, blocks) in live {
         let known = pool.get(zone);
         if blocks > u64::from(known.written) {
-            report.note(None, format!("zone {zone}: tables have {blocks} blocks; {} were written", known.written));
+            report.note(
+                None,
+                format!("zone {zone}: tables have {blocks} blocks; {} were written", known.written),
+            );
         }
     }
     Ok(())

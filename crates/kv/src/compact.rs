@@ -48,14 +48,22 @@ impl Core {
         // Tombstones come to the last level without a merge where a table was moved there as it is.
         let now = crate::batch::now();
         let deletes = self.with_tree(|tree| {
-            let is_due = |table: &&crate::policy::TableView<'_>| table.oldest_tombstone.is_some_and(|time| time <= now) && !table.is_held;
+            let is_due = |table: &&crate::policy::TableView<'_>| {
+                table.oldest_tombstone.is_some_and(|time| time <= now) && !table.is_held
+            };
             tree.level(last).iter().filter(is_due).map(|table| table.id).collect::<Vec<TableId>>()
         });
         for table in deletes {
             self.check_compacts()?;
             let (inputs, overlapped) = (vec![table], Vec::new());
-            let job =
-                Job { level: last, inputs, target: last, overlapped, reason: Reason::Size, is_trivial_move: false };
+            let job = Job {
+                level: last,
+                inputs,
+                target: last,
+                overlapped,
+                reason: Reason::Size,
+                is_trivial_move: false,
+            };
             self.compact(&job).await?;
         }
         Ok(())
@@ -98,7 +106,8 @@ mod tests {
                 vec![table(5, "c", "d"), table(6, "h", "z")],
             ],
         };
-        let found = |tree: &Tree<'_>| next(tree, 2, 9).map(|job| (job.level, job.inputs, job.target, job.overlapped));
+        let found =
+            |tree: &Tree<'_>| next(tree, 2, 9).map(|job| (job.level, job.inputs, job.target, job.overlapped));
         assert_eq!(found(&tree), Some((0, vec![8, 7], 1, vec![2, 3])), "9 is newer");
         tree.levels[0].clear();
         assert_eq!(found(&tree), Some((1, vec![1], 2, vec![])), "nothing overlaps it");

@@ -48,11 +48,13 @@ impl Erasure {
     /// The state of a store with this time for deletes; `stale` are the zones that a checkpoint names.
     pub fn new(pool: Arc<ZonePool>, delete_persistence: Option<Duration>, stale: Vec<Stale>) -> Arc<Self> {
         let share = CompactionParameters::default().reset_share;
+        // When the last delete was isn't on the medium: zones that were to be reset before the store was opened are reset.
+        let last_delete = if stale.is_empty() { 0 } else { crate::batch::now() };
         Arc::new(Erasure {
             pool,
             limit: delete_persistence.map(|time| time.mul_f64(share)),
             stale: Mutex::new(stale.into_iter().map(|stale| (stale.zone, stale)).collect()),
-            last_delete: AtomicU64::new(0),
+            last_delete: AtomicU64::new(last_delete),
             longest: AtomicU64::new(0),
             late: AtomicU64::new(0),
         })

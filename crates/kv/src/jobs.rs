@@ -378,6 +378,10 @@ impl Core {
             return self.append_edit(edit, Output::default(), job.target, crate::core::TABLE_CLASS).await;
         }
         let oldest = inputs.iter().filter_map(|table| oldest_delete(&table.meta.summary)).min();
+        if oldest.is_some_and(|oldest| oldest <= now) {
+            // It may be of an earlier epoch, or a value that has expired: what the inputs leave in their zones is to be erased.
+            self.erasure.deleted(now);
+        }
         let class = self.class_of(job.target, oldest, now);
         let mut cursors = Vec::new();
         let mut tombstones = Vec::new();

@@ -1,13 +1,14 @@
 //! The kind `kv` of a stack: a key-value store on a device or on zones, served to redis clients if it has an address.
 
-use crate::policy::{COMPACTIONS, placement};
+use crate::policy::{COMPACTIONS, placement, saturation, zap};
 use crate::recovery::fewest_zones;
 use crate::redis::server::{Server, ServerConfig, check_address};
 use crate::settings::{Acknowledge, Settings};
 use crate::store::Store;
 use crate::table::Compression;
 use block::{
-    Buffer, Call, DevicePart, EraseGuarantee, Error, Part, Result, Status, ZoneGeometry, ZoneIndex, ZoneState, ZonesPart,
+    Buffer, Call, DevicePart, EraseGuarantee, Error, Part, Result, Status, ZoneGeometry, ZoneIndex,
+    ZoneState, ZonesPart,
 };
 use runtime::net::Address;
 use serde_json::json;
@@ -78,14 +79,20 @@ pub const KIND: Kind = Kind {
             .or("10")
             .known_as(&["max_bytes_for_level_multiplier"]),
         Key::optional("compression", ValueKind::Choice(&["none", "lz4"]), "compression of blocks of new tables").or("lz4"),
-        Key::optional("compaction", ValueKind::Choice(&COMPACTIONS), "policy that chooses the tables to compact")
-            .or("saturation"),
-        Key::optional("placement", ValueKind::Choice(&placement::NAMES), "policy that chooses zones for tables")
-            .or("lifetime"),
+        Key::optional(
+            "compaction",
+            ValueKind::Choice(&COMPACTIONS),
+            "policy that chooses the tables to compact; default: saturation, with delete_persistence: zap",
+        ),
+        Key::optional(
+            "placement",
+            ValueKind::Choice(&placement::NAMES),
+            "policy that chooses zones for tables; default: lifetime, with delete_persistence: zap",
+        ),
         Key::optional(
             "delete_persistence",
             ValueKind::Duration,
-            "time in which every copy of a deleted or overwritten key is erased from the zones, such as 10m; default: no promise",
+            "time in which every copy of a deleted key, or of one that has expired, is erased from the zones, such as 10m; default: no promise",
         ),
         Key::optional(
             "erase",
@@ -134,16 +141,30 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
     };
     let small = SMALLEST_TABLE;
     let shards = arguments.optional_integer("shards")?.map(|shards| shards as u16);
-    let count = u64::from(shards.unwrap_or(arguments.shards().min(usize::from(crate::manifest::MOST_SHARDS)) as u16));
+    let count =
+        u64::from(shards.unwrap_or(arguments.shards().min(usize::from(crate::manifest::MOST_SHARDS)) as u16));
     let buffer_bytes =
         size("buffer", defaults.buffer_bytes, &|zones| (zones.capacity() / 32).max(count * SMALLEST_BUFFER))?;
     let table_bytes = size("table_size", defaults.table_bytes, &|zones| {
         (zones.zone_capacity / 2).min(zones.capacity() / 64).max(small)
     })?;
-    let level_bytes =
-        size("level_size", defaults.level_bytes.max(table_bytes), &|zones| (zones.capacity() / 16).max(table_bytes))?;
+    let level_bytes = size("level_size", defaults.level_bytes.max(table_bytes), &|zones| {
+        (zones.capacity() / 16).max(table_bytes)
+    })?;
     let (acknowledge, compression) = (arguments.choice("acknowledge")?, arguments.choice("compression")?);
     let (delete_persistence, erase) = promise(arguments, geometry)?;
+    let usual = if delete_persistence.is_some() {
+        (zap::NAME, placement::ZAP)
+    } else {
+        (saturation::NAME, placement::LIFETIME)
+    };
+    let compaction = arguments.optional_choice("compaction")?.unwrap_or(usual.0);
+    let placement = arguments.optional_choice("placement")?.unwrap_or(usual.1);
+    if delete_persistence.is_some() && compaction == saturation::NAME {
+        let text =
+            "compaction \"saturation\" knows no deadline; expected fade or zap with delete_persistence";
+        return refuse(arguments, "compaction", text.to_owned());
+    }
     let settings = Settings {
         shards,
         acknowledge: match acknowledge {
@@ -158,8 +179,8 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
             compression: if compression == "none" { Compression::None } else { Compression::Lz4 },
             ..defaults.table
         },
-        compaction: arguments.choice("compaction")?.to_owned(),
-        placement: arguments.choice("placement")?.to_owned(),
+        compaction: compaction.to_owned(),
+        placement: placement.to_owned(),
         level_bytes,
         multiplier: arguments.integer("multiplier")?,
         delete_persistence,
@@ -178,10 +199,18 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
     }
     if !(SMALLEST_TABLE..=LARGEST_TABLE).contains(&table_bytes) {
         let range = format!("{} to {}", shown(SMALLEST_TABLE), shown(LARGEST_TABLE));
-        return refuse(arguments, "table_size", format!("table_size {}: expected {range}", shown(table_bytes)));
+        return refuse(
+            arguments,
+            "table_size",
+            format!("table_size {}: expected {range}", shown(table_bytes)),
+        );
     }
     if level_bytes < table_bytes {
-        let text = format!("level_size {}: expected at least table_size, {}", shown(level_bytes), shown(table_bytes));
+        let text = format!(
+            "level_size {}: expected at least table_size, {}",
+            shown(level_bytes),
+            shown(table_bytes)
+        );
         return refuse(arguments, "level_size", text);
     }
     settings.compaction().map_err(|error| match delete_persistence {
@@ -232,7 +261,11 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         Some(address) => check_address(&address, arguments.boolean("allow_remote")?)
             .map_err(|error| arguments.refuse("listen", error.detail().to_owned()))?,
         None if arguments.given("allow_remote") => {
-            return refuse(arguments, "allow_remote", "allow_remote without listen; expected both".to_owned());
+            return refuse(
+                arguments,
+                "allow_remote",
+                "allow_remote without listen; expected both".to_owned(),
+            );
         }
         None => {}
     }
@@ -262,12 +295,21 @@ fn default_zone_size(disk: u64) -> u64 {
 }
 
 /// Opens the zones on a device; with `format`, makes them first.
-async fn zones_on(device: Arc<dyn DevicePart>, format: bool, zone_size: Option<u64>) -> Result<Arc<dyn ZonesPart>> {
+async fn zones_on(
+    device: Arc<dyn DevicePart>,
+    format: bool,
+    zone_size: Option<u64>,
+) -> Result<Arc<dyn ZonesPart>> {
     let zone_size = match (format, zone_size) {
         (true, None) => Some(default_zone_size(device.geometry().bytes())),
         (_, given) => given,
     };
-    let options = on_device::Options { format, zone_size, max_append: Some(MAX_APPEND), ..on_device::Options::default() };
+    let options = on_device::Options {
+        format,
+        zone_size,
+        max_append: Some(MAX_APPEND),
+        ..on_device::Options::default()
+    };
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
@@ -297,7 +339,8 @@ pub async fn contents(arguments: &Arguments) -> Result<Option<String>> {
             let device = arguments.device("on")?.open().await?;
             let size = device.geometry().block_size;
             let count = (LOOKED_AT >> size.shift()).clamp(1, device.geometry().blocks.0);
-            let (outcome, first) = device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
+            let (outcome, first) =
+                device.read(block::BlockIndex(0), Buffer::new((count << size.shift()) as usize)).await;
             outcome?;
             let is_empty = first.filled().iter().all(|byte| *byte == 0);
             return Ok((!is_empty).then(|| zones::sector::describe(first.filled()).to_owned()));
@@ -350,7 +393,8 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
     {
         let found = store.shards();
         store.close().await?;
-        let text = format!("shards {asked}: the existing store has {found}; leave the key out, or format the store");
+        let text =
+            format!("shards {asked}: the existing store has {found}; leave the key out, or format the store");
         return refuse(arguments, "shards", text);
     }
     Ok(store)

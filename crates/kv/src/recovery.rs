@@ -196,9 +196,7 @@ async fn replay(
                     let assembly = if is_edit { &mut edited } else { &mut written };
                     let whole = assembly.add(&part, offset, length, zone);
                     match whole {
-                        Some((bytes, _)) if is_edit => {
-                            manifest.apply(Edit::decode(&bytes)?)
-                        }
+                        Some((bytes, _)) if is_edit => manifest.apply(Edit::decode(&bytes)?),
                         Some((bytes, zones)) => {
                             let number = recovery::number_in(record, users);
                             let number =

@@ -348,7 +348,8 @@ impl Store {
     /// # Errors
     /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`].
     pub async fn compact(&self) -> Result<()> {
-        let asked = self.homes.iter().map(|home| home.with(|core: Rc<Core>| async move { core.compact_all().await }));
+        let asked =
+            self.homes.iter().map(|home| home.with(|core: Rc<Core>| async move { core.compact_all().await }));
         runtime::join_all(asked).await.into_iter().collect()
     }
 

@@ -32,8 +32,8 @@ pub use self::cursor::TableCursor;
 pub use self::filter::key_hash;
 pub use self::reader::{Found, Reader, Source};
 pub use self::stored::BlockHandle;
-pub use self::verify::{Verified, verify};
 pub use self::summary::{FOOTER_BYTES, Summary, decode_footer};
+pub use self::verify::{Verified, verify};
 
 /// How blocks are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

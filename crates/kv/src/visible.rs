@@ -91,7 +91,16 @@ enum At {
 impl<C: Cursor> Visible<C> {
     /// Creates a cursor over the keys from `from` on and below `to`, at no key.
     pub fn new(cursor: C, view: View, from: Vec<u8>, to: Option<Vec<u8>>) -> Self {
-        Visible { cursor, view, from, to, at: At::Nothing, key: Vec::new(), value: (Vec::new(), None), skipped: 0 }
+        Visible {
+            cursor,
+            view,
+            from,
+            to,
+            at: At::Nothing,
+            key: Vec::new(),
+            value: (Vec::new(), None),
+            skipped: 0,
+        }
     }
 
     /// The key and the value at which it is; `None` where there is none.

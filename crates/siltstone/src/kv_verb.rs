@@ -67,7 +67,8 @@ fn serve(arguments: &KvServe) -> Result<(), Failure> {
 fn get(arguments: &KvGet) -> Result<(), Failure> {
     let key = bytes_of("KEY", &arguments.key, arguments.hex)?;
     let wanted = key.clone();
-    let found = with_store(&arguments.store, async move |store: &mut Reached| Ok(store.get(&wanted).await?))?;
+    let found =
+        with_store(&arguments.store, async move |store: &mut Reached| Ok(store.get(&wanted).await?))?;
     let Some(stored) = found else {
         return Err(Failure::World(format!("key \"{}\": there is no such key", escaped(&key))));
     };
@@ -110,7 +111,9 @@ fn put(arguments: &KvPut) -> Result<(), Failure> {
     if expires_in.is_some_and(|time| time.as_millis() == 0) {
         return Err(Failure::Usage("--expires-in: expected at least 1ms".to_owned()));
     }
-    with_store(&arguments.store, async move |store: &mut Reached| Ok(store.put(&key, &value, expires_in).await?))?;
+    with_store(&arguments.store, async move |store: &mut Reached| {
+        Ok(store.put(&key, &value, expires_in).await?)
+    })?;
     if json { print_json(&json!({ "written": true, "value_bytes": bytes })) } else { Ok(()) }
 }
 
@@ -127,7 +130,9 @@ fn delete(arguments: &KvDelete) -> Result<(), Failure> {
     })?;
     match arguments.json {
         true => print_json(&json!({ "keys": count, "deleted": deleted })),
-        false => print_line(&format!("deleted {deleted} of {count} {}", if count == 1 { "key" } else { "keys" })),
+        false => {
+            print_line(&format!("deleted {deleted} of {count} {}", if count == 1 { "key" } else { "keys" }))
+        }
     }
 }
 
@@ -248,7 +253,10 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
             report.tombstones,
             units::bytes(report.log_bytes as f64)
         );
-        report.problems.iter().for_each(|problem| out += &format!("{}\n", crate::table::plain(&problem.to_string())));
+        report
+            .problems
+            .iter()
+            .for_each(|problem| out += &format!("{}\n", crate::table::plain(&problem.to_string())));
         if report.further > 0 {
             out += &format!("and {} more\n", report.further);
         }
@@ -290,7 +298,11 @@ fn backup(arguments: &KvBackup) -> Result<(), Failure> {
     let (keys, bytes) = copied?;
     match arguments.json {
         true => print_json(&json!({ "keys": keys, "bytes": bytes })),
-        false => print_line(&format!("copied {keys} keys with {} to {}", units::bytes(bytes as f64), arguments.destination)),
+        false => print_line(&format!(
+            "copied {keys} keys with {} to {}",
+            units::bytes(bytes as f64),
+            arguments.destination
+        )),
     }
 }
 

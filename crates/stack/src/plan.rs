@@ -197,7 +197,9 @@ impl Plan {
     pub fn build_below_door<'a>(&'a self, name: &str) -> Call<'a, Result<(BuiltStack, Arguments)>> {
         let is_it = |part: &Part| part.name == name && part.kind.contract == Contract::Door;
         let Some(number) = self.stack.parts.iter().position(is_it) else {
-            return Call::ready(Err(Error::not_found(format!("door \"{name}\": this stack has no such door"))));
+            return Call::ready(Err(Error::not_found(format!(
+                "door \"{name}\": this stack has no such door"
+            ))));
         };
         Call::new(async move {
             let (tops, wanted) = self.below(number);

@@ -91,7 +91,8 @@ fn check(socket: &Path, client: u64, known: &mut [Known]) {
         let name = key(client, number);
         stream.write_all(command(&["GET", &name]).as_bytes()).unwrap();
         let header = line(&mut stream).unwrap();
-        let length: i64 = header.trim_start_matches('$').trim().parse().unwrap_or_else(|_| panic!("{name}: {header}"));
+        let length: i64 =
+            header.trim_start_matches('$').trim().parse().unwrap_or_else(|_| panic!("{name}: {header}"));
         let Known { acknowledged, sent } = *of_key;
         if length < 0 {
             // It was never set, or one of the last deletions has taken effect.
@@ -115,7 +116,8 @@ fn survives(name: &str, parts: &str) {
     let first = seed(name, 1);
     let folder = tempfile::tempdir().unwrap();
     let (stack, socket) = (folder.path().join("kv.toml"), folder.path().join("kv.sock"));
-    let listen = "listen = \"unix:kv.sock\"\nbuffer = \"256KiB\"\ntable_size = \"128KiB\"\nlevel_size = \"256KiB\"";
+    let listen =
+        "listen = \"unix:kv.sock\"\nbuffer = \"256KiB\"\ntable_size = \"128KiB\"\nlevel_size = \"256KiB\"";
     std::fs::write(&stack, format!("{parts}\n{listen}\n")).unwrap();
     let stack = stack.display().to_string();
     let mut server = Server::start_with(&["kv", "serve", &stack, "--format"], socket.clone());

@@ -85,7 +85,10 @@ fn session(store: &Store, is_served: bool) {
         store.ok("put", &[&format!("row{number:02}"), &format!("{number}")]);
     }
     assert_eq!(store.ok("scan", &["--from", "row03", "--to", "row06"]), "row03\t3\nrow04\t4\nrow05\t5\n");
-    assert_eq!(store.ok("scan", &["--prefix", "row1", "--reverse", "--limit", "2", "--keys"]), "row19\nrow18\n");
+    assert_eq!(
+        store.ok("scan", &["--prefix", "row1", "--reverse", "--limit", "2", "--keys"]),
+        "row19\nrow18\n"
+    );
     assert_eq!(store.ok("scan", &["--prefix", "row", "--to", "row01", "--keys"]), "row00\n");
     assert_eq!(store.ok("scan", &["--limit", "0"]), "");
     assert_eq!(store.json("delete", &["row00", "row01", "none"])["deleted"], 2);
@@ -103,7 +106,7 @@ fn a_store_is_used_in_the_same_way_whether_it_is_served_or_not() {
     let server = store.serve(&["--format"]);
     session(&store, true);
     let promise = store.ok("status", &[]);
-    assert!(promise.contains("every copy of a deleted or overwritten key is erased within 10m"), "{promise}");
+    assert!(promise.contains("every copy of a deleted key is erased within 10m"), "{promise}");
     let refused = store.verb("check", &[]).refused();
     assert!(refused.contains("stop the server of the store first"), "{refused}");
     server.stop();
@@ -144,7 +147,10 @@ fn wrong_arguments_are_usage_errors() {
     usage(&["kv", "get", stack, "key", "--part", "other"], "expected a part of kind \"kv\": store");
     usage(&["kv", "get", stack, "0g", "--hex"], "expected pairs of hexadecimal digits");
     usage(&["kv", "put", stack, "key", "value", "--expires-in", "soon"], "expected a whole number with");
-    usage(&["kv", "put", stack, &"k".repeat(40_000), "value"], "key of 40000 bytes; expected up to 32768 bytes");
+    usage(
+        &["kv", "put", stack, &"k".repeat(40_000), "value"],
+        "key of 40000 bytes; expected up to 32768 bytes",
+    );
     usage(&["kv", "status", "nowhere/kv.toml"], "no such file");
     let none = store.verb("get", &["key"]);
     assert!(none.code == Some(1) && none.err.contains("it holds no key-value store"), "{none:#?}");
@@ -153,8 +159,12 @@ fn wrong_arguments_are_usage_errors() {
 /// Inverts a byte of each place where a file has these bytes; returns the number of places.
 fn damage(path: &Path, wanted: &[u8]) -> usize {
     let mut bytes = std::fs::read(path).unwrap();
-    let places: Vec<usize> =
-        bytes.windows(wanted.len()).enumerate().filter(|(_, found)| *found == wanted).map(|(at, _)| at).collect();
+    let places: Vec<usize> = bytes
+        .windows(wanted.len())
+        .enumerate()
+        .filter(|(_, found)| *found == wanted)
+        .map(|(at, _)| at)
+        .collect();
     places.iter().for_each(|at| bytes[*at] ^= 0xFF);
     std::fs::write(path, bytes).unwrap();
     places.len()
@@ -246,8 +256,23 @@ fn redis_benchmark_runs_on_a_store() {
     let store = Store::new("shards = 2");
     let server = store.serve(&["--format"]);
     let socket = store.path("kv.sock").display().to_string();
-    let arguments =
-        ["-s", &socket, "-q", "-t", "set,get,incr,mset", "-P", "16", "-c", "20", "-r", "1000", "-d", "100", "-n", "10000"];
+    let arguments = [
+        "-s",
+        &socket,
+        "-q",
+        "-t",
+        "set,get,incr,mset",
+        "-P",
+        "16",
+        "-c",
+        "20",
+        "-r",
+        "1000",
+        "-d",
+        "100",
+        "-n",
+        "10000",
+    ];
     let text = run("redis-benchmark", &arguments).ok();
     println!("{}", text.replace('\r', "\n"));
     for test in ["SET", "GET", "INCR", "MSET (10 keys)"] {

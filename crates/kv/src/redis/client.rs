@@ -80,7 +80,8 @@ fn parse_at(bytes: &[u8], depth: usize) -> Result<Option<(Reply, usize)>> {
             }
         },
         b'*' => {
-            let count = usize::try_from(number()?).ok().filter(|count| *count <= MOST_REPLY_BYTES && depth > 0);
+            let count =
+                usize::try_from(number()?).ok().filter(|count| *count <= MOST_REPLY_BYTES && depth > 0);
             let count = count.ok_or_else(|| wrong("an array is too long or nested too deeply"))?;
             let (mut replies, mut at) = (Vec::new(), begin);
             for _ in 0..count {
@@ -111,7 +112,9 @@ impl Client {
         let stream = Stream::connect(address).await?;
         let mut client = Client { stream, address: address.clone(), received: Vec::new() };
         match client.ask(&[b"INFO", b"server"]).await? {
-            Reply::Bulk(Some(text)) if String::from_utf8_lossy(&text).contains("siltstone_version:") => Ok(client),
+            Reply::Bulk(Some(text)) if String::from_utf8_lossy(&text).contains("siltstone_version:") => {
+                Ok(client)
+            }
             _ => Err(Error::protocol(format!("the server at {address} isn't one of siltstone"))),
         }
     }
@@ -146,7 +149,10 @@ impl Client {
             }
             let (outcome, buffer) = self.stream.receive(Buffer::new(RECEIVED_BYTES)).await;
             if outcome? == 0 {
-                return Err(Error::disconnected(format!("the server at {} has closed the connection", self.address)));
+                return Err(Error::disconnected(format!(
+                    "the server at {} has closed the connection",
+                    self.address
+                )));
             }
             self.received.extend_from_slice(buffer.filled());
         }
@@ -164,7 +170,8 @@ impl Client {
     /// # Errors
     /// As [`ask`](Self::ask), for all methods.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Stored>> {
-        let range = Range { from: key.to_vec(), to: Some([key, &[0]].concat()), is_backward: false, limit: 1 };
+        let range =
+            Range { from: key.to_vec(), to: Some([key, &[0]].concat()), is_backward: false, limit: 1 };
         Ok(self.scan(&range, false).await?.pop().map(|(_, stored)| stored))
     }
 
@@ -314,7 +321,15 @@ mod tests {
 
     #[test]
     fn invalid_replies_are_errors() {
-        for bytes in [&b"?\r\n"[..], b":x\r\n", b"$-2\r\n", b"$1\r\nabc", b"$999999999999\r\n", b"*-1\r\n", b"+\xFF\r\n"] {
+        for bytes in [
+            &b"?\r\n"[..],
+            b":x\r\n",
+            b"$-2\r\n",
+            b"$1\r\nabc",
+            b"$999999999999\r\n",
+            b"*-1\r\n",
+            b"+\xFF\r\n",
+        ] {
             assert!(matches!(parse(bytes), Err(Error::Protocol(_))), "{bytes:?}");
         }
         assert!(parse("*1\r\n".repeat(DEEPEST + 1).as_bytes()).is_err());

@@ -290,7 +290,8 @@ impl<S: Store, K: Sink> Executor<S, K> {
             Request::Append { key, value } => self.append(key, value).await?,
             Request::Add { key, amount } => self.add(key, amount).await?,
             Request::SetMany { pairs } => {
-                let writes = pairs_of(pairs).map(|(key, value)| put(key, value.to_vec(), Expiry::Never, None));
+                let writes =
+                    pairs_of(pairs).map(|(key, value)| put(key, value.to_vec(), Expiry::Never, None));
                 self.write(writes.collect()).await?;
                 self.replies.ok();
             }
@@ -351,10 +352,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
                 server_commands::carry_out(command, arguments, facts, session, &status, &mut self.replies)?;
             }
             // Carried out elsewhere.
-            Request::GetMany { .. }
-            | Request::Keys { .. }
-            | Request::Range { .. }
-            | Request::Quit => {
+            Request::GetMany { .. } | Request::Keys { .. } | Request::Range { .. } | Request::Quit => {
                 return Err(SYNTAX);
             }
         }

@@ -49,8 +49,12 @@ impl Served for Store {
         let mut parts: Vec<Batch> = vec![Batch::new(); shards];
         for write in &writes {
             match write {
-                Write::Put { key, .. } | Write::Delete { key } => push(&mut parts[usize::from(shard_of_key(key, shards))], write),
-                Write::DeleteRange { .. } => return Err(Error::invalid("a write of a range; expected writes of single keys")),
+                Write::Put { key, .. } | Write::Delete { key } => {
+                    push(&mut parts[usize::from(shard_of_key(key, shards))], write)
+                }
+                Write::DeleteRange { .. } => {
+                    return Err(Error::invalid("a write of a range; expected writes of single keys"));
+                }
             }
         }
         let parts = parts.into_iter().filter(|part| !part.is_empty());
@@ -70,7 +74,10 @@ impl Served for Store {
                 Some(Write::Put { value, expires, .. }) => Some(Update::Put(Found { value, expires })),
                 Some(Write::Delete { .. }) => Some(Update::Delete),
                 Some(Write::DeleteRange { .. }) => {
-                    return (None, Err(Error::invalid("an update that deletes a range; expected a write of its key")));
+                    return (
+                        None,
+                        Err(Error::invalid("an update that deletes a range; expected a write of its key")),
+                    );
                 }
             };
             (update, Ok(answer))

@@ -79,7 +79,8 @@ impl Sums {
         self.key_bytes += entry.key.len() as u64;
         let (low, high) = self.sequences.unwrap_or((entry.sequence, entry.sequence));
         self.sequences = Some((low.min(entry.sequence), high.max(entry.sequence)));
-        let earliest = |known: Option<Timestamp>, time: Timestamp| Some(known.map_or(time, |known| known.min(time)));
+        let earliest =
+            |known: Option<Timestamp>, time: Timestamp| Some(known.map_or(time, |known| known.min(time)));
         match entry.value {
             Value::Put { bytes, expires } => {
                 self.value_bytes += bytes.len() as u64;
@@ -142,7 +143,10 @@ impl<S: Source> Verification<'_, S> {
         let handle = match footer.and_then(|footer| decode_footer(&footer, self.summary.length)) {
             Ok(handle) if handle.salt == self.summary.salt => handle,
             Ok(handle) => {
-                (self.problem)(format!("the footer has the salt {:#x}; expected {:#x}", handle.salt, self.summary.salt));
+                (self.problem)(format!(
+                    "the footer has the salt {:#x}; expected {:#x}",
+                    handle.salt, self.summary.salt
+                ));
                 return Ok(());
             }
             Err(error) => return self.note(error),
@@ -151,7 +155,9 @@ impl<S: Source> Verification<'_, S> {
         if let Some(block) = self.read(handle).await? {
             match block.summary() {
                 Ok(found) if found == self.summary => {}
-                Ok(_) => (self.problem)("its properties differ from those that the manifest has of it".to_owned()),
+                Ok(_) => {
+                    (self.problem)("its properties differ from those that the manifest has of it".to_owned())
+                }
                 Err(error) => self.note(error)?,
             }
         }
@@ -167,7 +173,11 @@ impl<S: Source> Verification<'_, S> {
             Err(error) => return self.note(error),
         };
         if tombstones.len() as u64 != self.summary.range_tombstones {
-            (self.problem)(format!("{} range tombstones; expected {}", tombstones.len(), self.summary.range_tombstones));
+            (self.problem)(format!(
+                "{} range tombstones; expected {}",
+                tombstones.len(),
+                self.summary.range_tombstones
+            ));
         }
         for range in tombstones.iter() {
             if range.from < self.summary.smallest || range.to > self.summary.largest {
@@ -176,13 +186,20 @@ impl<S: Source> Verification<'_, S> {
             let sums = &mut self.sums;
             let (low, high) = sums.sequences.unwrap_or((range.sequence, range.sequence));
             sums.sequences = Some((low.min(range.sequence), high.max(range.sequence)));
-            sums.oldest_tombstone = Some(sums.oldest_tombstone.map_or(range.deleted, |known| known.min(range.deleted)));
+            sums.oldest_tombstone =
+                Some(sums.oldest_tombstone.map_or(range.deleted, |known| known.min(range.deleted)));
         }
         Ok(())
     }
 
     /// Verifies the data blocks below an index block, and that the index leads to their entries.
-    async fn data_below(&mut self, index: &Block, filter: Option<&Block>, blocks: &mut u64, from: &mut u64) -> Result<()> {
+    async fn data_below(
+        &mut self,
+        index: &Block,
+        filter: Option<&Block>,
+        blocks: &mut u64,
+        from: &mut u64,
+    ) -> Result<()> {
         let entries = match index.index() {
             Ok(entries) => entries,
             Err(error) => return self.note(error),
@@ -221,7 +238,8 @@ impl<S: Source> Verification<'_, S> {
                 let is_after = sums.last.as_ref().is_none_or(|(key, sequence)| {
                     order((key, *sequence), (entry.key, entry.sequence)) == Ordering::Less
                 });
-                let is_inside = summary.smallest.as_slice() <= entry.key && entry.key <= summary.largest.as_slice();
+                let is_inside =
+                    summary.smallest.as_slice() <= entry.key && entry.key <= summary.largest.as_slice();
                 let is_in_filter = filter
                     .and_then(|filter| filter.filter().ok())
                     .is_none_or(|filter| filter.may_contain(key_hash(entry.key)));
@@ -263,7 +281,8 @@ impl<S: Source> Verification<'_, S> {
             (self.problem)(format!("{what}: {found}; expected {expected}"));
         }
         if summary.range_tombstones == 0 {
-            let bounds = (sums.first.as_deref().unwrap_or(&[]), sums.last.as_ref().map_or(&[][..], |(key, _)| key));
+            let bounds =
+                (sums.first.as_deref().unwrap_or(&[]), sums.last.as_ref().map_or(&[][..], |(key, _)| key));
             if bounds != (summary.smallest.as_slice(), summary.largest.as_slice()) {
                 (self.problem)("its first and last key aren't the bounds that the manifest names".to_owned());
             }
@@ -305,7 +324,9 @@ pub async fn verify<S: Source>(
                     match root.index().and_then(|entries| entries.child(child, summary.salt)) {
                         Ok(handle) => {
                             if let Some(index) = verification.read(handle).await? {
-                                verification.data_below(&index, filter.as_deref(), &mut blocks, &mut from).await?;
+                                verification
+                                    .data_below(&index, filter.as_deref(), &mut blocks, &mut from)
+                                    .await?;
                             }
                         }
                         Err(error) => verification.note(error)?,

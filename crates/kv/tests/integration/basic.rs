@@ -136,7 +136,10 @@ fn a_compaction_on_request_leaves_one_level_without_deleted_keys() {
             let store = format(&zones, &small()).await;
             for round in 0..3u32 {
                 for number in 0..1500 {
-                    store.put(&key(number * 7919 % 4000), format!("{round} {:0100}", number).as_bytes()).await.unwrap();
+                    store
+                        .put(&key(number * 7919 % 4000), format!("{round} {:0100}", number).as_bytes())
+                        .await
+                        .unwrap();
                 }
             }
             for number in 0..1000 {
@@ -157,7 +160,8 @@ fn a_compaction_on_request_leaves_one_level_without_deleted_keys() {
             let status = store.status().await.unwrap();
             let levels = status["levels"].as_array().unwrap();
             for shard in levels {
-                let with_tables = shard.as_array().unwrap().iter().filter(|level| level["tables"] != 0).count();
+                let with_tables =
+                    shard.as_array().unwrap().iter().filter(|level| level["tables"] != 0).count();
                 assert_eq!(with_tables, 1, "{levels:?}");
             }
             let mut keys = 0;
@@ -166,7 +170,10 @@ fn a_compaction_on_request_leaves_one_level_without_deleted_keys() {
                 let found = store.get(&name).await.unwrap();
                 let is_there = number >= 1000 && name < key(3900);
                 keys += u64::from(is_there);
-                assert_eq!(found.map(|stored| stored.value), is_there.then(|| format!("2 {number:0100}").into_bytes()));
+                assert_eq!(
+                    found.map(|stored| stored.value),
+                    is_there.then(|| format!("2 {number:0100}").into_bytes())
+                );
             }
             assert_eq!((&status["entries"], &status["tombstones"]), (&keys.into(), &0.into()), "{status:?}");
             store.close().await.unwrap();
@@ -190,7 +197,14 @@ fn scans_yield_the_time_of_expiry_in_both_directions() {
                 store.flush_buffers().await.unwrap();
             }
         }
-        let scan = Scan { from: Vec::new(), to: None, is_backward: false, snapshot: None, most: 100, most_bytes: 1 << 20 };
+        let scan = Scan {
+            from: Vec::new(),
+            to: None,
+            is_backward: false,
+            snapshot: None,
+            most: 100,
+            most_bytes: 1 << 20,
+        };
         let (pairs, _) = store.scan(None, scan.clone()).await.unwrap();
         let (mut reversed, _) = store.scan(None, Scan { is_backward: true, ..scan }).await.unwrap();
         reversed.reverse();

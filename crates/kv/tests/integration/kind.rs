@@ -56,7 +56,10 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
         ("listen=\"unix:kv.sock\"", ""),
         ("listen=\"127.0.0.1:6379\", acknowledge=flushed, compression=none", ""),
         ("listen=\"0.0.0.0:6379\", allow_remote=true", ""),
-        ("listen=\"0.0.0.0:6379\"", "there is no authentication; expected a unix socket or a loopback address"),
+        (
+            "listen=\"0.0.0.0:6379\"",
+            "there is no authentication; expected a unix socket or a loopback address",
+        ),
         ("listen=\"somewhere\"", "expected unix:PATH or IP:PORT"),
         ("allow_remote=true", "allow_remote without listen; expected both"),
         ("zone_size=4MiB", "the store is on zones, which have a size; expected no zone_size"),
@@ -73,7 +76,15 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
         ("multiplier=1", "expected a whole number from 2 to 100"),
         ("delete_persistence=\"10m\"", ""),
         ("delete_persistence=\"10m\", erase=erased", ""),
-        ("delete_persistence=\"10m\", erase=key", "erase \"key\": a reset of these zones gives at most \"erased\""),
+        (
+            "delete_persistence=\"10m\", erase=key",
+            "erase \"key\": a reset of these zones gives at most \"erased\"",
+        ),
+        ("delete_persistence=\"10m\", compaction=fade", ""),
+        (
+            "delete_persistence=\"10m\", compaction=saturation",
+            "compaction \"saturation\" knows no deadline; expected fade or zap",
+        ),
         ("delete_persistence=\"1ms\"", "expected at least 10 ms"),
         ("erase=erased", "erase without delete_persistence has no effect; expected both"),
     ] {
@@ -83,7 +94,12 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
     let found = problems("kv(forgetful, delete_persistence=\"10m\")");
     assert!(found.contains("a reset of these zones gives no guarantee that data is gone"), "{found}");
     assert_eq!(problems("kv(forgetful, delete_persistence=\"10m\", erase=none)"), "");
-    assert_eq!(problems("kv(zns-emulator(zones=32, zone_size=4MiB, encrypted=true), delete_persistence=\"10m\", erase=key)"), "");
+    assert_eq!(
+        problems(
+            "kv(zns-emulator(zones=32, zone_size=4MiB, encrypted=true), delete_persistence=\"10m\", erase=key)"
+        ),
+        ""
+    );
     assert_eq!(problems("kv(ram(size=64MiB), zone_size=1MiB)"), "");
 }
 
@@ -94,7 +110,8 @@ fn a_store_is_made_found_again_with_its_shards_and_checked() {
     let main = move || async move {
         let plan = |keys: &str, format: bool| {
             let line = format!("kv(file(disk.img, size=64MiB){keys})");
-            let stack = Stack::from_line("line", &line, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let stack =
+                Stack::from_line("line", &line, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
             stack.with_base_directory(&path).check(format).unwrap_or_else(|wrong| panic!("{wrong}"))
         };
         // A door without an address is open and serves nobody.
@@ -134,7 +151,8 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
     let main = move || async move {
         let open = async |line: &str| {
             let stack = Stack::from_line("line", line, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
-            let plan = stack.with_base_directory(&path).check(false).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let plan =
+                stack.with_base_directory(&path).check(false).unwrap_or_else(|wrong| panic!("{wrong}"));
             let (below, arguments) = plan.build_below_door("top").await.unwrap();
             let empty = kv::kind::contents(&arguments).await.unwrap();
             let error = kv::kind::open(&arguments).await.unwrap_err();
@@ -142,10 +160,15 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
             below.close().await.unwrap();
             (empty, error)
         };
-        for line in ["kv(file(disk.img, size=64MiB))", "kv(zns-emulator(drive.zns, zones=32, zone_size=4MiB))"] {
+        for line in
+            ["kv(file(disk.img, size=64MiB))", "kv(zns-emulator(drive.zns, zones=32, zone_size=4MiB))"]
+        {
             let (empty, error) = open(line).await;
             assert_eq!(empty, None);
-            assert!(matches!(&error, Error::Protocol(text) if text.contains("siltstone kv serve STACK --format")), "{error}");
+            assert!(
+                matches!(&error, Error::Protocol(text) if text.contains("siltstone kv serve STACK --format")),
+                "{error}"
+            );
         }
         std::fs::write(path.join("disk.img"), vec![b'x'; 64 << 20]).unwrap();
         assert!(open("kv(file(disk.img))").await.0.is_some(), "it isn't empty");

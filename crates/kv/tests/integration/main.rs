@@ -6,4 +6,5 @@ mod basic;
 mod common;
 mod kind;
 mod model;
+mod persistence;
 mod redis;

@@ -60,23 +60,32 @@ fn counted(count: u64, one: &str, several: &str) -> String {
 
 /// The promise of deletes in words, and whether there is an alarm.
 fn deletes(promise: &Status) -> (String, Option<String>) {
-    let seconds = |name: &str| Duration::from_secs_f64(promise.get(name).and_then(Value::as_f64).unwrap_or(0.0).max(0.0));
+    let seconds = |name: &str| {
+        Duration::from_secs_f64(promise.get(name).and_then(Value::as_f64).unwrap_or(0.0).max(0.0))
+    };
     let (overdue, late) = (number(promise, "zones_overdue"), number(promise, "zones_late"));
     let within = format_duration(Duration::from_millis(seconds("seconds").as_millis() as u64));
     let longest = Duration::from_millis(seconds("longest_zone_seconds").as_millis() as u64);
-    let mut text = format!("every copy of a deleted or overwritten key is erased within {within}");
+    let mut text = format!("every copy of a deleted key is erased within {within}");
     if !longest.is_zero() {
         let _ = write!(text, "; the slowest zone took {} of its share", format_duration(longest));
     }
     let reason = promise.get("reason").and_then(Value::as_str).unwrap_or("");
     let alarm = match (overdue, late) {
         (0, 0) => None,
-        (0, late) => Some(format!("{} too late since the store was opened", counted(late, "zone was reset", "zones were reset"))),
+        (0, late) => Some(format!(
+            "{} too late since the store was opened",
+            counted(late, "zone was reset", "zones were reset")
+        )),
         (overdue, late) => Some(format!(
             "{} overdue: {}{}",
             counted(overdue, "zone is", "zones are"),
             crate::table::plain(reason),
-            if late > 0 { format!("; {} too late before", counted(late, "zone was reset", "zones were reset")) } else { String::new() }
+            if late > 0 {
+                format!("; {} too late before", counted(late, "zone was reset", "zones were reset"))
+            } else {
+                String::new()
+            }
         )),
     };
     (text, alarm)
@@ -118,10 +127,13 @@ pub fn page(status: &Status) -> String {
         let zones = number(status, "reset_zones");
         format!("{} ({})", size(status, "moved_bytes"), counted(zones, "zone reset", "zones reset"))
     });
-    row("write amplification", match write_amplification(status) {
-        Some(ratio) => format!("{ratio:.2}"),
-        None => "- (clients wrote nothing)".to_owned(),
-    });
+    row(
+        "write amplification",
+        match write_amplification(status) {
+            Some(ratio) => format!("{ratio:.2}"),
+            None => "- (clients wrote nothing)".to_owned(),
+        },
+    );
     row("write stalls", number(status, "stalls").to_string());
     out.push_str("\nsince it was opened\n");
     rows.write(2, &mut out);
@@ -129,23 +141,30 @@ pub fn page(status: &Status) -> String {
     let mut rows = Grid::default();
     let mut row = |name: &str, text: String| rows.push(vec![Cell::Word(name.to_owned()), Cell::Word(text)]);
     row("write buffers", size(status, "buffer_bytes"));
-    row("block cache", match hit_rate(status) {
-        Some(rate) => format!("{}, {:.1} % of reads", size(status, "cache_bytes"), rate * 100.0),
-        None => format!("{}, no reads", size(status, "cache_bytes")),
-    });
-    let (zones, free, damaged) = (number(status, "zones"), number(status, "free_zones"), number(status, "damaged_zones"));
+    row(
+        "block cache",
+        match hit_rate(status) {
+            Some(rate) => format!("{}, {:.1} % of reads", size(status, "cache_bytes"), rate * 100.0),
+            None => format!("{}, no reads", size(status, "cache_bytes")),
+        },
+    );
+    let (zones, free, damaged) =
+        (number(status, "zones"), number(status, "free_zones"), number(status, "damaged_zones"));
     let damage = if damaged > 0 { format!(", {damaged} damaged") } else { String::new() };
     row("zones", format!("{zones}, {free} free{damage}"));
     row("snapshots", (number(status, "snapshots") / number(status, "shards").max(1)).to_string());
     let mut alarm = None;
-    row("deletes", match status.get("delete_persistence").and_then(Value::as_object) {
-        None => "no promise when deleted keys are erased (delete_persistence isn't set)".to_owned(),
-        Some(promise) => {
-            let (text, found) = deletes(promise);
-            alarm = found;
-            text
-        }
-    });
+    row(
+        "deletes",
+        match status.get("delete_persistence").and_then(Value::as_object) {
+            None => "no promise when deleted keys are erased (delete_persistence isn't set)".to_owned(),
+            Some(promise) => {
+                let (text, found) = deletes(promise);
+                alarm = found;
+                text
+            }
+        },
+    );
     out.push('\n');
     rows.write(0, &mut out);
     if let Some(alarm) = alarm {
@@ -207,7 +226,10 @@ deletes        no promise when deleted keys are erased (delete_persistence isn't
         });
         status.insert("delete_persistence".into(), promise);
         let text = page(&status);
-        assert!(text.contains("is erased within 10m; the slowest zone took 12500ms of its share\n"), "{text}");
+        assert!(
+            text.contains("is erased within 10m; the slowest zone took 12500ms of its share\n"),
+            "{text}"
+        );
         let alarm = "\nALARM: 2 zones are overdue: a snapshot or an iterator is older than the deadline; 1 zone was reset too late before\n";
         assert!(text.ends_with(alarm), "{text}");
     }

@@ -53,7 +53,8 @@ impl Reached {
     pub async fn delete(&mut self, key: &[u8]) -> Result<bool> {
         match self {
             Reached::Own(store, _) => {
-                let delete = |found: Option<kv::Stored>| (found.is_some().then_some(Update::Delete), found.is_some());
+                let delete =
+                    |found: Option<kv::Stored>| (found.is_some().then_some(Update::Delete), found.is_some());
                 Store::update(store, key, delete).await
             }
             Reached::Served(client) => client.delete(key).await,
@@ -149,7 +150,8 @@ pub async fn copy(from: &mut Reached, to: &Store) -> Result<(u64, u64)> {
 /// The part of kind kv of a stack.
 fn part_of<'a>(stack: &'a Stack, argument: &str, wanted: Option<&str>) -> Result<&'a Part, Failure> {
     let parts: Vec<&Part> = stack.parts().filter(|part| part.kind().name == kv::KIND.name).collect();
-    let (kind, names) = (kv::KIND.name, || parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", "));
+    let (kind, names) =
+        (kv::KIND.name, || parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", "));
     let wrong = |what: String| Err(Failure::Usage(format!("{argument}: {what}")));
     match (wanted, parts.as_slice()) {
         (_, []) => wrong(format!("this stack has no part of kind \"{kind}\"; expected one")),
@@ -196,7 +198,9 @@ impl Planned {
     pub fn of(stack: &Stack, store: &KvStore, format: bool) -> Result<Planned, Failure> {
         let part = part_of(stack, &store.stack, store.part.as_deref())?;
         let listen = match part.value("listen") {
-            Some(Value::Text(text)) => Some(kv::kind::parse_listen(text, |path: &Path| stack.absolute(path))?),
+            Some(Value::Text(text)) => {
+                Some(kv::kind::parse_listen(text, |path: &Path| stack.absolute(path))?)
+            }
             _ => None,
         };
         let part = part.name().to_owned();
@@ -251,7 +255,9 @@ impl Planned {
             )));
         };
         let client = Client::connect(address).await.map_err(|error| {
-            Failure::World(format!("{stack}: it is in use ({detail}), and no server answers at {address}: {error}"))
+            Failure::World(format!(
+                "{stack}: it is in use ({detail}), and no server answers at {address}: {error}"
+            ))
         })?;
         say(&format!("live: answered by its server, at {address}"));
         Ok(Reached::Served(Box::new(client)))
@@ -269,4 +275,3 @@ pub fn with_store<T: Send + 'static>(
     let planned = Planned::new(store, false)?;
     runtime::run(planned.config(), move || async move { planned.with(work).await })?
 }
-

@@ -21,7 +21,10 @@ pub fn bytes_of(name: &str, argument: &OsStr, hex: bool) -> Result<Vec<u8>, Fail
     };
     let decoded: Option<Vec<u8>> = bytes.chunks(2).map(pair).collect();
     decoded.ok_or_else(|| {
-        Failure::Usage(format!("{name} \"{}\": expected pairs of hexadecimal digits, as --hex says", escaped(bytes)))
+        Failure::Usage(format!(
+            "{name} \"{}\": expected pairs of hexadecimal digits, as --hex says",
+            escaped(bytes)
+        ))
     })
 }
 

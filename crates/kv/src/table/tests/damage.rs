@@ -360,7 +360,11 @@ fn a_verification_finds_damage_of_any_byte_and_nothing_in_a_sound_table() {
             let (found, verified) = problems(&Bytes { bytes, ..Bytes::default() }, &summary);
             assert!(!found.is_empty(), "byte {at}");
             // One damaged block hides those below it, and no others.
-            assert!(verified.blocks + 1 >= sound.blocks || at as u64 >= summary.index.unwrap().offset || found.len() == 1);
+            assert!(
+                verified.blocks + 1 >= sound.blocks
+                    || at as u64 >= summary.index.unwrap().offset
+                    || found.len() == 1
+            );
         }
     }
 }
@@ -383,6 +387,9 @@ fn a_verification_compares_a_table_with_its_summary() {
         change(&mut summary);
         let (found, _) = problems(&table, &summary);
         assert!(found.iter().any(|what| what.contains(expected)), "{expected}: {found:?}");
-        assert!(found.iter().any(|what| what.contains("differ from those that the manifest has")), "{found:?}");
+        assert!(
+            found.iter().any(|what| what.contains("differ from those that the manifest has")),
+            "{found:?}"
+        );
     }
 }
