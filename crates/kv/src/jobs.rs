@@ -459,7 +459,7 @@ fn is_bottom_range<'a>(
                 && range.from <= table.meta.summary.largest
         };
         let deeper =
-            levels.all().filter(|table| usize::from(table.meta.level) > level).any(|table| overlaps(table));
+            levels.all().filter(|table| usize::from(table.meta.level) > level).any(overlaps);
         !deeper && is_bottom(&range.from)
     }
 }

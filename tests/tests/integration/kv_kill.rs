@@ -64,7 +64,7 @@ fn write(socket: &Path, client: u64, seed: u64, mut known: Vec<Known>) -> Vec<Kn
             let number = random.below(KEYS as u64) as usize;
             let of_key = &mut known[number];
             // Mostly settings.
-            of_key.sent += if of_key.sent % 2 == 0 && random.below(4) > 0 { 2 } else { 1 };
+            of_key.sent += if of_key.sent.is_multiple_of(2) && random.below(4) > 0 { 2 } else { 1 };
             numbers.push((number, of_key.sent));
             let (name, text) = (key(client, number), value(of_key.sent));
             batch += &match of_key.sent % 2 {
