@@ -416,7 +416,8 @@ impl Core {
             self.kit.check_known_space(self.kept_zones())?;
             self.apply(batch.bytes())?;
         }
-        let is_other_kind = |pending: &Pending| !pending.bytes.is_empty() && pending.is_applied != is_buffered;
+        let is_other_kind =
+            |pending: &Pending| !pending.bytes.is_empty() && pending.is_applied != is_buffered;
         // Writes of both kinds aren't in one item.
         if is_other_kind(&self.pending.borrow()) {
             self.submit();

@@ -458,8 +458,7 @@ fn is_bottom_range<'a>(
             table.meta.summary.smallest.as_slice() < range.to.as_slice()
                 && range.from <= table.meta.summary.largest
         };
-        let deeper =
-            levels.all().filter(|table| usize::from(table.meta.level) > level).any(overlaps);
+        let deeper = levels.all().filter(|table| usize::from(table.meta.level) > level).any(overlaps);
         !deeper && is_bottom(&range.from)
     }
 }

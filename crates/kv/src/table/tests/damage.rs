@@ -372,7 +372,8 @@ fn a_verification_finds_damage_of_any_byte_and_nothing_in_a_sound_table() {
 #[test]
 fn a_verification_compares_a_table_with_its_summary() {
     let (_, table, right) = small(Compression::Lz4);
-    let wrong: [(&str, fn(&mut Summary)); 8] = [
+    type Change = fn(&mut Summary);
+    let wrong: [(&str, Change); 8] = [
         ("entries: 24; expected 25", |summary| summary.entries += 1),
         ("tombstones: 5; expected 4", |summary| summary.tombstones -= 1),
         ("an entry is outside of the table's bounds", |summary| summary.smallest = b"key01".to_vec()),
