@@ -252,6 +252,8 @@ impl Core {
             Table::new(meta, file, &core.cache, &core.reads)
         });
         let tables: Vec<_> = tables.collect();
+        let deletes = tables.iter().filter_map(|table| crate::jobs::oldest_delete(&table.meta.summary));
+        deletes.for_each(|at| core.erasure.deleted(at));
         core.levels.replace(Rc::new(Levels::of(tables)));
         for (bytes, zones, record) in writes {
             let buffer = core.active.borrow().clone();
@@ -283,8 +285,7 @@ impl Core {
 
     /// Options of the format of a new table.
     pub(crate) fn table_options(&self, id: TableId) -> crate::table::Options {
-        // Tables of one shard have other numbers for as long as a block of one may be taken for one of another.
-        crate::table::Options { salt: (id as u32) << 8 | u32::from(self.shard), ..self.settings.table }
+        crate::table::Options { salt: salt_of(id, self.shard), ..self.settings.table }
     }
 
     /// The core of another shard, or of this one.
@@ -515,6 +516,11 @@ impl Core {
     pub(crate) fn snapshot_sequences(&self) -> Vec<Sequence> {
         self.snapshots.borrow().keys().copied().collect()
     }
+}
+
+/// Salt of the checksums of a table: another one for each table, for as long as a block of one may be taken for one of another.
+pub(crate) fn salt_of(table: TableId, shard: u16) -> u32 {
+    (table as u32) << 8 | u32::from(shard)
 }
 
 /// Size at which the active buffer of one of so many shards is full.

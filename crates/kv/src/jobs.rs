@@ -378,10 +378,6 @@ impl Core {
             return self.append_edit(edit, Output::default(), job.target, crate::core::TABLE_CLASS).await;
         }
         let oldest = inputs.iter().filter_map(|table| oldest_delete(&table.meta.summary)).min();
-        if oldest.is_some_and(|oldest| oldest <= now) {
-            // It may be of an earlier epoch, or a value that has expired: what the inputs leave in their zones is to be erased.
-            self.erasure.deleted(now);
-        }
         let class = self.class_of(job.target, oldest, now);
         let mut cursors = Vec::new();
         let mut tombstones = Vec::new();
@@ -495,6 +491,6 @@ impl Clip {
 }
 
 /// Time of the oldest deletion in a table: of a tombstone, or the time at which a value expires.
-fn oldest_delete(summary: &Summary) -> Option<Timestamp> {
+pub(crate) fn oldest_delete(summary: &Summary) -> Option<Timestamp> {
     summary.oldest_tombstone.into_iter().chain(summary.earliest_expiry).min()
 }

@@ -16,10 +16,12 @@
 //! - `jobs`: flushes and compactions; `compact`: compaction on request; `reads`: gets and scans; `joint`: batches and snapshots of all shards.
 //! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage. [`erasure`], `eraser`: deletes are persistent in time.
 //!
-//! [`store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks.
+//! [`store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks. [`audit`](mod@audit) looks for deleted keys
+//! in the cells of a drive.
 //!
 //! Left to others: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
 
+pub mod audit;
 pub mod batch;
 mod buffer;
 pub mod check;

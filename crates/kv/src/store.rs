@@ -420,7 +420,9 @@ impl Store {
         for name in SUMMED {
             status.insert((*name).into(), json!(sum(name)));
         }
-        let home = self.homes[0].with(|core: Rc<Core>| async move { Ok(core.home_status()) }).await?;
+        let overdue = sum("tombstones_overdue");
+        let home =
+            self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
         status.extend(home);
         let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
         status.insert("levels".into(), levels.collect());
@@ -623,6 +625,7 @@ impl Core {
             ("cache_bytes", cache_bytes),
             ("cache_hits", hits),
             ("cache_misses", misses),
+            ("tombstones_overdue", self.tombstones_overdue()),
             ("snapshots", self.snapshots.borrow().values().map(|count| u64::from(*count)).sum()),
         ];
         status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
@@ -633,8 +636,19 @@ impl Core {
         status
     }
 
+    /// Tombstones in tables that should have met all older versions by now.
+    fn tombstones_overdue(&self) -> u64 {
+        let Some(limit) = self.settings.delete_persistence else { return 0 };
+        let late = now().saturating_sub(limit.as_millis() as u64);
+        let levels = self.levels.borrow().clone();
+        let is_late =
+            |summary: &crate::table::Summary| summary.oldest_tombstone.is_some_and(|oldest| oldest < late);
+        let tables = levels.all().map(|table| &table.meta.summary).filter(|summary| is_late(summary));
+        tables.map(|summary| summary.tombstones + summary.range_tombstones).sum()
+    }
+
     /// Numbers of the log and of the promise of deletes.
-    fn home_status(&self) -> Status {
+    fn home_status(&self, tombstones: u64) -> Status {
         let counters = &self.kit().counters;
         let block = self.kit().layout.block_size.bytes();
         let mut status = Status::new();
@@ -650,13 +664,15 @@ impl Core {
         status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
         if let Some(persistence) = self.settings.delete_persistence {
             let (overdue, late, longest) = self.erasure.alarms();
+            let is_overdue = overdue > 0 || tombstones > 0;
             let seconds = |time: Duration| time.as_secs_f64();
             let promise = json!({
                 "seconds": seconds(persistence),
+                "tombstones_overdue": tombstones,
                 "zones_overdue": overdue,
                 "zones_late": late,
                 "longest_zone_seconds": longest as f64 / 1000.0,
-                "reason": self.why_overdue(overdue),
+                "reason": self.why_overdue(is_overdue),
             });
             status.insert("delete_persistence".into(), promise);
         }
@@ -664,8 +680,8 @@ impl Core {
     }
 
     /// Why zones are overdue; empty where none is.
-    fn why_overdue(&self, overdue: usize) -> String {
-        if overdue == 0 {
+    fn why_overdue(&self, is_overdue: bool) -> String {
+        if !is_overdue {
             return String::new();
         }
         if let Some(error) = self.kit().failure().or_else(|| self.kit().stuck()) {

@@ -19,6 +19,7 @@ mod entries_writer;
 mod filter;
 mod range_tombstones;
 mod reader;
+pub mod salvage;
 mod stored;
 mod summary;
 #[cfg(test)]

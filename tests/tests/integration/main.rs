@@ -39,6 +39,7 @@ mod guest_ublk;
 mod guest_vhost;
 mod guest_vhost_cuts;
 mod guest_warm;
+mod guest_zoned;
 mod kv_kill;
 mod kv_verbs;
 mod status;
