@@ -27,7 +27,7 @@ use runtime::sync::{Notify, Semaphore};
 use runtime::{Home, RequestKey, Requests};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -119,7 +119,7 @@ pub struct Core {
     pub(crate) frozen: RefCell<Vec<Rc<WriteBuffer>>>,
     pub(crate) levels: RefCell<Rc<Levels>>,
     /// Every table that anything uses.
-    pub(crate) files: RefCell<HashMap<TableId, Weak<TableFile>>>,
+    pub(crate) files: RefCell<BTreeMap<TableId, Weak<TableFile>>>,
     pub(crate) flushed: Cell<Flushed>,
     /// Sequence of the newest write.
     pub(crate) sequence: Cell<Sequence>,
@@ -130,6 +130,8 @@ pub struct Core {
     pub(crate) mover: Rc<Semaphore>,
     pub(crate) zones: RefCell<Mover>,
     pub(crate) compaction: Box<dyn Compaction>,
+    /// Held during a compaction: there is one at a time.
+    pub(crate) compacting: Rc<Semaphore>,
     pub(crate) placement: Box<dyn Placement>,
     pub(crate) lives: RefCell<Lives>,
     /// Buffers or tables have changed.
@@ -153,7 +155,7 @@ pub struct Core {
     pub(crate) joints: Rc<Semaphore>,
     pub(crate) next_joint: Cell<u64>,
     /// What batches for several shards hold of the gate.
-    pub(crate) entered: RefCell<HashMap<u64, Entered>>,
+    pub(crate) entered: RefCell<BTreeMap<u64, Entered>>,
 }
 
 /// Settings of the kit for a shard.
@@ -224,6 +226,7 @@ impl Core {
             mover: Semaphore::new(1),
             zones: RefCell::new(Mover::new(classes)),
             compaction: settings.compaction()?,
+            compacting: Semaphore::new(1),
             placement,
             lives: RefCell::default(),
             changed: Notify::new(),
@@ -414,27 +417,28 @@ impl Core {
             self.kit.check_known_space(self.kept_zones())?;
             self.apply(batch.bytes())?;
         }
-        let mut pending = self.pending.borrow_mut();
+        let is_other_kind =
+            |pending: &Pending| !pending.bytes.is_empty() && pending.is_applied != is_buffered;
         // Writes of both kinds aren't in one item.
-        if pending.bytes.is_empty() {
-            pending.is_applied = is_buffered;
-        } else if pending.is_applied != is_buffered {
-            drop(pending);
+        if is_other_kind(&self.pending.borrow()) {
             self.submit();
-            pending = self.pending.borrow_mut();
-            pending.is_applied = is_buffered;
         }
-        pending.bytes.extend_from_slice(batch.bytes());
-        if is_buffered {
-            drop(pending);
-            self.has_pending.notify_one();
-            return Ok(());
+        let request = (!is_buffered).then(|| self.requests.begin(1, None));
+        self.add_pending(batch.bytes(), is_buffered, request);
+        match request {
+            Some(request) => self.requests.wait(request).await,
+            None => Ok(()),
         }
-        let request = self.requests.begin(1, None);
-        pending.requests.push(request);
+    }
+
+    /// Adds writes to those that wait for the next record.
+    fn add_pending(&self, bytes: &[u8], is_applied: bool, request: Option<RequestKey>) {
+        let mut pending = self.pending.borrow_mut();
+        pending.is_applied = is_applied;
+        pending.bytes.extend_from_slice(bytes);
+        pending.requests.extend(request);
         drop(pending);
         self.has_pending.notify_one();
-        self.requests.wait(request).await
     }
 
     /// Queues what is pending as one item.

@@ -101,6 +101,11 @@ impl Store {
         self.homes.len()
     }
 
+    /// When writes are acknowledged, unless a call says otherwise.
+    pub fn acknowledge(&self) -> Acknowledge {
+        self.acknowledge
+    }
+
     fn home(&self, key: &[u8]) -> &Home<Core> {
         &self.homes[usize::from(shard_of_key(key, self.homes.len()))]
     }
@@ -337,6 +342,17 @@ impl Store {
         Ok(())
     }
 
+    /// Merges all tables down to the last level, with the buffers: what was overwritten or deleted before takes no space in tables any more, unless a
+    /// snapshot sees it.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`].
+    pub async fn compact(&self) -> Result<()> {
+        let asked =
+            self.homes.iter().map(|home| home.with(|core: Rc<Core>| async move { core.compact_all().await }));
+        runtime::join_all(asked).await.into_iter().collect()
+    }
+
     /// Writes what isn't written yet and a last checkpoint, and closes the store.
     ///
     /// # Errors
@@ -405,7 +421,8 @@ impl Store {
             status.insert((*name).into(), json!(sum(name)));
         }
         let overdue = sum("tombstones_overdue");
-        let home = self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
+        let home =
+            self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
         status.extend(home);
         let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
         status.insert("levels".into(), levels.collect());
@@ -496,7 +513,12 @@ pub struct Iterator {
 impl Iterator {
     /// The key and the value at which it is; `None` where there is none.
     pub fn pair(&self) -> Option<(&[u8], &[u8])> {
-        self.fetched.get(self.at).map(|(key, value)| (key.as_slice(), value.as_slice()))
+        self.fetched.get(self.at).map(|(key, stored)| (key.as_slice(), stored.value.as_slice()))
+    }
+
+    /// Time at which the key at which it is ends to exist; `None` for never, and where there is no key.
+    pub fn expires(&self) -> Option<Timestamp> {
+        self.fetched.get(self.at)?.1.expires
     }
 
     /// The snapshot that it walks through.
@@ -619,7 +641,8 @@ impl Core {
         let Some(limit) = self.settings.delete_persistence else { return 0 };
         let late = now().saturating_sub(limit.as_millis() as u64);
         let levels = self.levels.borrow().clone();
-        let is_late = |summary: &crate::table::Summary| summary.oldest_tombstone.is_some_and(|oldest| oldest < late);
+        let is_late =
+            |summary: &crate::table::Summary| summary.oldest_tombstone.is_some_and(|oldest| oldest < late);
         let tables = levels.all().map(|table| &table.meta.summary).filter(|summary| is_late(summary));
         tables.map(|summary| summary.tombstones + summary.range_tombstones).sum()
     }

@@ -40,6 +40,8 @@ mod guest_vhost;
 mod guest_vhost_cuts;
 mod guest_warm;
 mod guest_zoned;
+mod kv_kill;
+mod kv_verbs;
 mod status;
 mod worlds_behind_log;
 mod worlds_cache;
