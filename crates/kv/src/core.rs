@@ -141,6 +141,8 @@ pub struct Core {
     ended: Cell<u64>,
     pub(crate) gate: KeyGate,
     pub(crate) work: Work,
+    /// A compaction runs.
+    pub(crate) is_compacting: Cell<bool>,
     /// Why flushes fail.
     pub(crate) background_error: RefCell<Option<Error>>,
     /// Zones that must be reset in time.
@@ -227,6 +229,7 @@ impl Core {
             ended: Cell::new(0),
             gate: KeyGate::default(),
             work: Work::default(),
+            is_compacting: Cell::new(false),
             background_error: RefCell::default(),
             erasure: erasure.clone(),
             stopping: Notify::new(),

@@ -322,6 +322,17 @@ impl Store {
         Ok(())
     }
 
+    /// Waits until no compaction is due.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the failure of the log.
+    pub async fn wait_for_compactions(&self) -> Result<()> {
+        for home in self.homes.iter() {
+            home.with(|core: Rc<Core>| async move { core.wait_for_compactions().await }).await?;
+        }
+        Ok(())
+    }
+
     /// Writes what isn't written yet and a last checkpoint, and closes the store.
     ///
     /// # Errors
