@@ -25,6 +25,8 @@ pub struct Job {
     pub threads: u64,
     pub reads: Option<u64>,
     pub writes: Option<u64>,
+    /// Writes of all clients together.
+    pub operations: Option<u64>,
     pub duration: Option<Duration>,
     pub seek_nexts: usize,
     pub shards: usize,
@@ -66,6 +68,7 @@ impl Default for Job {
             threads: 1,
             reads: None,
             writes: None,
+            operations: None,
             duration: None,
             seek_nexts: 0,
             shards: 1,
@@ -89,6 +92,11 @@ impl Job {
             let (key, value) = both.ok_or_else(|| unknown(&argument))?;
             job.set(&argument, key, value)?;
         }
+        if job.shards == 0 {
+            let processors = std::thread::available_parallelism().map_or(1, |processors| processors.get());
+            job.shards = processors.min(job.threads as usize);
+        }
+        job.writes = job.operations.map(|operations| operations / job.threads).or(job.writes);
         job.check()?;
         Ok(job)
     }
@@ -122,9 +130,10 @@ impl Job {
             "threads" => self.threads = positive()?,
             "reads" => self.reads = Some(number()?),
             "writes" => self.writes = Some(number()?),
+            "operations" => self.operations = Some(number()?),
             "duration" => self.duration = Some(seconds()?).filter(|time| !time.is_zero()),
             "seek_nexts" => self.seek_nexts = number()? as usize,
-            "shards" => self.shards = positive()? as usize,
+            "shards" => self.shards = number()? as usize,
             "turn" => self.turn = positive()?,
             "poll" => self.poll = flag()?,
             "seed" => self.seed = number()?,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! kv-load --file=PATH|--zns=memory|--zns=PATH --benchmarks=NAME[,NAME…] [--num=N] [--key_size=BYTES] [--value_size=BYTES] [--threads=N]
-//!         [--reads=N] [--writes=N] [--duration=SECONDS] [--seek_nexts=N] [--sync=0|1] [--acknowledge=buffered|written|flushed] [--shards=N]
+//!         [--reads=N] [--writes=N] [--operations=N] [--duration=SECONDS] [--seek_nexts=N] [--sync=0|1] [--acknowledge=buffered|written|flushed] [--shards=N]
 //!         [--size=BYTES] [--zone_size=BYTES] [--direct=0|1] [--timed=0|1] [--use_existing_db=0|1] [--compaction=POLICY] [--placement=POLICY]
 //!         [--delete_persistence=SECONDS] [--cache_size=BYTES] [--write_buffer_size=BYTES] [--target_file_size_base=BYTES]
 //!         [--max_bytes_for_level_base=BYTES] [--max_bytes_for_level_multiplier=N] [--level0_file_num_compaction_trigger=N] [--block_size=BYTES]
@@ -23,7 +23,8 @@
 //!
 //! With `--duration` the last benchmark runs for this time instead of a number of operations. A client has one request at a time. Clients are
 //! tasks, spread over the shards; each yields to other tasks after `--turn` operations. Keys are 8 bytes, big-endian, and zeros; a value
-//! compresses to `--compression_ratio`. Latencies include the generation of the key, as with `db_bench`.
+//! compresses to `--compression_ratio`. `--operations` is the number of writes of all clients together, in place of `--writes`. `--shards=0` is one for
+//! each processor, at most one for each client. Latencies include the generation of the key, as with `db_bench`.
 //!
 //! Beside what plans read, the output has `write_amplification`: the bytes that were written to the medium during the last measured benchmark, and
 //! until everything was compacted that was due, divided by the bytes of its keys and values; and `store`, the status of the store.
