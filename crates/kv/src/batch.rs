@@ -102,7 +102,9 @@ impl<'a> Write<'a> {
     pub fn check(&self) -> Result<()> {
         let check = |what: &str, bytes: &[u8], most: usize| match bytes.len() <= most {
             true => Ok(()),
-            false => Err(Error::invalid(format!("{what} of {} bytes; expected up to {most} bytes", bytes.len()))),
+            false => {
+                Err(Error::invalid(format!("{what} of {} bytes; expected up to {most} bytes", bytes.len())))
+            }
         };
         match self {
             Write::Put { key, value, .. } => {

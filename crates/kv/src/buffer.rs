@@ -26,7 +26,12 @@ impl WriteBuffer {
     /// Returns an empty buffer, which will have about this many bytes.
     pub fn new(pool: &Arc<ZonePool>, bytes: usize) -> Rc<Self> {
         let memtable = Rc::new(Memtable::with_capacity(bytes));
-        Rc::new(WriteBuffer { memtable, pool: pool.clone(), zones: RefCell::default(), last: Cell::default() })
+        Rc::new(WriteBuffer {
+            memtable,
+            pool: pool.clone(),
+            zones: RefCell::default(),
+            last: Cell::default(),
+        })
     }
 
     /// Notes that a record with writes of this buffer is in a zone.

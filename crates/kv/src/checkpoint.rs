@@ -4,8 +4,8 @@ use crate::core::Core;
 use crate::erasure::Stale;
 use crate::manifest::{State, cover};
 use block::{Error, Result};
-use logkit::checkpoint::{self, Cut};
 use logkit::Sequences;
+use logkit::checkpoint::{self, Cut};
 use std::rc::Rc;
 
 impl Core {

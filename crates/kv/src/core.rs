@@ -14,8 +14,8 @@ use crate::entry::{Entry, RangeTombstone, Sequence, Value};
 use crate::erasure::Erasure;
 use crate::gate::{Entered, KeyGate};
 use crate::item::{Flushed, Item, LONGEST_META, Part, encode_parts};
-use crate::memtable::Memtable;
 use crate::manifest::{Manifest, TableId, table_stream, write_stream};
+use crate::memtable::Memtable;
 use crate::policy::{Compaction, Lives, Placement};
 use crate::settings::{Acknowledge, Settings};
 use crate::tables::{BlockCache, Table, TableFile};
@@ -136,6 +136,8 @@ pub struct Core {
     pub(crate) changed: Notify,
     pending: RefCell<Pending>,
     has_pending: Notify,
+    /// First record of an item whose last part hasn't committed, and the zones of its parts.
+    pub(crate) incomplete: RefCell<Option<(u64, SmallVec<[u32; 2]>)>>,
     /// Items of writes that were submitted, and those that have ended.
     submitted: Cell<u64>,
     ended: Cell<u64>,
@@ -157,7 +159,11 @@ pub struct Core {
 }
 
 /// Settings of the kit for a shard.
-pub fn kit_settings(settings: &Settings, layout: &logkit::Layout, (shard, shards): (u16, u16)) -> logkit::Settings {
+pub fn kit_settings(
+    settings: &Settings,
+    layout: &logkit::Layout,
+    (shard, shards): (u16, u16),
+) -> logkit::Settings {
     let table_blocks = layout.blocks_in(settings.table_bytes);
     logkit::Settings {
         user_stream: write_stream(shard),
@@ -225,6 +231,7 @@ impl Core {
             changed: Notify::new(),
             pending: RefCell::default(),
             has_pending: Notify::new(),
+            incomplete: RefCell::default(),
             submitted: Cell::new(0),
             ended: Cell::new(0),
             gate: KeyGate::default(),
@@ -334,7 +341,9 @@ impl Core {
             return;
         }
         // Acknowledged writes may be in it whose record hasn't committed: it is replayed, above this sequence.
-        let record = self.appender.committed(write_stream(self.shard));
+        // An item whose last part hasn't committed is replayed as a whole.
+        let incomplete = self.incomplete.borrow().as_ref().map(|(record, _)| record - 1);
+        let record = incomplete.unwrap_or_else(|| self.appender.committed(write_stream(self.shard)));
         self.active.borrow().note_last(Flushed { record, sequence: self.sequence.get() });
         self.push_frozen();
     }
@@ -342,6 +351,9 @@ impl Core {
     /// Freezes the active buffer, and goes on with another.
     fn push_frozen(&self) {
         let next = WriteBuffer::new(&self.kit.pool, self.buffer_bytes());
+        if let Some((_, zones)) = &*self.incomplete.borrow() {
+            zones.iter().for_each(|zone| next.note_zone(*zone));
+        }
         let full = self.active.replace(next);
         self.frozen.borrow_mut().push(full);
         self.changed.notify_all();
@@ -458,7 +470,9 @@ impl Core {
             if self.kit.failure().is_some() {
                 let Pending { requests, .. } = self.pending.take();
                 let error = self.kit.failure().unwrap_or_else(|| Error::closed("the store is closed"));
-                requests.into_iter().for_each(|request| self.requests.item_ended(request, &Err(error.clone())));
+                requests
+                    .into_iter()
+                    .for_each(|request| self.requests.item_ended(request, &Err(error.clone())));
                 self.changed.notify_all();
                 return;
             }

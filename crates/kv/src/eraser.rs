@@ -42,14 +42,19 @@ impl Core {
     async fn erase_due(self: &Rc<Self>, limit: Duration) -> Result<()> {
         let homes = self.homes.borrow().clone();
         for home in &homes {
-            home.with(move |core: Rc<Core>| async move { core.freeze_old(limit); Ok(()) }).await?;
+            home.with(move |core: Rc<Core>| async move {
+                core.freeze_old(limit);
+                Ok(())
+            })
+            .await?;
         }
         self.note_full_zones();
         let due = self.erasure.due(EMPTY_AFTER);
         if due.is_empty() {
             return Ok(());
         }
-        let zones: Vec<(u32, u8)> = due.iter().map(|stale| (stale.zone, self.kit.pool.get(stale.zone).class)).collect();
+        let zones: Vec<(u32, u8)> =
+            due.iter().map(|stale| (stale.zone, self.kit.pool.get(stale.zone).class)).collect();
         if zones.iter().any(|(_, class)| *class == CHECKPOINT_CLASS) {
             checkpoint::seal(&self.kit).await;
         }
@@ -98,7 +103,8 @@ impl Core {
             self.zones.replace(open);
         }
         for (zone, class) in zones.iter().filter(|(_, class)| *class != LOG && *class != CHECKPOINT_CLASS) {
-            let files: Vec<Rc<TableFile>> = self.files.borrow().values().filter_map(|file| file.upgrade()).collect();
+            let files: Vec<Rc<TableFile>> =
+                self.files.borrow().values().filter_map(|file| file.upgrade()).collect();
             for file in files {
                 let mut extents: Vec<Extent> = Vec::new();
                 file.in_zone(*zone, |extent| extents.push(extent));
@@ -121,7 +127,8 @@ impl Core {
             if !is_there {
                 continue;
             }
-            let data = file.read(&self.reads, u64::from(first) * block as u64, blocks as usize * block).await?;
+            let data =
+                file.read(&self.reads, u64::from(first) * block as u64, blocks as usize * block).await?;
             let piece = Item::piece(file.clone(), first, from, data.freeze().into(), block);
             self.append_tables(class, vec![piece]).await?;
         }
@@ -137,4 +144,3 @@ impl Core {
         }
     }
 }
-

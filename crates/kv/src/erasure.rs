@@ -151,7 +151,11 @@ mod tests {
         erasure.stale_since(Stale { zone: 2, generation: 0, since: now });
         assert!(erasure.due(0.0).is_empty(), "nothing was deleted");
         erasure.deleted(now);
-        assert_eq!(erasure.due(0.5), [Stale { zone: 2, generation: 0, since: now - 11_000 }], "the earliest time stays");
+        assert_eq!(
+            erasure.due(0.5),
+            [Stale { zone: 2, generation: 0, since: now - 11_000 }],
+            "the earliest time stays"
+        );
         assert_eq!(erasure.alarms().0, 1, "a quarter of 40 s has passed");
         pool.set_free(2, 1);
         assert!(erasure.all().is_empty());

@@ -95,6 +95,8 @@ pub enum Origin {
     },
     /// A change of the manifest, with the tables that it adds.
     Edit(Box<(Edit, Vec<Rc<TableFile>>)>),
+    /// A part of an edit before its last one.
+    EditPart,
 }
 
 /// Bytes that several records may have parts of.
@@ -176,6 +178,11 @@ impl Item {
         self.data.is_empty() || self.offset as usize + self.data.len() >= self.body.bytes.len()
     }
 
+    /// Whether it is a part of writes that are in several records.
+    pub fn is_part(&self) -> bool {
+        matches!(self.origin, Origin::Writes { .. } | Origin::Shared) && (self.offset > 0 || !self.is_last_part())
+    }
+
     /// Splits off the first blocks.
     pub fn cut(&mut self, blocks: u32) -> Item {
         let at = (blocks * self.block) as usize;
@@ -192,9 +199,11 @@ impl Item {
                 Origin::Piece { table: table.clone(), first: begin, from: place }
             }
             // The parts before the last one have no effect.
-            _ => Origin::Shared,
+            Origin::Edit(_) | Origin::EditPart => Origin::EditPart,
+            Origin::Writes { .. } | Origin::Shared => Origin::Shared,
         };
-        let part = Item { origin, body: self.body.clone(), offset: self.offset, data: first, block: self.block };
+        let part =
+            Item { origin, body: self.body.clone(), offset: self.offset, data: first, block: self.block };
         self.offset += at as u32;
         part
     }
@@ -203,7 +212,7 @@ impl Item {
         match self.origin {
             Origin::Writes { .. } | Origin::Shared => WRITES,
             Origin::Piece { .. } => PIECE,
-            Origin::Edit(_) => EDIT,
+            Origin::Edit(_) | Origin::EditPart => EDIT,
         }
     }
 }
@@ -322,7 +331,9 @@ impl Recorded {
         let mut left = record.header.blocks;
         while !source.is_empty() {
             let item = Recorded::decode(&mut source)?;
-            left = left.checked_sub(item.blocks()).ok_or_else(|| source.corrupt("more blocks than the record has"))?;
+            left = left
+                .checked_sub(item.blocks())
+                .ok_or_else(|| source.corrupt("more blocks than the record has"))?;
             items.push(item);
         }
         match left {
@@ -336,7 +347,8 @@ impl Recorded {
         match kind {
             PIECE => {
                 let table = u64::from_le_bytes(array(source)?);
-                let [first, blocks, zone, position] = [word(source)?, word(source)?, word(source)?, word(source)?];
+                let [first, blocks, zone, position] =
+                    [word(source)?, word(source)?, word(source)?, word(source)?];
                 Ok(Recorded::Piece { table, first, blocks, from: Place { zone, position } })
             }
             WRITES | EDIT => {

@@ -92,7 +92,8 @@ impl<'a> Writer<'a> {
 
     /// Adds an entry that is kept, to the next table if this one is full: all versions of a key are in one table.
     async fn add_kept(&mut self, entry: Entry<'_>, ranges: &mut Clip) -> Result<()> {
-        let is_full = self.level > 0 && self.bytes() >= self.core.settings.table_bytes && entry.key != self.last_key;
+        let is_full =
+            self.level > 0 && self.bytes() >= self.core.settings.table_bytes && entry.key != self.last_key;
         if is_full {
             for range in ranges.until(Some(entry.key)) {
                 self.builder().add_range_tombstone(range)?;
@@ -202,9 +203,11 @@ impl Core {
         while !self.kit.is_closing() && self.kit.failure().is_none() {
             let changed = self.changed.notified();
             let now = crate::batch::now();
-            let (job, due) = self.with_tree(|tree| (self.compaction.next(tree, now), self.compaction.wakes_at(tree)));
+            let (job, due) =
+                self.with_tree(|tree| (self.compaction.next(tree, now), self.compaction.wakes_at(tree)));
             let Some(job) = job else {
-                let wait = due.map_or(LOOK, |due| Duration::from_millis(due.saturating_sub(now).max(1)).min(LOOK));
+                let wait =
+                    due.map_or(LOOK, |due| Duration::from_millis(due.saturating_sub(now).max(1)).min(LOOK));
                 // A timeout only lets it look again.
                 let _elapsed = runtime::timeout(wait, changed).await;
                 continue;
@@ -239,7 +242,10 @@ impl Core {
             entries: summary.entries,
             tombstones: summary.tombstones + summary.range_tombstones,
             oldest_tombstone: oldest_delete(summary),
-            is_held: table.file.held_by().is_some_and(|held| self.snapshots.borrow().range(..=held).next().is_some()),
+            is_held: table
+                .file
+                .held_by()
+                .is_some_and(|held| self.snapshots.borrow().range(..=held).next().is_some()),
             garbage: self.garbage(table),
         }
     }
@@ -321,13 +327,29 @@ impl Core {
     }
 
     /// Appends an edit that adds new tables, and waits until it has taken effect.
-    async fn append_edit(self: &Rc<Self>, mut edit: Edit, output: Output, level: usize, class: u8) -> Result<()> {
+    async fn append_edit(
+        self: &Rc<Self>,
+        mut edit: Edit,
+        output: Output,
+        level: usize,
+        class: u8,
+    ) -> Result<()> {
         let _alone = self.mover.acquire(1).await;
         // From here on no piece is moved before the edit has its place.
+        for moved in &mut edit.added {
+            let file = self.file(moved.id);
+            moved.extents = file.map_or_else(Vec::new, |file| file.extents());
+        }
         let created = crate::batch::now();
         let mut files = Vec::new();
         for (summary, file) in output.tables {
-            edit.added.push(TableMeta { id: file.id, level: level as u8, created, summary, extents: file.extents() });
+            edit.added.push(TableMeta {
+                id: file.id,
+                level: level as u8,
+                created,
+                summary,
+                extents: file.extents(),
+            });
             files.push(file);
         }
         let item = Item::edit(edit, files, self.kit.layout.block_bytes());
@@ -343,7 +365,7 @@ impl Core {
         let find = |ids: &[TableId]| -> Vec<Rc<Table>> {
             levels.all().filter(|table| ids.contains(&table.meta.id)).cloned().collect()
         };
-        let ids: Vec<TableId> = job.inputs.iter().flat_map(|inputs| inputs.tables.iter().copied()).collect();
+        let ids: Vec<TableId> = job.inputs.iter().chain(&job.overlapped).copied().collect();
         let inputs = find(&ids);
         let now = crate::batch::now();
         if job.is_trivial_move {
@@ -359,10 +381,15 @@ impl Core {
         let mut cursors = Vec::new();
         let mut tombstones = Vec::new();
         for (number, level) in levels.0.iter().enumerate() {
-            let chosen: Vec<Rc<Table>> =
-                level.iter().filter(|table| inputs.iter().any(|input| Rc::ptr_eq(input, table))).cloned().collect();
+            let chosen: Vec<Rc<Table>> = level
+                .iter()
+                .filter(|table| inputs.iter().any(|input| Rc::ptr_eq(input, table)))
+                .cloned()
+                .collect();
             match number {
-                0 => cursors.extend(chosen.iter().map(|table| AnyCursor::WholeTable(Box::new(table.sequential(&self.reads))))),
+                0 => cursors.extend(
+                    chosen.iter().map(|table| AnyCursor::WholeTable(Box::new(table.sequential(&self.reads)))),
+                ),
                 _ if !chosen.is_empty() => {
                     let reads = self.reads.clone();
                     let open = move |table: &Rc<Table>| table.sequential(&reads);
@@ -374,13 +401,14 @@ impl Core {
                 tombstones.extend(table.reader().range_tombstones().await?.iter().cloned());
             }
         }
-        // Below are the tables of deeper levels, and older ones of the levels that the inputs are from.
+        // Below are the tables of deeper levels, and those of level 0 that are older than the inputs from there.
+        let oldest0 = inputs.iter().filter(|input| input.meta.level == 0).map(|input| input.meta.id).min();
         let below: Vec<Rc<Table>> = levels
             .all()
             .filter(|table| !inputs.iter().any(|input| Rc::ptr_eq(input, table)))
             .filter(|table| {
-                usize::from(table.meta.level) > job.target
-                    || table.meta.level == 0 && inputs.iter().all(|input| input.meta.level > 0 || table.meta.id < input.meta.id)
+                let is_older = table.meta.level == 0 && oldest0.is_some_and(|oldest| table.meta.id < oldest);
+                usize::from(table.meta.level) > job.target || is_older
             })
             .cloned()
             .collect();
@@ -438,9 +466,11 @@ fn is_bottom_range<'a>(
     let levels = core.levels.borrow().clone();
     move |range| {
         let overlaps = |table: &Rc<Table>| {
-            table.meta.summary.smallest.as_slice() < range.to.as_slice() && range.from <= table.meta.summary.largest
+            table.meta.summary.smallest.as_slice() < range.to.as_slice()
+                && range.from <= table.meta.summary.largest
         };
-        let deeper = levels.all().filter(|table| usize::from(table.meta.level) > level).any(|table| overlaps(table));
+        let deeper =
+            levels.all().filter(|table| usize::from(table.meta.level) > level).any(|table| overlaps(table));
         !deeper && is_bottom(&range.from)
     }
 }

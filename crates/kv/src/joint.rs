@@ -74,11 +74,16 @@ impl Core {
         self.check_open()?;
         self.submit();
         let all = parts.iter().map(|(shard, batch)| Part { shard: *shard, bytes: batch.bytes() });
-        let others = parts.iter().map(|(shard, _)| *shard).filter(|shard| *shard != self.shard).map(write_stream);
+        let others =
+            parts.iter().map(|(shard, _)| *shard).filter(|shard| *shard != self.shard).map(write_stream);
         let others: SmallVec<[_; 1]> = others.collect();
         let request = self.requests.begin(1, None);
         let requests = SmallVec::from_slice(&[request]);
-        lane::push(self, WRITE_CLASS, Item::writes(encode_parts(all), others, requests, false, self.kit.layout.block_bytes()));
+        lane::push(
+            self,
+            WRITE_CLASS,
+            Item::writes(encode_parts(all), others, requests, false, self.kit.layout.block_bytes()),
+        );
         self.kit.events.work.notify_one();
         self.requests.wait(request).await
     }

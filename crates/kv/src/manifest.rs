@@ -71,7 +71,8 @@ impl TableMeta {
         let mut extents = Vec::new();
         let mut next = 0u32;
         for _ in 0..reader.count(16)? {
-            let [first, blocks, zone, position] = [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
+            let [first, blocks, zone, position] =
+                [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
             let end = first.checked_add(blocks).filter(|_| first == next && blocks > 0);
             next = end.ok_or_else(|| reader.strange("extents of a table with a gap"))?;
             extents.push(Extent { first, blocks, place: Place { zone, position } });

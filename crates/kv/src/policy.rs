@@ -5,16 +5,16 @@
 //! a restart.
 //!
 //! - [`saturation`], [`fade`], [`zap`]: the compaction policies; [`compaction`] returns one by name.
-//! - [`placement`]: the class of the zone of a new table; [`lives`]: measured lifetimes of tables.
+//! - [`mod@placement`]: the class of the zone of a new table; [`lives`]: measured lifetimes of tables.
 //! - [`shape`]: what the compaction policies share: sizes of levels, overlaps, the construction of jobs.
 //!
 //! # Contract of a job
 //! The store runs one job of a tree at a time; flushes to level 0 go on beside it. It merges the inputs, writes the result to the
-//! target level, and cuts it into tables anywhere. The range of the outputs lies in the range from the smallest to the largest key of
-//! the inputs. A policy returns only jobs with which the tree keeps its order:
-//! 1. The inputs contain all tables of the target level that overlap the range of the inputs above it.
-//! 2. The inputs contain all tables between the first level of the job and its target that overlap the range of the inputs above them.
-//! 3. With a table of level 0 the inputs contain all tables of level 0 that overlap it: none of them is older and stays above.
+//! target level, and cuts it into tables anywhere but between versions of one key. The range of the outputs lies in the range from the smallest to the
+//! largest key of the tables that take part. A policy returns only jobs with which the tree keeps its order:
+//! 1. All tables of the target level that overlap the range of the inputs take part.
+//! 2. No table of a level between overlaps the range of the inputs.
+//! 3. With a table of level 0 all tables of level 0 that overlap it take part: none of them is older and stays above.
 //!
 //! # What the store owes
 //! - A merge drops a tombstone if no table below the target level overlaps its key and no snapshot needs it.
@@ -138,23 +138,18 @@ pub enum Reason {
     Deadline,
 }
 
-/// Inputs of a job in one level.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inputs {
-    /// The level.
-    pub level: usize,
-    /// Numbers of the tables, in the order of the level; at least one.
-    pub tables: Vec<u64>,
-}
-
 /// A compaction: a merge of tables into a level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Inputs by level, from the highest (the lowest number) down to the target; levels without inputs are left out. Entries of an
-    /// earlier level are newer.
-    pub inputs: Vec<Inputs>,
-    /// Level of the outputs; that of the only inputs, if a table is rewritten to drop its tombstones.
+    /// Level of the inputs.
+    pub level: usize,
+    /// Numbers of the tables of this level that take part, in its order; at least one.
+    pub inputs: Vec<u64>,
+    /// Level of the outputs: a deeper one, or the same if a table is rewritten to drop its tombstones. Levels between are passed only
+    /// where they have nothing in the range of the inputs.
     pub target: usize,
+    /// Numbers of the tables of the target level that take part, in its order. Their entries are older than those of the inputs.
+    pub overlapped: Vec<u64>,
     /// Why it is due.
     pub reason: Reason,
     /// The inputs need no merge: they become tables of the target level as they are.

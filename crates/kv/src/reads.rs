@@ -131,8 +131,11 @@ impl Core {
         let snapshot = scan.snapshot.unwrap_or(self.sequence.get());
         let levels = self.levels.borrow().clone();
         let memtables = self.memtables();
-        let mut ranges: Vec<Rc<RangeTombstones>> =
-            memtables.iter().map(|memtable| memtable.range_tombstones()).filter(|ranges| !ranges.is_empty()).collect();
+        let mut ranges: Vec<Rc<RangeTombstones>> = memtables
+            .iter()
+            .map(|memtable| memtable.range_tombstones())
+            .filter(|ranges| !ranges.is_empty())
+            .collect();
         let mut cursors: Vec<AnyCursor> =
             memtables.iter().map(|memtable| AnyCursor::Memtable(memtable.cursor())).collect();
         let is_in = |table: &Rc<Table>| {

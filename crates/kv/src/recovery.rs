@@ -5,17 +5,16 @@
 use crate::core::{Core, Found as FoundShard, kit_settings};
 use crate::erasure::{Erasure, Stale};
 use crate::item::{Place, Recorded, decode_parts};
-use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, TableId, table_stream, write_stream};
+use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, table_stream, write_stream};
 use crate::settings::Settings;
 use crate::tables::place;
-use block::{BlockSize, Error, Result, ZonesPart, Zones};
+use block::{BlockSize, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::Policy;
 use logkit::recovery::{self, Opening};
 use logkit::scan::{self, Found};
 use logkit::{Kit, Layout, Owner, Parts, StreamId, lane};
 use runtime::{Home, ShardIndex};
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -99,7 +98,17 @@ struct Assembly {
 
 impl Assembly {
     /// Adds a part; returns the whole with its zones once it is complete.
-    fn add(&mut self, part: &[u8], offset: u32, length: u32, zone: u32) -> Option<(Vec<u8>, SmallVec<[u32; 2]>)> {
+    fn add(
+        &mut self,
+        part: &[u8],
+        offset: u32,
+        length: u32,
+        zone: u32,
+    ) -> Option<(Vec<u8>, SmallVec<[u32; 2]>)> {
+        if offset == 0 && part.len() >= length as usize {
+            // A record of another shard may lie between two parts.
+            return Some((part[..length as usize].to_vec(), SmallVec::from_slice(&[zone])));
+        }
         if offset == 0 {
             *self = Assembly { length: length as usize, ..Assembly::default() };
         }
@@ -131,13 +140,13 @@ async fn replay(
     let (users, tables) = (write_stream(shard), table_stream(shard));
     let covered = &opening.root.covered;
     let is_own = |record: &&Found| {
-        let is_after = |stream: StreamId| recovery::number_in(*record, stream).is_some_and(|number| number > covered.of(stream));
+        let is_after = |stream: StreamId| {
+            recovery::number_in(*record, stream).is_some_and(|number| number > covered.of(stream))
+        };
         record.header.stream == tables && is_after(tables) || is_after(users)
     };
     let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
     recovery::sort_for_replay(&mut records, users);
-    // Pieces of tables that no edit has added yet.
-    let mut pieces: HashMap<TableId, Vec<Extent>> = HashMap::new();
     let mut writes: Vec<(Vec<u8>, SmallVec<[u32; 2]>, u64)> = Vec::new();
     let (mut written, mut edited) = (Assembly::default(), Assembly::default());
     for record in &records {
@@ -149,22 +158,28 @@ async fn replay(
                 Recorded::Piece { table, first, blocks, from } => {
                     let run = Extent { first, blocks, place: Place { zone, position } };
                     manifest.next_table = manifest.next_table.max(table + 1);
-                    let known = manifest.tables.iter_mut().find(|known| known.id == table);
-                    let extents = known.map_or_else(|| pieces.entry(table).or_default(), |known| &mut known.extents);
-                    place(extents, run, from, |_, _| {});
+                    // An edit names the pieces that were written before it.
+                    if let Some(known) = manifest.tables.iter_mut().find(|known| known.id == table) {
+                        place(&mut known.extents, run, from, |_, _| {});
+                    }
                 }
                 Recorded::Body { is_edit, length, offset, inline, blocks } => {
                     let part = match inline {
                         Some(inline) => inline,
-                        None => scan::read(zones, &opening.layout, zone, position, blocks).await.map(|it| it.to_vec())?,
+                        None => scan::read(zones, &opening.layout, zone, position, blocks)
+                            .await
+                            .map(|it| it.to_vec())?,
                     };
                     let assembly = if is_edit { &mut edited } else { &mut written };
                     let whole = assembly.add(&part, offset, length, zone);
                     match whole {
-                        Some((bytes, _)) if is_edit => apply_edit(&mut manifest, &mut pieces, Edit::decode(&bytes)?),
+                        Some((bytes, _)) if is_edit => {
+                            manifest.apply(Edit::decode(&bytes)?)
+                        }
                         Some((bytes, zones)) => {
                             let number = recovery::number_in(record, users);
-                            let number = number.ok_or_else(|| Error::corrupt("writes in a record of tables"))?;
+                            let number =
+                                number.ok_or_else(|| Error::corrupt("writes in a record of tables"))?;
                             decode_parts(&bytes, |part| {
                                 if part.shard == shard {
                                     writes.push((part.bytes.to_vec(), zones.clone(), number));
@@ -182,26 +197,21 @@ async fn replay(
     let mut accounts = opening.pool.accounts();
     for extent in manifest.tables.iter().flat_map(|table| &table.extents) {
         if extent.place.zone >= opening.layout.zones
-            || extent.place.position.checked_add(extent.blocks).is_none_or(|end| end > opening.layout.zone_blocks)
+            || extent
+                .place
+                .position
+                .checked_add(extent.blocks)
+                .is_none_or(|end| end > opening.layout.zone_blocks)
         {
-            return Err(Error::corrupt(format!("the manifest of shard {shard} names blocks outside the zones: {extent:?}")));
+            return Err(Error::corrupt(format!(
+                "the manifest of shard {shard} names blocks outside the zones: {extent:?}"
+            )));
         }
         accounts.add_live(extent.place.zone, extent.blocks);
     }
     drop(accounts);
     writes.retain(|(_, _, number)| *number > manifest.flushed.record);
     Ok(FoundShard { manifest, writes })
-}
-
-/// Applies an edit of the log: a table's pieces may have been moved between the time at which the edit was made and its record.
-fn apply_edit(manifest: &mut Manifest, pieces: &mut HashMap<TableId, Vec<Extent>>, mut edit: Edit) {
-    for added in &mut edit.added {
-        let known = manifest.tables.iter().find(|table| table.id == added.id).map(|table| table.extents.clone());
-        if let Some(extents) = pieces.remove(&added.id).or(known) {
-            added.extents = extents;
-        }
-    }
-    manifest.apply(edit);
 }
 
 /// The shard of the runtime on which a shard of the store is.
@@ -228,11 +238,18 @@ async fn start(
     };
     let mut homes = vec![Home::here(core.clone())];
     for (shard, found) in (1..).zip(found) {
-        let (peer, zones, settings, erasure) = (core.kit().peer(), zones.clone(), settings.clone(), core.erasure.clone());
+        let (peer, zones, settings, erasure) =
+            (core.kit().peer(), zones.clone(), settings.clone(), core.erasure.clone());
         let begin = move || async move {
             let handle = zones.open().await?;
             let kit = |policy: Box<dyn Policy>| {
-                Kit::join(peer, handle, kit_settings(&settings, &layout, (shard, shards)), policy, &own(shard))
+                Kit::join(
+                    peer,
+                    handle,
+                    kit_settings(&settings, &layout, (shard, shards)),
+                    policy,
+                    &own(shard),
+                )
             };
             Ok::<_, Error>(Home::here(Core::new((shard, shards), kit, &settings, found, |_| erasure)?))
         };

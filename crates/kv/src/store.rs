@@ -167,7 +167,8 @@ impl Store {
 
     async fn write_one(&self, write: Write<'_>) -> Result<()> {
         write.check()?;
-        let (Write::Put { key, .. } | Write::Delete { key, .. } | Write::DeleteRange { from: key, .. }) = write;
+        let (Write::Put { key, .. } | Write::Delete { key, .. } | Write::DeleteRange { from: key, .. }) =
+            write;
         let mut batch = Batch::new();
         batch.push(write);
         self.write_to(self.home(key), batch, self.acknowledge).await
@@ -208,7 +209,9 @@ impl Store {
                 self.write_to(&self.homes[usize::from(shard)], part, acknowledge).await
             }
             _ => {
-                self.homes[0].with(move |core: Rc<Core>| async move { core.write_joint(parts).await }).await?;
+                self.homes[0]
+                    .with(move |core: Rc<Core>| async move { core.write_joint(parts).await })
+                    .await?;
                 match acknowledge {
                     Acknowledge::Flushed => self.flush().await,
                     _ => Ok(()),
@@ -233,7 +236,9 @@ impl Store {
             let (update, result) = change(core.get(&key, None).await?);
             if let Some(update) = update {
                 let write = match &update {
-                    Update::Put(stored) => Write::Put { key: &key, value: &stored.value, expires: stored.expires },
+                    Update::Put(stored) => {
+                        Write::Put { key: &key, value: &stored.value, expires: stored.expires }
+                    }
                     Update::Delete => Write::Delete { key: &key, deleted: now() },
                 };
                 write.check()?;
@@ -278,7 +283,8 @@ impl Store {
     /// # Errors
     /// [`Error::Closed`].
     pub async fn snapshot(&self) -> Result<Snapshot> {
-        let sequences = self.homes[0].with(|core: Rc<Core>| async move { core.take_snapshot().await }).await?;
+        let sequences =
+            self.homes[0].with(|core: Rc<Core>| async move { core.take_snapshot().await }).await?;
         Ok(Snapshot { homes: self.homes.clone(), sequences })
     }
 
@@ -289,7 +295,16 @@ impl Store {
     pub async fn iterate(&self, from: &[u8], to: Option<&[u8]>) -> Result<Iterator> {
         let snapshot = self.snapshot().await?;
         let (from, to) = (from.to_vec(), to.map(<[u8]>::to_vec));
-        Ok(Iterator { store: self.clone(), snapshot, from, to, fetched: Pairs::new(), at: 0, is_backward: false, has_more: false })
+        Ok(Iterator {
+            store: self.clone(),
+            snapshot,
+            from,
+            to,
+            fetched: Pairs::new(),
+            at: 0,
+            is_backward: false,
+            has_more: false,
+        })
     }
 
     /// Makes durable what was acknowledged.
@@ -367,7 +382,9 @@ impl Store {
             };
             closed = closed.and(home.with(seal).await);
         }
-        let is_clean = |core: Rc<Core>| async move { Ok(core.active.borrow().is_empty() && core.frozen.borrow().is_empty()) };
+        let is_clean = |core: Rc<Core>| async move {
+            Ok(core.active.borrow().is_empty() && core.frozen.borrow().is_empty())
+        };
         let mut clean = true;
         for home in self.homes.iter() {
             clean &= home.with(is_clean).await.unwrap_or(false);
@@ -441,7 +458,10 @@ fn join(answers: Vec<(Pairs, bool)>, is_backward: bool, most: usize) -> (Pairs, 
         return answers.into_iter().next().unwrap_or_default();
     }
     let is_before = |a: &[u8], b: &[u8]| if is_backward { a > b } else { a < b };
-    let ends = answers.iter().filter(|(_, has_more)| *has_more).map(|(pairs, _)| pairs.last().map(|(key, _)| key.clone()));
+    let ends = answers
+        .iter()
+        .filter(|(_, has_more)| *has_more)
+        .map(|(pairs, _)| pairs.last().map(|(key, _)| key.clone()));
     let mut end: Option<Vec<u8>> = None;
     let mut has_more = false;
     for last in ends {
@@ -569,7 +589,9 @@ impl Core {
     /// Numbers of this shard.
     fn status(&self) -> Status {
         let levels = self.levels.borrow().clone();
-        let sum = |of: fn(&crate::table::Summary) -> u64| levels.all().map(|table| of(&table.meta.summary)).sum::<u64>();
+        let sum = |of: fn(&crate::table::Summary) -> u64| {
+            levels.all().map(|table| of(&table.meta.summary)).sum::<u64>()
+        };
         let buffers = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum::<usize>()
             + self.active.borrow().memtable.bytes();
         let (cache_bytes, hits, misses) = self.cache.statistics();

@@ -8,7 +8,7 @@
 //! The layout follows LevelDB's tables: prefix compression with restart points, an index, a filter, a footer. `book/src/formats/kv-table.md`
 //! has it byte by byte.
 //!
-//! Bytes may be anything: every deviation that is met is [`Error::Corrupt`](block::Error::Corrupt) with the block's offset, and no
+//! Bytes may be anything: every deviation that is met is [`Error::Corrupt`](::block::Error::Corrupt) with the block's offset, and no
 //! block takes more memory than its stored length justifies. Left to others: I/O, caching, and what range tombstones hide.
 
 mod block;
@@ -37,18 +37,18 @@ pub use self::summary::{FOOTER_BYTES, Summary, decode_footer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
     /// Not at all.
-    None,
+    None = 0,
     /// LZ4, each block on its own; a block that it doesn't shrink by an eighth is stored as it is.
     #[default]
-    Lz4,
+    Lz4 = 1,
 }
 
 /// How a table is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Size of data blocks before compression, in bytes: a block is ended when it is reached.
+    /// Size of data blocks before compression, in bytes, at most 16 MiB: a block is ended when it is reached.
     pub block_bytes: usize,
-    /// Compression of the blocks.
+    /// Compression of data blocks and of the index.
     pub compression: Compression,
     /// Bits of the filter for each key, at most 32; 0 for no filter.
     pub filter_bits: u32,

@@ -94,7 +94,11 @@ impl TableFile {
 
     /// Visits the runs of the table that are in a zone.
     pub fn in_zone(&self, zone: u32, mut visit: impl FnMut(Extent)) {
-        self.extents.borrow().iter().filter(|extent| extent.place.zone == zone).for_each(|extent| visit(*extent));
+        self.extents
+            .borrow()
+            .iter()
+            .filter(|extent| extent.place.zone == zone)
+            .for_each(|extent| visit(*extent));
     }
 
     /// Reads bytes of the table.
@@ -151,12 +155,17 @@ pub fn place(extents: &mut Vec<Extent>, run: Extent, from: Place, mut change: im
     let mut placed = Vec::with_capacity(extents.len() + 2);
     for extent in extents.drain(..) {
         let (begin, end) = (extent.first.max(run.first), extent.end().min(run.end()));
-        let is_there = begin < end && extent.place.after(begin - extent.first) == from.after(begin - run.first);
+        let is_there =
+            begin < end && extent.place.after(begin - extent.first) == from.after(begin - run.first);
         if !is_there {
             placed.push(extent);
             continue;
         }
-        let part = |first: u32, end: u32, of: Extent| Extent { first, blocks: end - first, place: of.place.after(first - of.first) };
+        let part = |first: u32, end: u32, of: Extent| Extent {
+            first,
+            blocks: end - first,
+            place: of.place.after(first - of.first),
+        };
         let (old, new) = (part(begin, end, extent), part(begin, end, run));
         change(new, true);
         change(old, false);
@@ -170,7 +179,10 @@ impl Drop for TableFile {
     fn drop(&mut self) {
         let mut accounts = self.kit.pool.accounts();
         let clock = self.kit.clock();
-        self.extents.borrow().iter().for_each(|extent| accounts.remove_live(extent.place.zone, extent.blocks, clock));
+        self.extents
+            .borrow()
+            .iter()
+            .for_each(|extent| accounts.remove_live(extent.place.zone, extent.blocks, clock));
         drop(accounts);
         self.extents.borrow().iter().for_each(|extent| self.erasure.stale(extent.place.zone));
         self.kit.events.cleaner.notify_all();
@@ -225,7 +237,13 @@ impl std::fmt::Debug for BlockCache {
 impl BlockCache {
     /// A cache of this many bytes.
     pub fn new(bytes: u64) -> Self {
-        let blocks = Blocks::with((bytes / 4096).max(16) as usize, bytes, Weight, BuildHasherDefault::default(), Default::default());
+        let blocks = Blocks::with(
+            (bytes / 4096).max(16) as usize,
+            bytes,
+            Weight,
+            BuildHasherDefault::default(),
+            Default::default(),
+        );
         BlockCache { blocks: RefCell::new(blocks), hits: Cell::new(0), misses: Cell::new(0) }
     }
 
@@ -270,7 +288,8 @@ impl Source for Cached {
 
 fn decode(file: &TableFile, bytes: &[u8], from: usize, handle: BlockHandle) -> Result<Block> {
     let stored = bytes.get(from..from + handle.length as usize);
-    let stored = stored.ok_or_else(|| Error::corrupt(format!("table {}: a block is beyond its end", file.id)))?;
+    let stored =
+        stored.ok_or_else(|| Error::corrupt(format!("table {}: a block is beyond its end", file.id)))?;
     Block::decode(stored, handle).map_err(|error| error.in_context(format!("table {}", file.id)))
 }
 
@@ -329,7 +348,12 @@ pub struct Table {
 
 impl Table {
     /// A table that is written.
-    pub fn new(meta: TableMeta, file: Rc<TableFile>, cache: &Rc<BlockCache>, reads: &Arc<ShardReads>) -> Rc<Self> {
+    pub fn new(
+        meta: TableMeta,
+        file: Rc<TableFile>,
+        cache: &Rc<BlockCache>,
+        reads: &Arc<ShardReads>,
+    ) -> Rc<Self> {
         let source = Cached { file: file.clone(), cache: cache.clone(), reads: reads.clone() };
         let reader = Reader::new(source, &meta.summary);
         Rc::new(Table { meta, file, reader })
@@ -367,7 +391,6 @@ impl Table {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -395,7 +418,14 @@ mod tests {
         put(&mut extents, at(2, 3, 8, 1), Place { zone: 5, position: 3 });
         assert_eq!(extents[1], at(2, 3, 7, 1), "it isn't there any more");
         put(&mut extents, at(0, 8, 9, 1), Place { zone: 5, position: 1 });
-        assert_eq!(extents, [at(0, 2, 9, 1), at(2, 3, 7, 1), at(5, 3, 9, 6), at(8, 2, 6, 1)], "those that are still there");
-        assert_eq!(live.into_iter().filter(|(_, blocks)| *blocks != 0).collect::<Vec<_>>(), [(6, 2), (7, 3), (9, 5)]);
+        assert_eq!(
+            extents,
+            [at(0, 2, 9, 1), at(2, 3, 7, 1), at(5, 3, 9, 6), at(8, 2, 6, 1)],
+            "those that are still there"
+        );
+        assert_eq!(
+            live.into_iter().filter(|(_, blocks)| *blocks != 0).collect::<Vec<_>>(),
+            [(6, 2), (7, 3), (9, 5)]
+        );
     }
 }

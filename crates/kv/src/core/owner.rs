@@ -34,7 +34,7 @@ impl Core {
                     self.submitted_ended();
                 }
             }
-            Origin::Edit(_) | Origin::Piece { .. } | Origin::Shared => {}
+            Origin::Edit(_) | Origin::EditPart | Origin::Piece { .. } | Origin::Shared => {}
         }
     }
 
@@ -42,6 +42,9 @@ impl Core {
     fn commit_writes(&self, item: &Item, zone: u32) -> Result<()> {
         let buffer = self.active.borrow().clone();
         buffer.note_zone(zone);
+        if item.is_part() {
+            self.note_part(item, zone);
+        }
         if !item.is_last_part() || item.body.is_refused.get() {
             return Ok(());
         }
@@ -52,6 +55,18 @@ impl Core {
             })?;
         }
         Ok(())
+    }
+
+    /// Notes a part of an item that is in several records: until the last one has committed, the first one is needed.
+    fn note_part(&self, item: &Item, zone: u32) {
+        let mut incomplete = self.incomplete.borrow_mut();
+        if item.is_last_part() {
+            let zones = incomplete.take().map(|(_, zones)| zones);
+            zones.into_iter().flatten().for_each(|zone| self.active.borrow().note_zone(zone));
+            return;
+        }
+        let record = self.appender.committed(write_stream(self.shard));
+        incomplete.get_or_insert_with(|| (record, Default::default())).1.push(zone);
     }
 
     /// Lets an edit of the manifest take effect.
@@ -67,7 +82,8 @@ impl Core {
         });
         for meta in &edit.added {
             let known = added.iter().find(|file| file.id == meta.id).cloned();
-            let file = known.or_else(|| moved.iter().find(|table| table.meta.id == meta.id).map(|it| it.file.clone()));
+            let file = known
+                .or_else(|| moved.iter().find(|table| table.meta.id == meta.id).map(|it| it.file.clone()));
             let file = file.expect("an edit adds tables that were written, or are in another level");
             tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads));
         }
@@ -75,7 +91,7 @@ impl Core {
         if let Some(flushed) = edit.flushed {
             self.flushed.set(flushed);
             let mut frozen = self.frozen.borrow_mut();
-            while frozen.first().is_some_and(|buffer| buffer.last().record <= flushed.record) {
+            while frozen.first().is_some_and(|buffer| buffer.last().sequence <= flushed.sequence) {
                 frozen.remove(0).release(self.kit.clock());
             }
         }
@@ -122,7 +138,10 @@ impl Core {
     pub(crate) fn cut(&self) -> Cut {
         let tables = self.levels.borrow().all().map(|table| table.present_meta()).collect();
         let flushed = match self.settings.breaks(Broken::CoversBuffers) {
-            true => Flushed { record: self.appender.committed(write_stream(self.shard)), sequence: self.sequence.get() },
+            true => Flushed {
+                record: self.appender.committed(write_stream(self.shard)),
+                sequence: self.sequence.get(),
+            },
             false => self.flushed.get(),
         };
         let manifest = crate::manifest::Manifest { tables, flushed, next_table: self.next_table.get() };
@@ -176,7 +195,8 @@ impl Owner for Core {
                 Origin::Writes { .. } | Origin::Shared => {
                     user_blocks += u64::from(blocks);
                     let outcome = self.commit_writes(item, zone);
-                    let refused = Err(Error::no_space("a part of the writes found no space; discard some data"));
+                    let refused =
+                        Err(Error::no_space("a part of the writes found no space; discard some data"));
                     if let Err(error) = &outcome {
                         self.fail(error);
                     }
@@ -195,7 +215,7 @@ impl Owner for Core {
                     }
                 }
                 Origin::Edit(edit) if item.is_last_part() => self.commit_edit(&edit.0, &edit.1),
-                Origin::Edit(_) => {}
+                Origin::Edit(_) | Origin::EditPart => {}
             }
             place = place.after(blocks);
         }
@@ -211,6 +231,9 @@ impl Owner for Core {
 
     fn refuse(&self, item: &Item, error: &Error) {
         item.body.is_refused.set(true);
+        if item.is_part() {
+            self.incomplete.take();
+        }
         self.end(item, &Err(error.clone()));
     }
 
@@ -307,7 +330,10 @@ impl Owner for Core {
                     let position = record.header.position + 1 + at;
                     let piece = Piece { position, count: blocks, name, offset: 0, record: number, first: at };
                     let own = pieces.get_mut(usize::from(shard));
-                    own.ok_or_else(|| Error::corrupt(format!("a record of shard {shard}, which isn't there")))?.push(piece);
+                    own.ok_or_else(|| {
+                        Error::corrupt(format!("a record of shard {shard}, which isn't there"))
+                    })?
+                    .push(piece);
                 }
                 at += item.blocks();
             }
@@ -344,7 +370,9 @@ impl Owner for Core {
             let from = Place { zone: victim.zone(), position: piece.position };
             blocks += piece.count;
             let own = moves.get_mut(usize::from(piece.name.shard));
-            own.into_iter().for_each(|own| own.push((piece.name.table, piece.name.block + piece.offset, from, data.clone())));
+            own.into_iter().for_each(|own| {
+                own.push((piece.name.table, piece.name.block + piece.offset, from, data.clone()))
+            });
         }
         self.kit.pace.moved(blocks);
         let class = victim.class();

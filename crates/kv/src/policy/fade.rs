@@ -8,6 +8,9 @@
 //!
 //! In the paper level 0 is the memtable. Here it is the memtable with level 0, which is flushed from it unmerged. D is
 //! `delete_persistence` without the share for resets, so that all policies keep the same promise.
+//!
+//! A job begins when its table has expired, so the time that jobs take comes on top. Where expired tables of the first levels keep
+//! compaction busy, those of deeper levels wait: FADE has no bound then.
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
@@ -85,5 +88,82 @@ impl Compaction for Fade {
         let power = |exponent: usize| self.multiplier.powi(exponent as i32) - 1.0;
         let share = if level + 1 >= last { 1.0 } else { power(level + 1) / power(last) };
         Some(oldest_tombstone.saturating_add((deadline as f64 * share) as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::properties::{deleted, parameters, table};
+    use super::super::{Compaction, CompactionParameters, Reason, TableView, Tree, compaction};
+
+    fn fade() -> Box<dyn Compaction> {
+        compaction("fade", parameters()).unwrap()
+    }
+
+    #[test]
+    fn times_to_live_grow_by_the_size_ratio_and_add_up_to_the_deadline() {
+        let due = |level| fade().due(level, 3, 5000).unwrap() - 5000;
+        let times: Vec<u64> =
+            (0..3).map(|level| if level == 0 { due(0) } else { due(level) - due(level - 1) }).collect();
+        assert_eq!(times, [9, 90, 901], "9/999, 90/999 and 900/999 of 1000 ms, rounded");
+        assert_eq!([due(2), due(3), due(9)], [1000; 3]);
+        assert_eq!(fade().due(0, 0, 0), Some(1000), "a tree of level 0 only");
+        let parameters = CompactionParameters { reset_share: 0.25, ..parameters() };
+        assert_eq!(compaction("fade", parameters).unwrap().due(2, 3, 0), Some(750));
+        let parameters = CompactionParameters { delete_persistence: None, ..parameters };
+        assert_eq!(compaction("fade", parameters).unwrap().due(2, 3, 0), None);
+    }
+
+    /// Three levels below level 0: tombstones of level 1 are due after 99 ms, of level 2 after 1000 ms.
+    fn tree() -> Tree<'static> {
+        let level1 = vec![deleted(10, "a", "b", 900), deleted(11, "c", "d", 880), deleted(12, "k", "l", 880)];
+        let level1 = level1.into_iter().map(|table| TableView { tombstones: table.id, ..table }).collect();
+        let level2 = vec![deleted(5, "a", "d", 0), table(6, "e", "z")];
+        Tree { levels: vec![vec![], level1, level2, vec![table(1, "a", "z")]] }
+    }
+
+    #[test]
+    fn the_first_level_with_expired_tables_gives_the_most_overdue_one_with_the_most_tombstones() {
+        assert_eq!(fade().wakes_at(&tree()), Some(979));
+        assert_eq!(fade().next(&tree(), 978), None);
+        let job = fade().next(&tree(), 1500).unwrap();
+        assert_eq!(
+            (&job.inputs[..], &job.overlapped[..]),
+            (&[12][..], &[6][..]),
+            "11 is as old, but has fewer tombstones; level 2 comes later"
+        );
+        assert_eq!((job.target, job.reason), (2, Reason::Deadline));
+    }
+
+    #[test]
+    fn saturation_chooses_the_most_tombstones_of_equal_overlaps() {
+        let level1 = vec![
+            table(10, "a", "a"),
+            table(11, "b", "b"),
+            deleted(12, "c", "c", 0),
+            table(13, "d", "d"),
+            table(14, "e", "e"),
+        ];
+        let job = fade().next(&Tree { levels: vec![vec![], level1, vec![table(1, "a", "z")]] }, 0).unwrap();
+        assert_eq!((job.inputs.contains(&12), job.reason), (true, Reason::Size));
+    }
+
+    #[test]
+    fn tombstones_of_the_last_level_go_by_a_rewrite_unless_a_snapshot_holds_them() {
+        let table = deleted(10, "a", "b", 0);
+        let job = fade().next(&Tree { levels: vec![vec![], vec![table]] }, 1000).unwrap();
+        assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[10][..], 1, false));
+        let held = Tree { levels: vec![vec![], vec![TableView { is_held: true, ..table }]] };
+        assert_eq!((fade().next(&held, 1000), fade().wakes_at(&held)), (None, None));
+    }
+
+    #[test]
+    fn an_expired_table_is_moved_only_where_one_below_overlaps_it() {
+        let move_to = |last: Vec<TableView<'static>>| {
+            let level1 = vec![deleted(10, "a", "b", 0)];
+            fade().next(&Tree { levels: vec![vec![], level1, vec![table(2, "x", "y")], last] }, 1000).unwrap()
+        };
+        assert!(move_to(vec![table(1, "a", "z")]).is_trivial_move, "level 3 has older versions");
+        assert!(!move_to(vec![table(1, "p", "z")]).is_trivial_move, "the merge drops the tombstones");
     }
 }

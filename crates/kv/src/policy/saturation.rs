@@ -57,3 +57,113 @@ impl Compaction for Saturation {
 pub(super) fn overlap_ratio(table: &TableView<'_>, overlapped: u64) -> f64 {
     overlapped as f64 / table.bytes.max(1) as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::properties::{deleted, parameters, table};
+    use super::super::{COMPACTIONS, Compaction, CompactionParameters, Reason, Tree, compaction};
+
+    fn saturation() -> Box<dyn Compaction> {
+        compaction("saturation", parameters()).unwrap()
+    }
+
+    #[test]
+    fn a_tree_within_its_limits_has_no_job_for_any_policy() {
+        let level1 = vec![table(5, "a", "b"), table(4, "c", "d"), table(3, "e", "f"), table(2, "g", "h")];
+        let tree =
+            Tree { levels: vec![vec![table(9, "a", "z"), table(8, "a", "z"), table(7, "a", "z")], level1] };
+        for name in COMPACTIONS {
+            let policy = compaction(name, parameters()).unwrap();
+            assert_eq!((policy.next(&tree, 0), policy.wakes_at(&tree)), (None, None), "{name}");
+            assert_eq!(policy.next(&Tree::default(), 0), None, "{name}: an empty tree");
+        }
+    }
+
+    #[test]
+    fn tables_of_level_0_that_overlap_go_together() {
+        let level0 = vec![table(9, "x", "z"), table(8, "c", "e"), table(7, "p", "q"), table(6, "a", "d")];
+        let level1 = vec![table(1, "d", "g"), table(2, "h", "m")];
+        let job = saturation().next(&Tree { levels: vec![level0, level1] }, 0).unwrap();
+        assert_eq!(
+            (&job.inputs[..], &job.overlapped[..]),
+            (&[8, 6][..], &[1][..]),
+            "the oldest, and what overlaps it"
+        );
+        assert_eq!((job.target, job.reason, job.is_trivial_move), (1, Reason::Level0, false));
+    }
+
+    #[test]
+    fn tables_of_sequential_keys_are_moved() {
+        let level0 = vec![table(9, "j", "k"), table(8, "h", "i"), table(7, "f", "g"), table(6, "d", "e")];
+        let job = saturation().next(&Tree { levels: vec![level0, vec![table(1, "a", "c")]] }, 0).unwrap();
+        assert_eq!(job.inputs, [6]);
+        assert!(job.is_trivial_move);
+    }
+
+    #[test]
+    fn the_fullest_level_gives_the_table_with_the_smallest_overlap_and_free_neighbours() {
+        let level1 = vec![
+            table(10, "a", "b"),
+            table(11, "c", "d"),
+            table(12, "e", "f"),
+            table(13, "k", "p"),
+            table(14, "s", "t"),
+        ];
+        let level2 = vec![
+            table(1, "a", "a5"),
+            table(2, "b", "b5"),
+            table(3, "c", "f"),
+            table(4, "g", "l"),
+            table(5, "m", "z"),
+        ];
+        let job = saturation().next(&Tree { levels: vec![vec![], level1, level2] }, 0).unwrap();
+        assert_eq!(
+            (&job.inputs[..], &job.overlapped[..]),
+            (&[11, 12][..], &[3][..]),
+            "12 lies in the range that 11 rewrites anyway"
+        );
+        assert_eq!((job.target, job.reason), (2, Reason::Size));
+    }
+
+    #[test]
+    fn a_job_takes_no_free_neighbour_beyond_its_size() {
+        let level1 = (0..5).map(|index| {
+            table(
+                10 + index,
+                ["a", "c", "e", "g", "i"][index as usize],
+                ["b", "d", "f", "h", "j"][index as usize],
+            )
+        });
+        let tree = Tree { levels: vec![vec![], level1.collect(), vec![table(1, "a", "z")]] };
+        let policy =
+            compaction("saturation", CompactionParameters { job_bytes: 300, ..parameters() }).unwrap();
+        let job = policy.next(&tree, 0).unwrap();
+        assert_eq!((&job.inputs[..], &job.overlapped[..]), (&[10, 11][..], &[1][..]));
+    }
+
+    #[test]
+    fn without_overlap_a_table_is_moved_unless_its_tombstones_have_expired() {
+        let tree = |oldest| Tree {
+            levels: vec![
+                vec![],
+                ["a", "b", "c", "d", "e"]
+                    .map(|key| deleted(key.as_bytes()[0].into(), key, key, oldest))
+                    .to_vec(),
+            ],
+        };
+        assert!(saturation().next(&tree(500), 1499).unwrap().is_trivial_move);
+        let job = saturation().next(&tree(500), 1500).unwrap();
+        assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[97][..], 2, false));
+    }
+
+    #[test]
+    fn the_last_level_has_no_target_size() {
+        let full = (0..9)
+            .map(|index| {
+                table(index, &"abcdefghi"[index as usize..][..1], &"abcdefghi"[index as usize..][..1])
+            })
+            .collect();
+        let policy = compaction("saturation", CompactionParameters { levels: 2, ..parameters() }).unwrap();
+        assert_eq!(policy.next(&Tree { levels: vec![vec![], full] }, 0), None);
+    }
+}

@@ -1,6 +1,6 @@
 //! What the compaction policies share: sizes of levels, overlaps, the construction of jobs.
 
-use super::{CompactionParameters, Inputs, Job, Reason, TableView, Tree};
+use super::{CompactionParameters, Job, Reason, TableView, Tree};
 use std::ops::Range;
 
 /// The shape that compaction gives a tree, and the jobs that keep its order.
@@ -128,19 +128,21 @@ impl Shape {
         start..end
     }
 
-    /// Returns the run with neighbours for which `wanted` holds, as long as the job stays within its size.
+    /// Returns the run with neighbours for which `wanted` holds, as long as the job stays within this size in bytes and
+    /// the most for a job.
     pub(super) fn extend(
         &self,
         tree: &Tree<'_>,
         level: usize,
         index: usize,
+        most: u64,
         wanted: impl Fn(&TableView<'_>) -> bool,
     ) -> Range<usize> {
         let tables = tree.level(level);
         let fits = |run: Range<usize>| {
             let (smallest, largest) = range(tables[run.clone()].iter());
             let own: u64 = tables[run].iter().map(|table| table.bytes).sum();
-            own + tree.overlapping_bytes(level + 1, smallest, largest) <= self.job_bytes
+            own + tree.overlapping_bytes(level + 1, smallest, largest) <= self.job_bytes.min(most)
         };
         let (mut start, mut end) = (index, index + 1);
         while start > 0 && wanted(&tables[start - 1]) && fits(start - 1..end) {
@@ -155,8 +157,8 @@ impl Shape {
 
 /// Returns the job that rewrites a table in its level.
 pub(super) fn rewrite(tree: &Tree<'_>, level: usize, index: usize, reason: Reason) -> Job {
-    let inputs = vec![Inputs { level, tables: vec![tree.level(level)[index].id] }];
-    Job { inputs, target: level, reason, is_trivial_move: false }
+    let inputs = vec![tree.level(level)[index].id];
+    Job { level, inputs, target: level, overlapped: Vec::new(), reason, is_trivial_move: false }
 }
 
 /// Returns the job as a merge where no table below its inputs overlaps them: moved as they are, they would keep their tombstones.
@@ -164,10 +166,9 @@ pub(super) fn merge_where_lowest(tree: &Tree<'_>, job: Job) -> Job {
     if !job.is_trivial_move {
         return job;
     }
-    let Inputs { level, ref tables } = job.inputs[0];
-    let chosen = tree.level(level).iter().filter(|table| tables.contains(&table.id));
+    let chosen = tree.level(job.level).iter().filter(|table| job.inputs.contains(&table.id));
     let (smallest, largest) = range(chosen);
-    let is_trivial_move = tree.next_overlapping(level, smallest, largest).is_some();
+    let is_trivial_move = tree.next_overlapping(job.level, smallest, largest).is_some();
     Job { is_trivial_move, ..job }
 }
 
@@ -179,20 +180,17 @@ fn range<'a: 'b, 'b>(mut tables: impl Iterator<Item = &'b TableView<'a>>) -> (&'
     })
 }
 
-/// Returns the job that merges tables of a level into a deeper one, with what they overlap on the way.
+/// Returns the job that merges tables of a level into a deeper one.
 fn merge(tree: &Tree<'_>, level: usize, chosen: &[&TableView<'_>], target: usize, reason: Reason) -> Job {
-    let (mut smallest, mut largest) = range(chosen.iter().copied());
-    let mut inputs = vec![Inputs { level, tables: chosen.iter().map(|table| table.id).collect() }];
-    for level in level + 1..=target {
-        let overlapped = &tree.level(level)[tree.overlapping(level, smallest, largest)];
-        if overlapped.is_empty() {
-            continue;
-        }
-        let whole = range(overlapped.iter());
-        (smallest, largest) = (smallest.min(whole.0), largest.max(whole.1));
-        inputs.push(Inputs { level, tables: overlapped.iter().map(|table| table.id).collect() });
-    }
+    let (smallest, largest) = range(chosen.iter().copied());
+    let overlapped = &tree.level(target)[tree.overlapping(target, smallest, largest)];
     let is_sorted = level > 0 || chosen.len() == 1;
-    let is_trivial_move = inputs.len() == 1 && is_sorted;
-    Job { inputs, target, reason, is_trivial_move }
+    Job {
+        level,
+        inputs: chosen.iter().map(|table| table.id).collect(),
+        target,
+        overlapped: overlapped.iter().map(|table| table.id).collect(),
+        reason,
+        is_trivial_move: overlapped.is_empty() && is_sorted,
+    }
 }

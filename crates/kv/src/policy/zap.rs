@@ -1,24 +1,33 @@
 //! ZAP: deadlines are kept with as few bytes as saturation writes (Nie et al., "Time-constrained persistent deletion for key-value
 //! store engine on ZNS SSD", Future Generation Computer Systems 164, 2025; its thresholds and weights are ours).
 //!
-//! As in the paper, tables with pressing tombstones come first, ordered by their deadline and the number of tombstones. The others
-//! go by saturation: low levels choose by overlap ratio, high levels by a weight of overlap ratio, tombstones and zones.
+//! As in the paper, tables with pressing tombstones come first, ordered by their deadline and the number of tombstones. Otherwise level
+//! 0 goes by its number of tables, and the levels below by saturation; the table is chosen by a weight of its overlap ratio, its
+//! tombstones and its zones. (The paper weighs high levels only. Here low levels do too: an old tombstone that arrives in the level
+//! above the last one makes all tables that it is merged with due early.)
 //!
 //! # Laziness
-//! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, and the choice of saturation prefers
-//! old tombstones. With D for `delete_persistence` without the share for resets, and n for the last level, a table of level i is due
-//! at the age D · R^(i+1-n), and at D from level n - 1 on ([`RATIO`] is R).
+//! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, the choice of saturation prefers old
+//! tombstones, and a forced job takes along neighbours that are due soon. Let D be `delete_persistence` without the share for resets,
+//! n the last level and R [`RATIO`]. A table of level i is due at the age A_i = D · R^(i+1-n), and at D in levels n - 1 and n and where
+//! nothing below overlaps it. (Lethe's ratio is that of level sizes: it forces many jobs early, and each costs as many tables as a
+//! late one.)
 //!
-//! Deletions in bulk fall due together. So tables are sorted by the time at which they are due, and the work that is due by
-//! then is added up: a job is forced if otherwise the work couldn't be done in time at `bytes_per_second`. But it isn't forced before
-//! the tombstone has used half its time in the level: early rewrites would repeat as younger tombstones follow.
+//! Deletions in bulk fall due together. So the tables are sorted by the time at which they are due, and the size of the jobs up to
+//! each is added up: the first job is forced when the remaining time is no longer than all of them take at `bytes_per_second`, and one
+//! more job that may be running. But no job is forced before its tombstone has the age A_i / 2: a table that is rewritten earlier soon
+//! has others.
 //!
 //! # Lemma
-//! If (a) at each time the tables that are due by a time t can be merged into the next level by t, that is, the half of the time in the
-//! level is enough for them, and (b) a job takes at most X of D and is begun before the tables behind it miss theirs, then no table has
-//! a tombstone older than D · (1 + X): by induction a table in level i has left it at D · R^(i+1-n), and what it leaves in level i + 1 has
-//! D · R^(i+2-n). A table that nothing below overlaps drops its tombstones as it is rewritten. With X · D up to the share of resets all
-//! tombstones have gone, and their zones have what remains of it.
+//! Assume, for a tree of constant height, that forced jobs merge at least `bytes_per_second`; that no other job takes longer than X of
+//! D (`JOB_SHARE`), or than the largest forced one; and that the tables of a level that fall due within any A_i / 2 can be merged
+//! in that time. Then no table has a tombstone older than D, that is, `delete_persistence` · (1 - `reset_share`). Proof: jobs are forced
+//! in the order in which they are due, and begin early enough for all of them, so a table leaves level i before the age A_i. Its
+//! tombstones arrive in level i + 1 before the age A_i, which is A_(i+1) / 2 or less: the time from which they may be forced there. By
+//! induction they leave level n - 1 before D, and the merge into level n drops them. ∎
+//!
+//! If level 0 has twice the tables that make a job due, it goes first, since writers would wait. The store must count on less than its
+//! whole speed for forced jobs, and flush a memtable with tombstones when level 0 would be due.
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
@@ -30,16 +39,18 @@ use std::cmp::Reverse;
 pub const NAME: &str = "zap";
 
 /// Ratio of the ages at which tables of neighbouring levels are due.
-pub const RATIO: f64 = 3.0;
+pub const RATIO: f64 = 2.0;
 
 /// Weight of a tombstone's age in the choice by saturation.
-const AGE_WEIGHT: f64 = 0.5;
+const AGE_WEIGHT: f64 = 0.3;
 /// Weight of the dead share of a table's zones.
 const GARBAGE_WEIGHT: f64 = 0.2;
 /// Weight of the share of tombstones in a table.
 const TOMBSTONE_WEIGHT: f64 = 0.2;
+/// Share of the deadline for a job.
+const JOB_SHARE: f64 = 1.0 / 32.0;
 /// Share of the time in a level within which a neighbour of a forced table is taken along.
-const COMPANY: f64 = 0.125;
+const NEIGHBOUR_WINDOW: f64 = 0.5;
 
 /// The ZAP policy.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +86,11 @@ impl Zap {
         Some((self.deadline? as f64 / RATIO.powi(exponent)) as u64)
     }
 
+    /// Returns the time in milliseconds that a job of this size takes.
+    fn time(&self, bytes: u64) -> u64 {
+        u64::try_from(u128::from(bytes) * 1000 / u128::from(self.bytes_per_second)).unwrap_or(u64::MAX)
+    }
+
     /// Returns the tables with tombstones in the order in which they are due, and the time at which the first job is forced.
     fn dues(&self, tree: &Tree<'_>) -> Option<(Vec<Due>, Timestamp)> {
         let last = tree.last();
@@ -101,11 +117,13 @@ impl Zap {
             }
         }
         dues.sort_unstable_by_key(|due| (due.at, Reverse(due.tombstones), due.level, due.index));
+        let level0 = tree.bytes(0) + tree.bytes(1);
+        let largest = dues.iter().map(|due| due.bytes).fold(level0, u64::max);
+        let running = self.time(largest).max((self.deadline? as f64 * JOB_SHARE) as u64);
         let mut bytes = 0;
         let latest = dues.iter().map(|due| {
             bytes += due.bytes;
-            let time = u128::from(bytes) * 1000 / u128::from(self.bytes_per_second);
-            due.at.saturating_sub(u64::try_from(time).unwrap_or(u64::MAX))
+            due.at.saturating_sub(self.time(bytes).saturating_add(running))
         });
         let start = latest.min()?;
         Some((dues, start))
@@ -123,8 +141,9 @@ impl Zap {
             return Some(rewrite(tree, level, index, Reason::Deadline));
         };
         let last = tree.last();
-        let window = (self.age(level, last)? as f64 * COMPANY) as u64;
-        let run = self.shape.extend(tree, level, index, |table| {
+        let window = (self.age(level, last)? as f64 * NEIGHBOUR_WINDOW) as u64;
+        let most = self.deadline? as f64 / 1000.0 * JOB_SHARE * self.bytes_per_second as f64;
+        let run = self.shape.extend(tree, level, index, most as u64, |table| {
             let at = table.oldest_tombstone.and_then(|oldest| self.due(level, last, oldest));
             target == level + 1 && at.is_some_and(|at| at <= due.at + window)
         });
@@ -180,5 +199,128 @@ impl Compaction for Zap {
 
     fn due(&self, level: usize, last: usize, oldest_tombstone: Timestamp) -> Option<Timestamp> {
         Some(oldest_tombstone.saturating_add(self.age(level, last)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::properties::{deleted, parameters, table};
+    use super::super::{Compaction, CompactionParameters, Reason, TableView, Tree, compaction};
+    use super::{JOB_SHARE, RATIO};
+
+    fn zap() -> Box<dyn Compaction> {
+        compaction("zap", parameters()).unwrap()
+    }
+
+    /// Time in milliseconds that is left to the job that may be running.
+    const RUNNING: u64 = (1000.0 * JOB_SHARE) as u64;
+
+    #[test]
+    fn tables_of_each_level_have_more_time_than_those_above() {
+        let due = |level| zap().due(level, 4, 5000).unwrap() - 5000;
+        assert_eq!([3, 4, 9].map(due), [1000; 3]);
+        assert_eq!(due(2), (1000.0 / RATIO) as u64);
+        assert_eq!(due(0), (1000.0 / RATIO.powi(3)) as u64);
+        let parameters = CompactionParameters { delete_persistence: None, ..parameters() };
+        assert_eq!(compaction("zap", parameters).unwrap().due(2, 3, 0), None);
+    }
+
+    #[test]
+    fn a_job_is_forced_as_late_as_possible() {
+        let tree = Tree { levels: vec![vec![], vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]] };
+        let wake = 1000 - RUNNING;
+        assert_eq!(zap().wakes_at(&tree), Some(wake), "200 bytes take no time at this rate");
+        assert_eq!(zap().next(&tree, wake - 1), None);
+        let job = zap().next(&tree, wake).unwrap();
+        assert_eq!((&job.inputs[..], &job.overlapped[..]), (&[10][..], &[1][..]));
+        assert_eq!((job.target, job.reason), (2, Reason::Deadline));
+    }
+
+    #[test]
+    fn jobs_that_are_due_together_begin_as_early_as_they_need_but_not_before_half_of_the_time() {
+        let level1 = ["a", "b", "c", "d"].map(|key| deleted(key.as_bytes()[0].into(), key, key, 0));
+        let level2 = ["a", "b", "c", "d"].map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key));
+        let tree = Tree { levels: vec![vec![], level1.to_vec(), level2.to_vec()] };
+        let wake = |bytes_per_second| {
+            let policy =
+                compaction("zap", CompactionParameters { bytes_per_second, ..parameters() }).unwrap();
+            let wake = policy.wakes_at(&tree).unwrap();
+            assert_eq!(policy.next(&tree, wake - 1), None);
+            assert!(policy.next(&tree, wake).is_some());
+            wake
+        };
+        assert_eq!(
+            wake(8_000),
+            1000 - 100 - 50,
+            "four jobs of 200 bytes; the 400 bytes of level 1 may be running"
+        );
+        assert_eq!(wake(100), 500);
+    }
+
+    #[test]
+    fn neighbours_that_are_due_soon_go_along() {
+        let level1 = vec![
+            deleted(10, "a", "b", 499),
+            deleted(11, "c", "d", 0),
+            deleted(12, "e", "f", 500),
+            deleted(13, "g", "h", 501),
+        ];
+        let level2 =
+            ["b", "d", "f", "h"].map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key)).to_vec();
+        let job = zap().next(&Tree { levels: vec![vec![], level1, level2] }, 1000).unwrap();
+        assert_eq!(
+            (&job.inputs[..], &job.overlapped[..]),
+            (&[10, 11, 12][..], &[8, 10, 12][..]),
+            "13 is due more than half a deadline later"
+        );
+    }
+
+    #[test]
+    fn a_forced_table_passes_levels_without_overlap_and_is_rewritten_in_the_lowest() {
+        let level1 = vec![deleted(10, "a", "b", 0)];
+        let levels = |level3| vec![vec![], level1.clone(), vec![table(2, "x", "y")], level3];
+        let job = zap().next(&Tree { levels: levels(vec![table(1, "a", "z")]) }, 1000).unwrap();
+        assert_eq!((&job.inputs[..], &job.overlapped[..], job.target), (&[10][..], &[1][..], 3));
+        let job = zap().next(&Tree { levels: levels(vec![table(1, "p", "z")]) }, 1000).unwrap();
+        assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[10][..], 1, false));
+        let held = vec![TableView { is_held: true, ..level1[0] }];
+        assert_eq!(zap().next(&Tree { levels: vec![vec![], held] }, 5000), None);
+    }
+
+    #[test]
+    fn a_value_that_expires_later_forces_nothing_yet() {
+        let tree = Tree { levels: vec![vec![], vec![deleted(10, "a", "b", 9000)]] };
+        let slow = compaction("zap", CompactionParameters { bytes_per_second: 1, ..parameters() }).unwrap();
+        assert_eq!(slow.next(&tree, 9499), None, "a rewrite would keep the value");
+        assert_eq!(slow.wakes_at(&tree), Some(9500));
+        assert!(slow.next(&tree, 9500).is_some());
+    }
+
+    #[test]
+    fn saturation_prefers_old_tombstones_many_of_them_and_zones_that_are_nearly_dead() {
+        let keys = ["a", "b", "c", "d", "e"];
+        let level2: Vec<_> =
+            keys.iter().map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key)).collect();
+        let chosen = |special: TableView<'static>| {
+            let mut level1 = keys.map(|key| deleted(key.as_bytes()[0].into(), key, key, 0)).to_vec();
+            level1[3] = TableView { id: 100, smallest: b"d", largest: b"d", ..special };
+            let job = zap().next(&Tree { levels: vec![vec![], level1, level2.clone()] }, 10).unwrap();
+            assert_eq!(job.reason, Reason::Size);
+            job.inputs
+        };
+        let same = deleted(0, "", "", 0);
+        assert_eq!(chosen(same), [97], "of equals the oldest");
+        assert_eq!(chosen(TableView { garbage: 0.9, ..same }), [100]);
+        assert_eq!(chosen(TableView { tombstones: 9, ..same }), [100]);
+        assert_eq!(chosen(TableView { oldest_tombstone: None, tombstones: 0, ..same }), [97]);
+    }
+
+    #[test]
+    fn writers_that_wait_go_before_forced_jobs() {
+        let level0: Vec<_> = (0..8).rev().map(|index| table(20 + index, "a", "z")).collect();
+        let tree =
+            |level0| Tree { levels: vec![level0, vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]] };
+        assert_eq!(zap().next(&tree(level0.clone()), 5000).unwrap().reason, Reason::Level0);
+        assert_eq!(zap().next(&tree(level0[1..].to_vec()), 5000).unwrap().reason, Reason::Deadline);
     }
 }

@@ -94,10 +94,10 @@ pub enum Request<'a> {
     GetAndDelete {
         key: &'a [u8],
     },
-    /// `GETEX`.
+    /// `GETEX`; a wrong time is an error only if the key exists.
     GetAndExpire {
         key: &'a [u8],
-        expiry: Expiry,
+        expiry: Result<Expiry, Failure>,
     },
     Delete {
         keys: Arguments<'a>,
@@ -226,7 +226,7 @@ pub fn parse(arguments: Arguments<'_>, now: impl FnOnce() -> Timestamp) -> Resul
         }
         "mget" => Request::GetMany { keys: rest },
         "mset" | "msetnx" => {
-            if rest.len() % 2 != 0 {
+            if !rest.len().is_multiple_of(2) {
                 return Err(wrong_arity(command.name));
             }
             match command.name {
@@ -410,9 +410,9 @@ fn parse_getex(arguments: Arguments<'_>, now: impl FnOnce() -> i64) -> Result<Re
         }
     }
     let expiry = match time {
-        Some((unit, number)) => Expiry::At(unit.parse(number, "getex", now)?),
-        None if persist => Expiry::Never,
-        None => Expiry::Keep,
+        Some((unit, number)) => unit.parse(number, "getex", now).map(Expiry::At),
+        None if persist => Ok(Expiry::Never),
+        None => Ok(Expiry::Keep),
     };
     Ok(Request::GetAndExpire { key: arguments.at(1), expiry })
 }

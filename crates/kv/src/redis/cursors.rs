@@ -60,11 +60,14 @@ impl Cursors {
 
     /// Returns a cursor after this one, for the key that follows.
     pub fn advance(&mut self, cursor: u64, key: Vec<u8>) -> u64 {
-        let known = self.take(cursor >> STEP_BITS).filter(|iteration| iteration.last.0 == cursor % STEPS);
+        let number = cursor >> STEP_BITS;
+        // A step that is repeated begins another iteration: the client that took it first may still go on.
+        let is_last =
+            self.iterations.get(&number).is_some_and(|iteration| iteration.last.0 == cursor % STEPS);
+        let known = if is_last { self.take(number) } else { None };
         let (number, iteration) = match known {
             Some(Iteration { last, .. }) => {
-                let step = (last.0 + 1) % STEPS;
-                (cursor >> STEP_BITS, Iteration { last: (step, key), before: Some(last), used: 0 })
+                (number, Iteration { last: ((last.0 + 1) % STEPS, key), before: Some(last), used: 0 })
             }
             None => (self.new_number(), Iteration { last: (0, key), before: None, used: 0 }),
         };
@@ -125,7 +128,7 @@ mod tests {
         // The reply to a step was lost, and the client asks again: another iteration, and the first one stays.
         let again = cursors.advance(second, b"d".to_vec());
         assert_ne!(again, third);
-        assert_eq!(cursors.position(again), b"d");
+        assert_eq!((cursors.position(again), cursors.position(third)), (b"d".to_vec(), b"d".to_vec()));
         cursors.end(again);
         assert_eq!(cursors.position(again), b"");
         assert!([first, second, third, again].iter().all(|cursor| (1..1 << 53).contains(cursor)));

@@ -198,10 +198,10 @@ impl<S: Store, K: Sink> Executor<S, K> {
         match request {
             Request::Quit => {
                 self.replies.ok();
-                return Ok(Ok(Flow::Close));
+                Ok(Ok(Flow::Close))
             }
-            Request::GetMany { keys } => return self.get_many(keys).await,
-            Request::Keys { pattern } => return self.keys(&pattern).await,
+            Request::GetMany { keys } => self.get_many(keys).await,
+            Request::Keys { pattern } => self.keys(&pattern).await,
             request => Ok(self.carry_out_short(request).await.map(|()| Flow::Continue)),
         }
     }
@@ -361,10 +361,14 @@ impl<S: Store, K: Sink> Executor<S, K> {
         Ok(())
     }
 
-    async fn get_and_expire(&mut self, key: &[u8], expiry: Expiry) -> Result<(), Failure> {
+    async fn get_and_expire(&mut self, key: &[u8], expiry: Result<Expiry, Failure>) -> Result<(), Failure> {
         let stored = match expiry {
-            Expiry::Keep => self.get(key).await?,
-            expiry => {
+            Ok(Expiry::Keep) => self.get(key).await?,
+            Err(failure) => match self.get(key).await? {
+                Some(_) => return Err(failure),
+                None => None,
+            },
+            Ok(expiry) => {
                 let own = key.to_vec();
                 let updating = self.update(key, move |stored| {
                     let has_expiry = stored.as_ref().is_some_and(|stored| stored.expires.is_some());

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Version of redis whose commands these are, for clients that ask.
 pub const REDIS_VERSION: &str = "7.0.15";
 /// Limit of the bytes that the connections of a server hold of commands that are arriving, beyond
-/// [`RECEIVE_BYTES`](super::connection::RECEIVE_BYTES) for each.
+/// 64 KiB for each.
 pub const BUFFER_BYTES: usize = 512 << 20;
 
 /// State that the connections of a server share, on all shards.

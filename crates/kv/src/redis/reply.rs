@@ -190,14 +190,6 @@ impl Replies {
         });
     }
 
-    /// Appends the null that stands in place of an array.
-    pub fn null_array(&mut self) {
-        self.put(match self.protocol {
-            Protocol::Resp2 => b"*-1\r\n",
-            Protocol::Resp3 => b"_\r\n",
-        });
-    }
-
     /// Begins an array of this many replies.
     pub fn array(&mut self, length: usize) {
         self.put_number(b'*', length as i64);
@@ -255,7 +247,6 @@ mod tests {
             replies.bulk(b"");
             replies.bulk(b"a\r\nb");
             replies.null();
-            replies.null_array();
             replies.array(2);
             replies.set(3);
             replies.map(4);
@@ -263,8 +254,8 @@ mod tests {
         };
         let both = "+OK\r\n+PONG\r\n-ERR a  b\r\n:0\r\n:7\r\n:-1\r\n:10\r\n:9223372036854775807\r\n:-9223372036854775808\r\n\
                     $0\r\n\r\n$4\r\na\r\nb\r\n";
-        let two = "$-1\r\n*-1\r\n*2\r\n*3\r\n*8\r\n$1\r\nx\r\n";
-        let three = "_\r\n_\r\n*2\r\n~3\r\n%4\r\n=5\r\ntxt:x\r\n";
+        let two = "$-1\r\n*2\r\n*3\r\n*8\r\n$1\r\nx\r\n";
+        let three = "_\r\n*2\r\n~3\r\n%4\r\n=5\r\ntxt:x\r\n";
         assert_eq!(written(Protocol::Resp2, all), format!("{both}{two}"));
         assert_eq!(written(Protocol::Resp3, all), format!("{both}{three}"));
     }

@@ -155,6 +155,7 @@ impl Parser {
     pub fn next(&mut self, input: &[u8]) -> Result<Step, ProtocolError> {
         if self.missing == 0 {
             self.spans.clear();
+            self.spans.shrink_to(KEPT_ARGUMENTS);
             match input.first() {
                 None => return Ok(Step::Incomplete),
                 Some(b'*') => {}
@@ -173,7 +174,6 @@ impl Parser {
             if count <= 0 {
                 return Ok(Step::Empty(self.finish()));
             }
-            self.spans.shrink_to(KEPT_ARGUMENTS);
             self.missing = count as usize;
         }
         while self.missing > 0 {

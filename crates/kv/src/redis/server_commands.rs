@@ -227,7 +227,7 @@ fn commands(arguments: Arguments<'_>, replies: &mut Replies) -> Result<(), Failu
             for name in named.iter() {
                 match table::find(name) {
                     Some(command) => describe(command, replies),
-                    None => replies.null_array(),
+                    None => replies.null(),
                 }
             }
         }
@@ -289,13 +289,21 @@ fn config(arguments: Arguments<'_>, facts: &Facts, replies: &mut Replies) -> Res
     match subcommand.to_ascii_lowercase().as_slice() {
         b"get" => {
             check_arity(arguments, -3, "config|get")?;
-            let patterns =
-                arguments.from(2).iter().map(Pattern::parse_name).collect::<Result<Vec<_>, _>>()?;
-            let mut found = settings(facts);
-            found.retain(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name.as_bytes())));
+            let mut found: Vec<(&[u8], String)> = Vec::new();
+            for wanted in arguments.from(2).iter() {
+                let pattern = Pattern::parse_name(wanted)?;
+                let is_name = !wanted.iter().any(|byte| b"[*?".contains(byte));
+                for (name, value) in settings(facts) {
+                    let is_new = !found.iter().any(|(known, _)| is(known, name));
+                    if is_new && pattern.matches(name.as_bytes()) {
+                        // A name is told as the client spells it.
+                        found.push((if is_name { wanted } else { name.as_bytes() }, value));
+                    }
+                }
+            }
             replies.map(found.len());
             for (name, value) in found {
-                replies.bulk(name.as_bytes());
+                replies.bulk(name);
                 replies.bulk(value.as_bytes());
             }
             Ok(())

@@ -13,6 +13,8 @@ use zones::bytes::Writer;
 
 /// Entries of a data block between restart points.
 const RESTART_INTERVAL: usize = 16;
+/// Largest size of data blocks that may be chosen, in bytes.
+const MOST_DATA_BLOCK_BYTES: usize = 16 << 20;
 /// Index blocks are ended when they reach this length, in bytes: then the index gets a second level.
 const INDEX_BLOCK_BYTES: usize = 256 << 10;
 
@@ -65,7 +67,11 @@ impl Builder {
     pub(super) fn with_index_blocks(options: Options, leaf_bytes: usize) -> Self {
         let lowest = Bound { key: Vec::new(), sequence: Sequence::MAX };
         Builder {
-            options: Options { filter_bits: options.filter_bits.min(filter::MOST_BITS), ..options },
+            options: Options {
+                block_bytes: options.block_bytes.min(MOST_DATA_BLOCK_BYTES),
+                filter_bits: options.filter_bits.min(filter::MOST_BITS),
+                ..options
+            },
             sealer: Sealer::new(options.compression, options.salt),
             block: EntriesWriter::new(RESTART_INTERVAL),
             index: IndexWriter {
@@ -148,7 +154,7 @@ impl Builder {
         }
     }
 
-    /// Adds a range tombstone, in any order.
+    /// Adds a range tombstone, in any order; one that is there already isn't stored twice.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an empty range or a key that is too large. The table is as before.
@@ -165,7 +171,6 @@ impl Builder {
             )));
         }
         let summary = &mut self.summary;
-        summary.range_tombstones += 1;
         summary.count_sequence(*sequence);
         summary.oldest_tombstone = earlier(summary.oldest_tombstone, *deleted);
         self.range_tombstone_bytes += from.len() + to.len() + 16;
@@ -203,6 +208,8 @@ impl Builder {
         }
         if !self.range_tombstones.is_empty() {
             self.range_tombstones.sort_unstable();
+            self.range_tombstones.dedup();
+            self.summary.range_tombstones = self.range_tombstones.len() as u64;
             let bytes = range_tombstones::encode(&self.range_tombstones);
             self.summary.range_tombstone_block = Some(self.sealer.seal(BlockKind::RangeTombstones, &bytes)?);
         }

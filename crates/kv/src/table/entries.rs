@@ -117,7 +117,8 @@ impl Entries {
         self.try_header(at).ok_or_else(|| self.corrupt(at, "its lengths are out of range"))
     }
 
-    #[inline]
+    // Always inlined, since a call would return it through memory.
+    #[inline(always)]
     fn try_header(&self, at: usize) -> Option<Header> {
         let entries = &self.bytes[..self.end];
         let (shared, at) = varint::decode(entries, at)?;
@@ -155,7 +156,7 @@ impl Entries {
             .ok_or_else(|| self.corrupt(header.rest.start, "its sequence, time or kind is invalid"))
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_body(&self, header: &Header) -> Option<Body> {
         let bytes = &self.bytes[..header.end];
         let (sequence, mut at) = varint::decode(bytes, header.rest.end)?;
@@ -191,6 +192,25 @@ impl Entries {
         }
     }
 
+    /// Key of the entry at restart point `index`, without its other parts.
+    #[inline]
+    fn key_at_restart(&self, index: usize) -> Result<&[u8]> {
+        let key = self.try_key_at_restart(index);
+        key.ok_or_else(|| self.corrupt(self.restart(index), "a restart point without a whole key"))
+    }
+
+    #[inline]
+    fn try_key_at_restart(&self, index: usize) -> Option<&[u8]> {
+        let entries = &self.bytes[..self.end];
+        let at = self.restart(index);
+        if *entries.get(at)? != 0 {
+            return None;
+        }
+        let (length, at) = varint::decode(entries, at + 1)?;
+        let (_, at) = varint::decode(entries, at)?;
+        entries.get(at..)?.get(..usize::try_from(length).ok()?)
+    }
+
     /// Index of the last restart point whose entry isn't behind (`key`, `sequence`) by this reader of sequences; the first one if none is.
     #[inline]
     fn floor(
@@ -202,10 +222,9 @@ impl Entries {
         let (mut low, mut high) = (0, self.restarts);
         while low < high {
             let middle = low.midpoint(high);
-            let header = self.header_at_restart(middle)?;
-            let found = self.rest(&header);
+            let found = self.key_at_restart(middle)?;
             let order = match order_after(common_prefix(found, key), found, key) {
-                Ordering::Equal => sequence.cmp(&sequence_of(&header)?),
+                Ordering::Equal => sequence.cmp(&sequence_of(&self.header_at_restart(middle)?)?),
                 order => order,
             };
             if order == Ordering::Greater { high = middle } else { low = middle + 1 }

@@ -22,16 +22,26 @@ pub(super) fn common_prefix(left: &[u8], right: &[u8]) -> usize {
     let (right_words, _) = right[..most].as_chunks::<8>();
     let mut at = 0;
     for (left, right) in left_words.iter().zip(right_words) {
-        let differs = u64::from_le_bytes(*left) ^ u64::from_le_bytes(*right);
-        if differs != 0 {
-            return at + differs.trailing_zeros() as usize / 8;
+        match first_difference(left, right) {
+            8 => at += 8,
+            within => return at + within,
         }
-        at += 8;
+    }
+    // The last eight bytes, some of which were compared.
+    if let (Some(left), Some(right)) = (left[..most].last_chunk(), right[..most].last_chunk()) {
+        return most - 8 + first_difference(left, right);
     }
     while at < most && left[at] == right[at] {
         at += 1;
     }
     at
+}
+
+/// Index of the first byte that differs; 8 if none does.
+#[inline]
+fn first_difference(left: &[u8; 8], right: &[u8; 8]) -> usize {
+    let differs = u64::from_le_bytes(*left) ^ u64::from_le_bytes(*right);
+    differs.trailing_zeros() as usize / 8
 }
 
 /// Order of two keys that have `common` bytes in common at the front.

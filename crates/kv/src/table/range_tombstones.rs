@@ -5,7 +5,7 @@ use super::varint::{self, Numbers};
 use crate::entry::{MOST_KEY_BYTES, RangeTombstone};
 use block::Result;
 
-/// Appends the encodings of sorted range tombstones.
+/// Encodes range tombstones that are sorted and differ.
 pub(super) fn encode(tombstones: &[RangeTombstone]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for tombstone in tombstones {
@@ -32,7 +32,7 @@ pub(super) fn decode(bytes: &[u8], offset: u64) -> Result<Vec<RangeTombstone>> {
         let tombstone = decode_one(bytes, &mut at).ok_or_else(|| {
             corrupt(offset, format_args!("range tombstone at {begin}: its lengths or numbers are invalid"))
         })?;
-        if tombstone.from >= tombstone.to || tombstones.last().is_some_and(|last| *last > tombstone) {
+        if tombstone.from >= tombstone.to || tombstones.last().is_some_and(|last| *last >= tombstone) {
             return Err(corrupt(offset, format_args!("range tombstone at {begin}: empty or out of order")));
         }
         tombstones.push(tombstone);

@@ -42,6 +42,13 @@ pub(super) enum BlockKind {
     Properties = 5,
 }
 
+impl BlockKind {
+    /// Whether blocks of this kind may be compressed: not those whose decoded form is larger than their contents.
+    fn may_be_compressed(self) -> bool {
+        matches!(self, BlockKind::Data | BlockKind::Index)
+    }
+}
+
 /// [`Error::Corrupt`] for the block at `offset` of a table.
 #[cold]
 pub(super) fn corrupt(offset: u64, what: impl std::fmt::Display) -> Error {
@@ -109,8 +116,7 @@ impl Sealer {
 
     /// Compresses `contents` where that may be of use; returns the length of the result.
     fn compress(&mut self, kind: BlockKind, contents: &[u8]) -> Option<usize> {
-        if self.compression == Compression::None || matches!(kind, BlockKind::Filter | BlockKind::Properties)
-        {
+        if self.compression == Compression::None || !kind.may_be_compressed() {
             return None;
         }
         let most = get_maximum_output_size(contents.len());
@@ -151,11 +157,13 @@ pub(super) fn open(stored: &[u8], handle: BlockHandle) -> Result<(BlockKind, Vec
     match code & 0xF {
         0 if contents.len() <= MOST_BLOCK_BYTES => Ok((kind, contents.to_vec())),
         0 => corrupt(&format_args!("{} bytes; expected at most {MOST_BLOCK_BYTES}", contents.len())),
-        1 => match decompress(contents) {
+        1 if kind.may_be_compressed() => match decompress(contents) {
             Ok(contents) => Ok((kind, contents)),
             Err(what) => corrupt(&what),
         },
-        other => corrupt(&format_args!("compression {other}; expected 0 or 1")),
+        other => {
+            corrupt(&format_args!("compression {other} of kind {}; expected 0, or 1 of 1 and 2", code >> 4))
+        }
     }
 }
 

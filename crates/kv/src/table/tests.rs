@@ -68,7 +68,7 @@ fn a_summary_says_what_is_in_the_table() {
         Entry { key: b"b", sequence: 7, value: Value::Put { bytes: b"12345", expires: Some(900) } },
         Entry { key: b"cc", sequence: 8, value: put(b"123") },
     ];
-    let ranges = [range(b"c", b"d", 3, 500), range(b"a", b"aa", 30, 300)];
+    let ranges = [range(b"c", b"d", 3, 500), range(b"a", b"aa", 30, 300), range(b"c", b"d", 3, 500)];
     let (table, summary) = build(Builder::new(Options { salt: 7, ..Options::default() }), &entries, &ranges);
     let expected = Summary {
         length: table.bytes.len() as u64,

@@ -6,8 +6,12 @@ pub(super) const MOST_BYTES: usize = 10;
 /// Takes a number from `bytes` at `at`. Returns it and the position after it; `None` if no number is there in its shortest form.
 #[inline]
 pub(super) fn decode(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
-    match *bytes.get(at)? {
-        byte @ 0..0x80 => Some((u64::from(byte), at + 1)),
+    let first = *bytes.get(at)?;
+    if first < 0x80 {
+        return Some((u64::from(first), at + 1));
+    }
+    match bytes.get(at + 1) {
+        Some(&second @ 1..0x80) => Some((u64::from(first & 0x7F) | u64::from(second) << 7, at + 2)),
         _ => decode_long(bytes, at),
     }
 }

@@ -47,16 +47,26 @@ fn many_keys_go_through_all_levels() {
                 let found = store.get(&key(number * 7919 % 4000)).await.unwrap();
                 match number % 3 {
                     0 => assert_eq!(found, None, "key {number}"),
-                    _ => assert!(found.unwrap().value.starts_with(format!("value {number} of round 3").as_bytes())),
+                    _ => assert!(
+                        found.unwrap().value.starts_with(format!("value {number} of round 3").as_bytes())
+                    ),
                 }
             }
             let status = store.status().await.unwrap();
             assert!(status["compactions"].as_u64().unwrap() > 3, "{status:?}");
-            let scan = Scan { from: Vec::new(), to: None, is_backward: false, snapshot: None, most: usize::MAX, most_bytes: usize::MAX };
+            let scan = Scan {
+                from: Vec::new(),
+                to: None,
+                is_backward: false,
+                snapshot: None,
+                most: usize::MAX,
+                most_bytes: usize::MAX,
+            };
             let mut from = Vec::new();
             let mut count = 0;
             loop {
-                let (pairs, has_more) = store.scan(None, Scan { from: from.clone(), most: 100, ..scan.clone() }).await.unwrap();
+                let (pairs, has_more) =
+                    store.scan(None, Scan { from: from.clone(), most: 100, ..scan.clone() }).await.unwrap();
                 assert!(pairs.windows(2).all(|pair| pair[0].0 < pair[1].0));
                 count += pairs.len();
                 if !has_more {

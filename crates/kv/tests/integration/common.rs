@@ -6,14 +6,24 @@ use std::sync::Arc;
 use zns::{Shape, Zns};
 
 /// Runs `main` on so many simulated shards.
-pub fn simulate<F: Future<Output = ()> + 'static>(seed: u64, shards: usize, main: impl FnOnce() -> F + Send + 'static) {
+pub fn simulate<F: Future<Output = ()> + 'static>(
+    seed: u64,
+    shards: usize,
+    main: impl FnOnce() -> F + Send + 'static,
+) {
     let world = runtime::Simulation { shards, ..runtime::Simulation::new(seed) };
     runtime::simulate(world, main).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
 }
 
 /// An emulated drive in memory: so many zones of 1 MiB, with a capacity of 768 KiB.
 pub fn drive(count: u32) -> Arc<Zns> {
-    let shape = Shape { zones: count, zone_size: 1 << 20, zone_capacity: 768 << 10, seed: Some(5), ..Shape::default() };
+    let shape = Shape {
+        zones: count,
+        zone_size: 1 << 20,
+        zone_capacity: 768 << 10,
+        seed: Some(5),
+        ..Shape::default()
+    };
     Arc::new(Zns::in_memory(&shape, zns::Settings::default()).unwrap())
 }
 

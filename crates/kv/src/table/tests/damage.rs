@@ -1,5 +1,6 @@
 //! Damaged and hostile bytes: every deviation is noticed, or a read returns what is right; nothing panics.
 
+use super::super::entries_writer::EntriesWriter;
 use super::super::stored::{BlockKind, Sealer};
 use super::*;
 use crate::cursor::Cursor;
@@ -135,6 +136,8 @@ fn a_block_takes_no_more_memory_than_its_stored_length_justifies() {
         assert!(stored(code, &[1; 65]).is_err(), "code {code:#04x}");
     }
     assert!(stored(0x30, &[1; 65]).is_ok(), "a filter");
+    let compressed = [&65u32.to_le_bytes()[..], &lz4_flex::block::compress(&[1; 65])].concat();
+    assert!(stored(0x31, &compressed).is_err(), "a compressed filter");
     assert!(stored(0x11, &[]).is_err() && stored(0x10, &[]).is_err());
 }
 
@@ -182,6 +185,53 @@ fn summaries_that_contradict_themselves_are_refused() {
         change(&mut changed);
         let error = decode(&changed).unwrap_err();
         assert!(matches!(error, Error::Corrupt(_)), "change {index}: {error}");
+    }
+}
+
+/// A table of these contents of a data block, and an index whose only child is at `child` and has this length more than the block.
+fn hand_made(data: &[u8], child: u64, more: u32) -> (Bytes, Summary) {
+    let mut sealer = Sealer::new(Compression::None, 0);
+    let block = sealer.seal(BlockKind::Data, data).unwrap();
+    let mut index = EntriesWriter::new(1);
+    index.add_child(b"", Sequence::MAX, child, block.length + more);
+    let index = sealer.seal(BlockKind::Index, index.finish()).unwrap();
+    let summary = Summary { index: Some(index), index_levels: 1, ..Summary::default() };
+    (Bytes { bytes: sealer.output, ..Bytes::default() }, summary)
+}
+
+#[test]
+fn blocks_that_contradict_themselves_are_refused() {
+    let mut writer = EntriesWriter::new(1);
+    for key in [b"a", b"b"] {
+        writer.add(&Entry { key, sequence: 1, value: put(b"1") }, 0);
+    }
+    let data = writer.finish();
+    let error_of = |data: &[u8], child, more| {
+        let (table, summary) = hand_made(data, child, more);
+        now(contents(&table, &summary)).map_err(|error| error.to_string())
+    };
+    assert!(error_of(data, 0, 0).is_ok());
+    for (child, more) in [(1, 0), (0, 1), (u64::MAX, 0)] {
+        let error = error_of(data, child, more).unwrap_err();
+        assert!(error.contains("its block isn't before the index"), "{error}");
+    }
+    // Two entries of 6 bytes, then their restart points.
+    assert_eq!(data[12..], [0, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0, 0]);
+    for (at, value, expected) in [
+        (0, 1, "table block at 0: entry at 0: its shared length or its end is out of range"),
+        (1, 9, "entry at 0: its lengths are out of range"),
+        (2, 11, "entry at 3: its sequence, time or kind is invalid"),
+        (6, 1, "entry at 6: its shared length or its end is out of range"),
+        (9, b'a', "entry at 6: it isn't after the one before"),
+        (12, 1, "restart point 0 at 1; expected 0..12"),
+        (16, 5, "entry at 0: its shared length or its end is out of range"),
+        (16, 12, "restart point 1 at 12; expected 1..12"),
+        (20, 9, "9 restart points in 24 bytes"),
+    ] {
+        let mut data = data.to_vec();
+        data[at] = value;
+        let error = error_of(&data, 0, 0).unwrap_err();
+        assert!(error.contains(expected), "byte {at}: {error}");
     }
 }
 
@@ -255,7 +305,7 @@ proptest! {
         let kind = if is_index { BlockKind::Index } else { BlockKind::Data };
         let mut root = sealer.seal(kind, &contents).unwrap();
         if !is_index {
-            let mut writer = super::super::entries_writer::EntriesWriter::new(1);
+            let mut writer = EntriesWriter::new(1);
             writer.add_child(b"", Sequence::MAX, 0, root.length);
             root = sealer.seal(BlockKind::Index, writer.finish()).unwrap();
         }

@@ -2,26 +2,32 @@
 
 use super::client::{Socket, command, served};
 use super::memory::Memory;
-use kv::redis::server::ServerConfig;
-use runtime::net::Address;
+use block::Buffer;
+use kv::entry::MOST_VALUE_BYTES;
+use kv::redis::server::{STOP_LIMIT, Server, ServerConfig};
+use runtime::net::{Address, Shutdown};
 use std::path::Path;
+use std::time::Duration;
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
     runtime::run(runtime::Config::default(), test).unwrap();
 }
 
 /// A unix socket in a folder, and a free TCP port.
-fn addresses(folder: &Path) -> ServerConfig {
-    let unix = Address::Unix(folder.join("kv.sock"));
-    let mut config = ServerConfig::new(unix);
+fn both(folder: &Path) -> ServerConfig {
+    let mut config = unix(folder);
     config.addresses.push("127.0.0.1:0".parse().unwrap());
     config
+}
+
+fn unix(folder: &Path) -> ServerConfig {
+    ServerConfig::new(Address::Unix(folder.join("kv.sock")))
 }
 
 #[test]
 fn clients_on_both_kinds_of_sockets_share_the_store() {
     let folder = tempfile::tempdir().unwrap();
-    let config = addresses(folder.path());
+    let config = both(folder.path());
     run(move || async move {
         let server = served(&Memory::default(), config).await;
         let [unix, tcp] = &server.addresses()[..] else { panic!("two addresses") };
@@ -30,10 +36,271 @@ fn clients_on_both_kinds_of_sockets_share_the_store() {
         one.expect(b"+OK\r\n").await;
         two.send(b"GET key\r\n").await;
         two.expect(b"$5\r\nvalue\r\n").await;
+        assert_eq!(server.status()["connections"], 2);
         two.send(b"QUIT\r\nGET key\r\n").await;
         assert_eq!(two.rest().await, b"+OK\r\n");
         server.stop().await.unwrap();
         assert_eq!(one.rest().await, b"");
         assert!(!folder.path().join("kv.sock").exists());
     });
+}
+
+#[test]
+fn a_server_may_be_started_again_and_not_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = unix(folder.path());
+    run(move || async move {
+        let server = Server::new(config).unwrap();
+        for _ in 0..2 {
+            let open = || async { Ok(Memory::default()) };
+            server.start(open).await.unwrap();
+            assert!(matches!(server.start(open).await, Err(block::Error::Busy(_))));
+            let client = Socket::connect(&server.addresses()[0]).await;
+            client.send(b"PING\r\n").await;
+            client.expect(b"+PONG\r\n").await;
+            server.stop().await.unwrap();
+        }
+        let broken = server.start(|| async { Err::<Memory, _>(block::Error::io("no medium")) });
+        assert_eq!(broken.await, Err(block::Error::io("no medium")));
+        assert!(!folder.path().join("kv.sock").exists());
+        let remote = ServerConfig::new("0.0.0.0:0".parse().unwrap());
+        assert!(Server::<Memory>::new(remote).is_err_and(|error| error.to_string().contains("allow_remote")));
+    });
+}
+
+#[test]
+fn connections_are_on_all_shards() {
+    let config = runtime::Config::default().with_shards(2);
+    let test = || async {
+        let server = Server::new(ServerConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
+        server.start(|| async { Ok(Memory::default()) }).await.unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..4 {
+            clients.push(Socket::connect(&server.addresses()[0]).await);
+        }
+        // Each shard has a store of its own in this test.
+        for (client, reply) in clients.iter().zip([b":1\r\n", b":1\r\n", b":2\r\n", b":2\r\n"]) {
+            client.send(b"INCR n\r\n").await;
+            client.expect(reply).await;
+        }
+        server.stop().await.unwrap();
+        for client in clients {
+            assert_eq!(client.rest().await, b"");
+        }
+    };
+    runtime::run(config, test).unwrap();
+}
+
+#[test]
+fn there_are_no_more_connections_than_configured() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = ServerConfig { max_connections: 2, ..unix(folder.path()) };
+    run(move || async move {
+        let server = served(&Memory::default(), config).await;
+        let address = &server.addresses()[0];
+        let (one, two) = (Socket::connect(address).await, Socket::connect(address).await);
+        for client in [&one, &two] {
+            client.send(b"PING\r\n").await;
+            client.expect(b"+PONG\r\n").await;
+        }
+        assert_eq!(Socket::connect(address).await.rest().await, b"-ERR max number of clients reached\r\n");
+        drop(one);
+        loop {
+            let three = Socket::connect(address).await;
+            let (sent, _) = three.0.send(block::Data::copy_of(b"PING\r\n").into()).await;
+            if sent.is_ok() && three.0.receive_exact(Buffer::new(7)).await.1.filled() == b"+PONG\r\n" {
+                break;
+            }
+        }
+        server.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn the_largest_value_passes_and_its_memory_is_given_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = both(folder.path());
+    run(move || async move {
+        let server = served(&Memory::default(), config).await;
+        let value: Vec<u8> = (0..MOST_VALUE_BYTES).map(|index| (index * 7 / 5) as u8).collect();
+        for address in &server.addresses() {
+            let client = Socket::connect(address).await;
+            // Pipelined commands around it.
+            let set = command(&[b"SET", b"large", &value]);
+            client
+                .send(&[b"PING\r\n", set.as_slice(), b"STRLEN large\r\nGET large\r\nPING\r\n"].concat())
+                .await;
+            client
+                .expect(format!("+PONG\r\n+OK\r\n:{MOST_VALUE_BYTES}\r\n${MOST_VALUE_BYTES}\r\n").as_bytes())
+                .await;
+            let (result, buffer) = client.0.receive_exact(Buffer::new(MOST_VALUE_BYTES)).await;
+            assert!(result.is_ok() && buffer.filled() == value);
+            client.expect(b"\r\n+PONG\r\n").await;
+            assert_eq!(server.status()["buffer_bytes"], 0);
+        }
+        server.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn long_commands_of_all_clients_have_a_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = unix(folder.path());
+    run(move || async move {
+        let server = served(&Memory::default(), config).await;
+        let address = &server.addresses()[0];
+        // Half of a long value each: the server holds twice of that, until it has no more.
+        let half = [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$60000000\r\n", vec![b'v'; 40 << 20].as_slice()].concat();
+        let mut clients = Vec::new();
+        loop {
+            let client = Socket::connect(address).await;
+            let sent = client.0.send(block::Data::copy_of(&half).into()).await.0;
+            // All of it has arrived, or the server has refused it.
+            while sent.is_ok() && server.status()["connections"] == clients.len() + 1 {
+                let held = server.status()["buffer_bytes"].as_u64().unwrap();
+                if held >= (clients.len() as u64 + 1) * (60 << 20) {
+                    break;
+                }
+                runtime::sleep(Duration::from_millis(1)).await;
+            }
+            if server.status()["connections"] == clients.len() {
+                let refusal = client.rest().await;
+                let text = String::from_utf8_lossy(&refusal).into_owned();
+                assert!(refusal.is_empty() || text.contains("too many long commands"), "{text}");
+                break;
+            }
+            clients.push(client);
+        }
+        assert!((4..=8).contains(&clients.len()), "{}", clients.len());
+        let small = Socket::connect(address).await;
+        small.send(b"SET k v\r\n").await;
+        small.expect(b"+OK\r\n").await;
+        drop(clients);
+        while server.status()["buffer_bytes"] != 0 {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        server.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_not_read_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = unix(folder.path());
+    run(move || async move {
+        let server = served(&Memory::default(), config).await;
+        let address = &server.addresses()[0];
+        let lazy = Socket::connect(address).await;
+        lazy.send(&command(&[b"SET", b"k", &vec![b'v'; 1 << 20]])).await;
+        lazy.expect(b"+OK\r\n").await;
+        lazy.send(&b"GET k\r\n".repeat(1000)).await;
+        let other = Socket::connect(address).await;
+        let mut before = 0;
+        loop {
+            other.send(b"PING\r\n").await;
+            other.expect(b"+PONG\r\n").await;
+            runtime::sleep(Duration::from_millis(20)).await;
+            let now = server.status()["commands"].as_u64().unwrap();
+            if now == before + 1 {
+                break;
+            }
+            before = now;
+        }
+        assert!(before < 100, "{before} commands were carried out for a client that reads nothing");
+        let reply = [b"$1048576\r\n", vec![b'v'; 1 << 20].as_slice(), b"\r\n"].concat();
+        for _ in 0..1000 {
+            let (result, buffer) = lazy.0.receive_exact(Buffer::new(reply.len())).await;
+            assert!(result.is_ok() && buffer.filled() == reply);
+        }
+        server.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_stop_ends_all_connections_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = unix(folder.path());
+    run(move || async move {
+        let store = Memory::default();
+        store.waits.set(true);
+        let server = served(&store, config).await;
+        let address = &server.addresses()[0];
+        let (idle, halfway, busy, lazy) = (
+            Socket::connect(address).await,
+            Socket::connect(address).await,
+            Socket::connect(address).await,
+            Socket::connect(address).await,
+        );
+        halfway.send(b"*2\r\n$3\r\nGET\r\n$100\r\nk").await;
+        lazy.send(&command(&[b"SET", b"k", &vec![b'v'; 1 << 20]])).await;
+        lazy.send(&b"GET k\r\n".repeat(100)).await;
+        busy.send(&b"INCR n\r\n".repeat(20_000)).await;
+        busy.expect(b":1\r\n").await;
+        let begin = runtime::now();
+        server.stop().await.unwrap();
+        // Only the client that reads nothing is waited for.
+        assert!(begin.elapsed() < STOP_LIMIT + Duration::from_secs(5), "{:?}", begin.elapsed());
+        assert_eq!((idle.rest().await, halfway.rest().await), (Vec::new(), Vec::new()));
+        // What was carried out was answered.
+        let replies = busy.rest().await;
+        let counted = 1 + replies.iter().filter(|byte| **byte == b'\n').count();
+        let mut last = super::client::Direct::new(&store, &super::client::facts());
+        assert_eq!(last.line("GET n").await, format!("${}|{counted}|", counted.to_string().len()));
+    });
+}
+
+#[test]
+fn replies_come_before_the_end_of_a_client_that_ends_its_stream() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = unix(folder.path());
+    run(move || async move {
+        let server = served(&Memory::default(), config).await;
+        let client = Socket::connect(&server.addresses()[0]).await;
+        client.send(b"SET a 1\r\nGET a\r\n*1\r\n$4\r\nPI").await;
+        client.0.shutdown(Shutdown::Write).await.unwrap();
+        assert_eq!(client.rest().await, b"+OK\r\n$1\r\n1\r\n");
+        let client = Socket::connect(&server.addresses()[0]).await;
+        client.send(b"GET a\r\n*x\r\nGET a\r\n").await;
+        assert_eq!(client.rest().await, b"$1\r\n1\r\n-ERR Protocol error: invalid multibulk length\r\n");
+        server.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn simulated_clients_get_their_replies() {
+    for seed in 0..20 {
+        let mut simulation = runtime::Simulation::new(seed);
+        simulation.faults.short = 0.3;
+        let test = || async {
+            let address: Address = "127.0.0.1:6379".parse().unwrap();
+            let store = Memory::default();
+            store.waits.set(true);
+            let server = served(&store, ServerConfig::new(address.clone())).await;
+            let clients = (0..5).map(|_| {
+                let address = address.clone();
+                runtime::spawn(async move {
+                    let client = Socket::connect(&address).await;
+                    let value = vec![b'v'; 100_000];
+                    for _ in 0..5 {
+                        client
+                            .send(
+                                &[command(&[b"SET", b"k", &value]).as_slice(), b"GET k\r\nINCR n\r\n"]
+                                    .concat(),
+                            )
+                            .await;
+                        client.expect(b"+OK\r\n$100000\r\n").await;
+                        client.expect(&value).await;
+                        client.expect(b"\r\n:").await;
+                        while client.0.receive_exact(Buffer::new(1)).await.1.filled() != b"\n" {}
+                    }
+                })
+            });
+            runtime::join_all(clients.collect::<Vec<_>>()).await;
+            let client = Socket::connect(&address).await;
+            client.send(b"GET n\r\n").await;
+            client.expect(b"$2\r\n25\r\n").await;
+            server.stop().await.unwrap();
+        };
+        runtime::simulate(simulation, test).unwrap();
+    }
 }

@@ -1,0 +1,60 @@
+//! Memory that the redis door allocates for a command.
+//!
+//! The counts are of the whole process, so this binary has a single test.
+#![allow(clippy::unwrap_used)]
+
+use block::{Buffer, Data};
+use conformance::allocations::{Counting, everywhere};
+use kv::redis::server::ServerConfig;
+use runtime::net::Stream;
+
+#[path = "../integration/redis/client.rs"]
+#[allow(dead_code)] // Shared with the integration tests.
+mod client;
+#[path = "../integration/redis/memory.rs"]
+#[allow(dead_code)]
+mod memory;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Commands of one send.
+const PIPELINE: usize = 16;
+/// Sends that are counted.
+const COUNTED: u64 = 500;
+
+/// Sends a pipeline of commands again and again, and returns the allocations for each pipeline.
+async fn allocations(stream: &Stream, command: &[u8], reply: usize) -> u64 {
+    let commands = Data::copy_of(&command.repeat(PIPELINE));
+    let mut before = 0;
+    for round in 0..2 * COUNTED {
+        if round == COUNTED {
+            before = everywhere();
+        }
+        stream.send(commands.clone().into()).await.0.unwrap();
+        stream.receive_exact(Buffer::new(PIPELINE * reply)).await.0.unwrap();
+    }
+    (everywhere() - before) / COUNTED
+}
+
+#[test]
+fn get_allocates_nothing_and_set_what_the_store_keeps() {
+    let test = || async {
+        let server =
+            client::served(&memory::Memory::default(), ServerConfig::new("127.0.0.1:0".parse().unwrap()))
+                .await;
+        let stream = Stream::connect(&server.addresses()[0]).await.unwrap();
+        let set = client::command(&[b"SET", b"key:000000000001", &[b'v'; 100]]);
+        let sets = allocations(&stream, &set, 5).await;
+        let gets = allocations(&stream, &client::command(&[b"GET", b"key:000000000001"]), 108).await;
+        let pings = allocations(&stream, b"PING\r\n", 7).await;
+        drop(stream);
+        server.stop().await.unwrap();
+        (sets, gets, pings)
+    };
+    let (sets, gets, pings) = runtime::run(runtime::Config::default(), test).unwrap();
+    println!("allocations for {PIPELINE} commands: SET {sets}, GET {gets}, PING {pings}");
+    assert_eq!((gets, pings), (0, 0));
+    // Keys and values, and the list of the writes while it grows.
+    assert!(sets <= 2 * PIPELINE as u64 + 4, "{sets} allocations for {PIPELINE} SETs");
+}
