@@ -30,9 +30,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most bytes of writes that are acknowledged, or wait, before they are in a record.
 const MOST_PENDING: usize = 4 << 20;
+/// Bytes of writes that are acknowledged, and longest time until these are put into a record: small records would have more headers than writes.
+const BUFFERED_BYTES: usize = 256 << 10;
+const BUFFERED_TIME: Duration = Duration::from_millis(10);
 /// Most frozen buffers: with more, writes wait for a flush.
 const MOST_FROZEN: usize = 3;
 
@@ -73,8 +77,10 @@ struct Pending {
     bytes: Vec<u8>,
     /// Requests to complete.
     requests: SmallVec<[RequestKey; 8]>,
-    /// Whether all of them are in the memtable.
+    /// Whether all of them are in the memtable, and were acknowledged.
     is_applied: bool,
+    /// Time of the first of the writes that were acknowledged.
+    since: Option<runtime::Instant>,
 }
 
 /// Numbers for operators.
@@ -428,8 +434,12 @@ impl Core {
         }
         pending.bytes.extend_from_slice(batch.bytes());
         if is_buffered {
-            drop(pending);
-            self.has_pending.notify_one();
+            let is_due = pending.bytes.len() >= BUFFERED_BYTES;
+            if is_due || pending.since.is_none() {
+                pending.since.get_or_insert_with(runtime::now);
+                drop(pending);
+                self.has_pending.notify_one();
+            }
             return Ok(());
         }
         let request = self.requests.begin(1, None);
@@ -441,7 +451,7 @@ impl Core {
 
     /// Queues what is pending as one item.
     pub(crate) fn submit(&self) {
-        let Pending { bytes, requests, is_applied } = self.pending.take();
+        let Pending { bytes, requests, is_applied, .. } = self.pending.take();
         if bytes.is_empty() {
             return;
         }
@@ -459,12 +469,23 @@ impl Core {
         self.changed.notify_all();
     }
 
+    /// Time until the pending writes are put into an item; `None` for now.
+    fn wait_of_pending(&self) -> Option<Duration> {
+        let pending = self.pending.borrow();
+        let since = pending.since.filter(|_| pending.bytes.len() < BUFFERED_BYTES && !self.kit.is_closing())?;
+        BUFFERED_TIME.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
+    }
+
     /// Makes items of pending writes: group commit, with two items in flight.
     pub(crate) async fn run_commits(self: Rc<Self>) {
         loop {
             let has_bytes = !self.pending.borrow().bytes.is_empty();
             if has_bytes && self.in_flight() < 2 {
-                self.submit();
+                match self.wait_of_pending() {
+                    // More writes end the wait, or the time.
+                    Some(wait) => drop(runtime::timeout(wait, self.has_pending.notified()).await),
+                    None => self.submit(),
+                }
                 continue;
             }
             if self.kit.failure().is_some() {

@@ -52,4 +52,4 @@ pub mod visible;
 pub use batch::{Batch, Write};
 pub use reads::{Pairs, Scan, Stored};
 pub use settings::{Acknowledge, Settings};
-pub use store::{Iterator, Snapshot, Store, Update};
+pub use store::{Iterator, Snapshot, Store, TableFacts, Update};

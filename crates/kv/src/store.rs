@@ -400,6 +400,18 @@ impl Store {
         }
     }
 
+    /// The tables of all shards.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn tables(&self) -> Result<Vec<TableFacts>> {
+        let mut tables = Vec::new();
+        for home in self.homes.iter() {
+            tables.extend(home.with(|core: Rc<Core>| async move { Ok(core.table_facts()) }).await?);
+        }
+        Ok(tables)
+    }
+
     /// Numbers for operators.
     ///
     /// # Errors
@@ -421,6 +433,25 @@ impl Store {
         status.insert("levels".into(), levels.collect());
         Ok(status)
     }
+}
+
+/// What is known of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableFacts {
+    /// Its shard.
+    pub shard: u16,
+    /// Its level.
+    pub level: u8,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Number of entries, with tombstones.
+    pub entries: u64,
+    /// Number of tombstones, of keys and of ranges.
+    pub tombstones: u64,
+    /// Time at which it was written.
+    pub created: Timestamp,
+    /// Time of the oldest deletion in it.
+    pub oldest_tombstone: Option<Timestamp>,
 }
 
 /// Numbers of shards whose sum is that of the store.
@@ -586,6 +617,22 @@ impl Iterator {
 }
 
 impl Core {
+    fn table_facts(&self) -> Vec<TableFacts> {
+        let facts = |table: &Rc<crate::tables::Table>| {
+            let summary = &table.meta.summary;
+            TableFacts {
+                shard: self.shard,
+                level: table.meta.level,
+                bytes: summary.length,
+                entries: summary.entries,
+                tombstones: summary.tombstones + summary.range_tombstones,
+                created: table.meta.created,
+                oldest_tombstone: summary.oldest_tombstone,
+            }
+        };
+        self.levels.borrow().all().map(facts).collect()
+    }
+
     /// Numbers of this shard.
     fn status(&self) -> Status {
         let levels = self.levels.borrow().clone();

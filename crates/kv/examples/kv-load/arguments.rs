@@ -37,8 +37,11 @@ pub struct Job {
     pub deletes: u64,
     /// Percent of the run in which deletes are to be persistent.
     pub threshold: u64,
-    /// Whether `deletion` prints everything that is drawn.
-    pub figures: bool,
+    /// Writes and reads per second of `deletion`; 0 for no limit.
+    pub rate: u64,
+    pub read_rate: u64,
+    /// Phase of `deletion` whose reads are printed.
+    pub phase: u64,
     pub settings: Settings,
 }
 
@@ -77,7 +80,9 @@ impl Default for Job {
             seed: 1,
             deletes: 10,
             threshold: 16,
-            figures: false,
+            rate: 20_000,
+            read_rate: 2_000,
+            phase: 3,
             settings,
         }
     }
@@ -95,6 +100,9 @@ impl Job {
         if job.shards == 0 {
             let processors = std::thread::available_parallelism().map_or(1, |processors| processors.get());
             job.shards = processors.min(job.threads as usize);
+        }
+        if job.benchmarks == ["deletion"] && job.settings.compaction != kv::policy::saturation::NAME {
+            job.settings.delete_persistence = Some(crate::deletion::persistence(&job));
         }
         job.writes = job.operations.map(|operations| operations / job.threads).or(job.writes);
         job.check()?;
@@ -139,7 +147,9 @@ impl Job {
             "seed" => self.seed = number()?,
             "deletes" => self.deletes = number()?,
             "threshold" => self.threshold = number()?,
-            "figures" => self.figures = flag()?,
+            "rate" => self.rate = number()?,
+            "read_rate" => self.read_rate = number()?,
+            "phase" => self.phase = number()?,
             "sync" => {
                 settings.acknowledge = if flag()? { Acknowledge::Flushed } else { settings.acknowledge }
             }
@@ -156,6 +166,7 @@ impl Job {
             "delete_persistence" => {
                 settings.delete_persistence = Some(seconds()?).filter(|time| !time.is_zero())
             }
+            "compaction_rate" => settings.compaction_rate = positive()?,
             "cache_size" => settings.cache_bytes = number()?,
             "write_buffer_size" => settings.buffer_bytes = positive()?,
             "target_file_size_base" => settings.table_bytes = positive()?,
@@ -187,6 +198,9 @@ impl Job {
             let message =
                 "--benchmarks: a fill needs a new store; expected it first, without --use_existing_db";
             return Err(Error::invalid(message));
+        }
+        if self.benchmarks.iter().any(|name| name == "deletion") && (self.benchmarks.len() > 1 || self.deletes > 50) {
+            return Err(Error::invalid("--benchmarks=deletion: expected it alone, with --deletes of at most 50"));
         }
         if self.key_size < 8 {
             return Err(Error::invalid(format!("--key_size={}: expected at least 8", self.key_size)));

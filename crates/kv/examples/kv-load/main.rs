@@ -4,10 +4,10 @@
 //! kv-load --file=PATH|--zns=memory|--zns=PATH --benchmarks=NAME[,NAME…] [--num=N] [--key_size=BYTES] [--value_size=BYTES] [--threads=N]
 //!         [--reads=N] [--writes=N] [--operations=N] [--duration=SECONDS] [--seek_nexts=N] [--sync=0|1] [--acknowledge=buffered|written|flushed] [--shards=N]
 //!         [--size=BYTES] [--zone_size=BYTES] [--direct=0|1] [--timed=0|1] [--use_existing_db=0|1] [--compaction=POLICY] [--placement=POLICY]
-//!         [--delete_persistence=SECONDS] [--cache_size=BYTES] [--write_buffer_size=BYTES] [--target_file_size_base=BYTES]
+//!         [--delete_persistence=SECONDS] [--compaction_rate=BYTES] [--cache_size=BYTES] [--write_buffer_size=BYTES] [--target_file_size_base=BYTES]
 //!         [--max_bytes_for_level_base=BYTES] [--max_bytes_for_level_multiplier=N] [--level0_file_num_compaction_trigger=N] [--block_size=BYTES]
 //!         [--bloom_bits=N] [--compression_type=lz4|none] [--compression_ratio=SHARE] [--turn=N] [--poll=0|1] [--seed=N]
-//!         [--deletes=PERCENT] [--threshold=PERCENT] [--figures=1]
+//!         [--deletes=PERCENT] [--threshold=PERCENT] [--rate=N] [--read_rate=N] [--phase=2|3]
 //! ```
 //!
 //! The store is on zones of a file, opened with O_DIRECT unless `--direct=0`, or on an emulated ZNS drive, in memory or in a file. It is
@@ -252,6 +252,10 @@ async fn run(job: &Job) -> Result<()> {
     };
     if job.benchmarks == ["deletion"] {
         let outcome = deletion::run(job, &store, &medium).await;
+        if outcome.is_err() {
+            let status = store.status().await?;
+            eprintln!("kv-load: the store: {}", serde_json::Value::from(status));
+        }
         return outcome.and(store.close().await);
     }
     let is_measured = |name: &str| !matches!(name, "flush" | "waitforcompaction");
