@@ -7,6 +7,7 @@
 mod beside;
 mod charts;
 mod grids;
+mod lines;
 mod over_time;
 mod svg;
 
@@ -139,8 +140,9 @@ fn lead(results: &Results) -> String {
 fn printed(table: &Table) -> String {
     let title = table.title.as_ref().unwrap_or(&table.name);
     let about = table.about.as_ref().map_or_else(String::new, |about| format!("{}<br>", escape(about)));
+    let chart = lines::chart(table).map_or_else(String::new, |it| format!("<div class=\"card\">{it}</div>"));
     let mut html = format!(
-        "<section>\n<h2>{}</h2>\n<p class=\"about\">{about}<code>{}</code></p>\n<div class=\"cards\"><div \
+        "<section>\n<h2>{}</h2>\n<p class=\"about\">{about}<code>{}</code></p>\n<div class=\"cards\">{chart}<div \
          class=\"card wide\"><div class=\"scroll\"><table class=\"printed\"><tr>",
         escape(title),
         escape(&table.command)

@@ -144,6 +144,9 @@ pub struct Table {
     pub command: String,
     /// Columns; the first one names the rows.
     pub columns: Vec<Column>,
+    /// Names of columns that the report draws as lines over the first one, which then has numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lines: Vec<String>,
     /// Rows: by the columns' names, numbers, or texts that are shown as they are.
     pub rows: Vec<serde_json::Map<String, serde_json::Value>>,
 }

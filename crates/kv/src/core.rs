@@ -3,7 +3,7 @@
 //! A write is appended to the log, and takes effect in the active buffer when its record commits. A full buffer is frozen, and written as a table of
 //! level 0; compaction merges tables of one level with those of the next. An edit of the manifest adds and removes tables, in one record.
 //!
-//! Left to others: what the log kit asks of its owner ([`owner`]), flushes and compactions (`jobs`), reads (`reads`), recovery (`recovery`), and clients
+//! Left to others: what the log kit asks of its owner (`owner`), flushes and compactions (`jobs`), reads (`reads`), recovery (`recovery`), and clients
 //! (`store`).
 
 mod owner;
@@ -30,9 +30,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most bytes of writes that are acknowledged, or wait, before they are in a record.
 const MOST_PENDING: usize = 4 << 20;
+/// Bytes of writes that are acknowledged, and longest time until these are put into a record: small records would have more headers than writes.
+const BUFFERED_BYTES: usize = 256 << 10;
+const BUFFERED_TIME: Duration = Duration::from_millis(10);
 /// Most frozen buffers: with more, writes wait for a flush.
 const MOST_FROZEN: usize = 3;
 
@@ -73,8 +77,10 @@ struct Pending {
     bytes: Vec<u8>,
     /// Requests to complete.
     requests: SmallVec<[RequestKey; 8]>,
-    /// Whether all of them are in the memtable.
+    /// Whether all of them are in the memtable, and were acknowledged.
     is_applied: bool,
+    /// Time of the first of the writes that were acknowledged.
+    since: Option<runtime::Instant>,
 }
 
 /// Numbers for operators.
@@ -145,6 +151,8 @@ pub struct Core {
     ended: Cell<u64>,
     pub(crate) gate: KeyGate,
     pub(crate) work: Work,
+    /// A compaction runs.
+    pub(crate) is_compacting: Cell<bool>,
     /// Why flushes fail.
     pub(crate) background_error: RefCell<Option<Error>>,
     /// Zones that must be reset in time.
@@ -237,6 +245,7 @@ impl Core {
             ended: Cell::new(0),
             gate: KeyGate::default(),
             work: Work::default(),
+            is_compacting: Cell::new(false),
             background_error: RefCell::default(),
             erasure: erasure.clone(),
             stopping: Notify::new(),
@@ -437,13 +446,20 @@ impl Core {
         pending.is_applied = is_applied;
         pending.bytes.extend_from_slice(bytes);
         pending.requests.extend(request);
+        let is_due = pending.bytes.len() >= BUFFERED_BYTES;
+        let is_told = is_applied && pending.since.is_some() && !is_due;
+        if is_applied {
+            pending.since.get_or_insert_with(runtime::now);
+        }
         drop(pending);
-        self.has_pending.notify_one();
+        if !is_told {
+            self.has_pending.notify_one();
+        }
     }
 
     /// Queues what is pending as one item.
     pub(crate) fn submit(&self) {
-        let Pending { bytes, requests, is_applied } = self.pending.take();
+        let Pending { bytes, requests, is_applied, .. } = self.pending.take();
         if bytes.is_empty() {
             return;
         }
@@ -461,12 +477,24 @@ impl Core {
         self.changed.notify_all();
     }
 
+    /// Time until the pending writes are put into an item; `None` for now.
+    fn wait_of_pending(&self) -> Option<Duration> {
+        let pending = self.pending.borrow();
+        let since =
+            pending.since.filter(|_| pending.bytes.len() < BUFFERED_BYTES && !self.kit.is_closing())?;
+        BUFFERED_TIME.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
+    }
+
     /// Makes items of pending writes: group commit, with two items in flight.
     pub(crate) async fn run_commits(self: Rc<Self>) {
         loop {
             let has_bytes = !self.pending.borrow().bytes.is_empty();
             if has_bytes && self.in_flight() < 2 {
-                self.submit();
+                match self.wait_of_pending() {
+                    // More writes end the wait, or the time.
+                    Some(wait) => drop(runtime::timeout(wait, self.has_pending.notified()).await),
+                    None => self.submit(),
+                }
                 continue;
             }
             if self.kit.failure().is_some() {

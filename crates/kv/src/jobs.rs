@@ -214,8 +214,10 @@ impl Core {
                 let _elapsed = runtime::timeout(wait, changed).await;
                 continue;
             };
+            self.is_compacting.set(true);
             let outcome = self.compact(&job).await;
             drop(alone);
+            self.is_compacting.set(false);
             if !self.note_outcome(outcome).await {
                 return;
             }
@@ -440,6 +442,22 @@ impl Core {
             changed.await;
         }
         Ok(())
+    }
+
+    /// Waits until full buffers are in tables, and no compaction is due.
+    pub(crate) async fn wait_for_compactions(&self) -> Result<()> {
+        loop {
+            let changed = self.changed.notified();
+            self.check_open()?;
+            if let Some(error) = &*self.background_error.borrow() {
+                return Err(error.clone());
+            }
+            let is_due = || self.with_tree(|tree| self.compaction.next(tree, crate::batch::now())).is_some();
+            if !self.is_compacting.get() && self.frozen.borrow().is_empty() && !is_due() {
+                return Ok(());
+            }
+            changed.await;
+        }
     }
 }
 

@@ -58,4 +58,4 @@ pub use batch::{Batch, Write};
 pub use kind::KIND;
 pub use reads::{Pairs, Scan, Stored};
 pub use settings::{Acknowledge, Settings};
-pub use store::{Iterator, Snapshot, Store, Update};
+pub use store::{Iterator, Snapshot, Store, TableFacts, Update};

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// When a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acknowledge {
-    /// Once it is in memory: a crash of the program loses what wasn't written yet.
+    /// Once it is in memory: a crash of the program loses what wasn't written yet, that is, writes of the last 10 ms where the medium keeps up, and
+    /// at most 4 MiB of each shard.
     Buffered,
     /// Once its record is written: a power cut loses what wasn't flushed yet, where the zones have a volatile cache.
     #[default]
@@ -59,6 +60,8 @@ pub struct Settings {
     pub level_bytes: u64,
     /// Ratio of the sizes of a level and the one before.
     pub multiplier: u64,
+    /// Bytes per second that compactions write at least; `zap` counts on it to keep `delete_persistence`.
+    pub compaction_rate: u64,
     /// Time in which a deleted key is gone from the medium; `None` for no promise.
     pub delete_persistence: Option<Duration>,
     /// Guarantee of a reset, with `delete_persistence`.
@@ -82,6 +85,7 @@ impl Default for Settings {
             stop_tables: 20,
             level_bytes: 256 << 20,
             multiplier: 10,
+            compaction_rate: CompactionParameters::default().bytes_per_second,
             delete_persistence: None,
             erase: block::EraseGuarantee::Erased,
             broken: None,
@@ -112,6 +116,7 @@ impl Settings {
             level_bytes: self.level_bytes,
             multiplier: self.multiplier,
             delete_persistence: self.delete_persistence,
+            bytes_per_second: self.compaction_rate,
             ..CompactionParameters::default()
         }
     }

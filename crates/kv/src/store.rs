@@ -353,6 +353,17 @@ impl Store {
         runtime::join_all(asked).await.into_iter().collect()
     }
 
+    /// Waits until no compaction is due.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the failure of the log.
+    pub async fn wait_for_compactions(&self) -> Result<()> {
+        for home in self.homes.iter() {
+            home.with(|core: Rc<Core>| async move { core.wait_for_compactions().await }).await?;
+        }
+        Ok(())
+    }
+
     /// Writes what isn't written yet and a last checkpoint, and closes the store.
     ///
     /// # Errors
@@ -405,6 +416,18 @@ impl Store {
         }
     }
 
+    /// The tables of all shards.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn tables(&self) -> Result<Vec<TableFacts>> {
+        let mut tables = Vec::new();
+        for home in self.homes.iter() {
+            tables.extend(home.with(|core: Rc<Core>| async move { Ok(core.table_facts()) }).await?);
+        }
+        Ok(tables)
+    }
+
     /// Numbers for operators.
     ///
     /// # Errors
@@ -428,6 +451,25 @@ impl Store {
         status.insert("levels".into(), levels.collect());
         Ok(status)
     }
+}
+
+/// What is known of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableFacts {
+    /// Its shard.
+    pub shard: u16,
+    /// Its level.
+    pub level: u8,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Number of entries, with tombstones.
+    pub entries: u64,
+    /// Number of tombstones, of keys and of ranges.
+    pub tombstones: u64,
+    /// Time at which it was written.
+    pub created: Timestamp,
+    /// Time of the oldest deletion in it.
+    pub oldest_tombstone: Option<Timestamp>,
 }
 
 /// Numbers of shards whose sum is that of the store.
@@ -598,6 +640,22 @@ impl Iterator {
 }
 
 impl Core {
+    fn table_facts(&self) -> Vec<TableFacts> {
+        let facts = |table: &Rc<crate::tables::Table>| {
+            let summary = &table.meta.summary;
+            TableFacts {
+                shard: self.shard,
+                level: table.meta.level,
+                bytes: summary.length,
+                entries: summary.entries,
+                tombstones: summary.tombstones + summary.range_tombstones,
+                created: table.meta.created,
+                oldest_tombstone: summary.oldest_tombstone,
+            }
+        };
+        self.levels.borrow().all().map(facts).collect()
+    }
+
     /// Numbers of this shard.
     fn status(&self) -> Status {
         let levels = self.levels.borrow().clone();

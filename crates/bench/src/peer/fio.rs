@@ -2,7 +2,7 @@
 
 use crate::job::Job;
 use crate::latency::{CURVE, CurvePoint, Latency};
-use crate::results::Measurement;
+use crate::results::{Measurement, WriteAmplification};
 use block::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
@@ -64,7 +64,7 @@ pub fn job_arguments(job: &Job) -> Vec<String> {
     arguments
 }
 
-/// Parses fio's output: its JSON, after lines of an engine.
+/// Parses fio's output: its JSON, after lines of an engine. A command may add `"write_amplification": {"data": 1.5, "all": 1.6}` to its job.
 ///
 /// # Errors
 /// [`Error::Protocol`] without such JSON, or for more than one group in it; [`Error::Io`] if fio reports that a job
@@ -99,6 +99,10 @@ pub fn measurement(text: &str) -> Result<Measurement> {
         cpu_seconds: cpu_percent / 100.0 * number(job, "job_runtime") / 1000.0,
         ..Measurement::default()
     };
+    measurement.write_amplification = job.get("write_amplification").map(|factor| WriteAmplification {
+        data: number(factor, "data"),
+        all: number(factor, "all"),
+    });
     if let [direction] = used[..] {
         let points = curve(direction);
         measurement.latency_ns = latency(direction, &points);

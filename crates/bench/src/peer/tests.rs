@@ -54,6 +54,16 @@ fn fio_runs_a_mix_for_real() {
 }
 
 #[test]
+fn a_command_may_add_its_write_amplification() {
+    let text = r#"{"jobs": [{"error": 0, "write": {"total_ios": 2, "io_bytes": 20, "runtime": 1000, "iops": 2},
+        "write_amplification": {"data": 1.5, "all": 1.75}}]}"#;
+    let found = fio::measurement(text).unwrap().write_amplification;
+    assert_eq!(found, Some(crate::results::WriteAmplification { data: 1.5, all: 1.75 }));
+    let without = r#"{"jobs": [{"write": {"total_ios": 2}}]}"#;
+    assert_eq!(fio::measurement(without).unwrap().write_amplification, None);
+}
+
+#[test]
 fn fio_is_not_let_near_a_file_that_is_too_small() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("small.img");

@@ -67,10 +67,10 @@ impl Compaction for Fade {
             let job = self.shape.push(tree, level, index..index + 1, level + 1, Reason::Deadline);
             return Some(merge_where_lowest(tree, job));
         }
-        if self.shape.is_level0_full(tree, 1) {
+        let level = self.shape.fullest(tree)?;
+        if level == 0 {
             return self.shape.level0(tree, None, Reason::Level0);
         }
-        let level = self.shape.fullest(tree)?;
         let index = self.shape.cheapest(tree, level, |table, overlapped| {
             // The second term decides between equal overlaps only.
             overlap_ratio(table, overlapped) - 1e-9 * table.tombstones as f64

@@ -1,7 +1,7 @@
 //! Saturation: a level that is too large gives a table to the next one; no promise about deletions.
 //!
-//! The trigger and the choice of RocksDB's leveled compaction: level 0 by its number of tables; otherwise the level that exceeds its
-//! target size by the largest factor. That level gives the table with the smallest overlap ratio: the size of what it overlaps in the
+//! The trigger and the choice of RocksDB's leveled compaction: the level that is too full by the largest factor, level 0 by its number of tables
+//! and others by their size. Level 0 gives all tables that overlap its oldest; another level gives the table with the smallest overlap ratio: the size of what it overlaps in the
 //! next level, relative to its own. Without overlap the table is moved as it is.
 //!
 //! With `delete_persistence` the policy works as without. A table with an expired tombstone is merged, not moved, where no
@@ -33,10 +33,10 @@ impl Compaction for Saturation {
     }
 
     fn next(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
-        if self.shape.is_level0_full(tree, 1) {
+        let level = self.shape.fullest(tree)?;
+        if level == 0 {
             return self.shape.level0(tree, None, Reason::Level0);
         }
-        let level = self.shape.fullest(tree)?;
         let index = self.shape.cheapest(tree, level, overlap_ratio)?;
         let job = self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size);
         let oldest = tree.level(level)[index].oldest_tombstone;
@@ -90,6 +90,23 @@ mod tests {
             "the oldest, and what overlaps it"
         );
         assert_eq!((job.target, job.reason, job.is_trivial_move), (1, Reason::Level0, false));
+    }
+
+    #[test]
+    fn level_0_waits_for_a_level_that_is_too_full_by_a_larger_factor() {
+        let level0 = |tables: u64| (0..tables).map(|id| table(100 + id, "a", "z")).collect::<Vec<_>>();
+        let keys = "abcdefghijklmnopqrstuvwxyz";
+        let level1 =
+            |tables: usize| (0..tables).map(|at| table(at as u64, &keys[at..=at], &keys[at..=at])).collect();
+        let reason = |tables0, tables1| {
+            let tree = Tree { levels: vec![level0(tables0), level1(tables1)] };
+            COMPACTIONS.map(|name| compaction(name, parameters()).unwrap().next(&tree, 0).unwrap().reason)
+        };
+        // Four tables of level 0 make a job due, and four tables are the size of level 1.
+        assert_eq!(reason(4, 4), [Reason::Level0; 3]);
+        assert_eq!(reason(8, 8), [Reason::Level0; 3], "of equals, level 0");
+        assert_eq!(reason(8, 9), [Reason::Size; 3]);
+        assert_eq!(reason(4, 5), [Reason::Size; 3]);
     }
 
     #[test]

@@ -34,10 +34,14 @@ impl Shape {
         tree.level(0).len() >= self.level0_tables * multiple
     }
 
-    /// Returns the level below level 0 that exceeds its target size by the largest factor; of equals, the first.
+    /// Returns the level that is too full by the largest factor: level 0 by its number of tables, from the number that makes a job due on, and
+    /// others that exceed their target size. Of equals, the first. (RocksDB's score: if level 0 always came first, the levels below would
+    /// grow without bound under load, and each job of level 0 with them.)
     pub(super) fn fullest(&self, tree: &Tree<'_>) -> Option<usize> {
-        let mut fullest = None;
-        let mut highest = 1.0;
+        let (mut fullest, mut highest) = (None, 1.0);
+        if self.is_level0_full(tree, 1) {
+            (fullest, highest) = (Some(0), tree.level(0).len() as f64 / self.level0_tables as f64);
+        }
         for level in 1..tree.levels.len() {
             let score = tree.bytes(level) as f64 / self.target_bytes(level) as f64;
             if score > highest {

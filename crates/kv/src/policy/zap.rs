@@ -26,7 +26,7 @@
 //! tombstones arrive in level i + 1 before the age A_i, which is A_(i+1) / 2 or less: the time from which they may be forced there. By
 //! induction they leave level n - 1 before D, and the merge into level n drops them. ∎
 //!
-//! If level 0 has twice the tables that make a job due, it goes first, since writers would wait. The store must count on less than its
+//! If level 0 has twice the tables that make a job due, saturation goes first, since writers would wait. The store must count on less than its
 //! whole speed for forced jobs, and flush a memtable with tombstones when level 0 would be due.
 
 use super::saturation::overlap_ratio;
@@ -150,6 +150,18 @@ impl Zap {
         Some(self.shape.push(tree, level, run, target, Reason::Deadline))
     }
 
+    /// Returns the job of the level that is too full by the largest factor.
+    fn saturated(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
+        let level = self.shape.fullest(tree)?;
+        if level == 0 {
+            return self.shape.level0(tree, None, Reason::Level0);
+        }
+        let age = self.age(level, tree.last());
+        let index =
+            self.shape.cheapest(tree, level, |table, overlapped| self.cost(table, overlapped, age, now))?;
+        Some(self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size))
+    }
+
     /// Returns the cost of choosing a table of a level that is too large: its overlap ratio, made cheaper by old and by many
     /// tombstones, and by dead data in its zones, which its move may free.
     fn cost(&self, table: &TableView<'_>, overlapped: u64, age: Option<u64>, now: Timestamp) -> f64 {
@@ -173,7 +185,7 @@ impl Compaction for Zap {
     fn next(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
         // Forced jobs must not keep writers waiting.
         if self.shape.is_level0_full(tree, 2) {
-            return self.shape.level0(tree, None, Reason::Level0);
+            return self.saturated(tree, now);
         }
         if let Some((dues, start)) = self.dues(tree)
             && start <= now
@@ -181,14 +193,7 @@ impl Compaction for Zap {
         {
             return self.forced(tree, due);
         }
-        if self.shape.is_level0_full(tree, 1) {
-            return self.shape.level0(tree, None, Reason::Level0);
-        }
-        let level = self.shape.fullest(tree)?;
-        let age = self.age(level, tree.last());
-        let index =
-            self.shape.cheapest(tree, level, |table, overlapped| self.cost(table, overlapped, age, now))?;
-        Some(self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size))
+        self.saturated(tree, now)
     }
 
     fn wakes_at(&self, tree: &Tree<'_>) -> Option<Timestamp> {
