@@ -10,7 +10,7 @@ pub use fs::{
     FsCheck, FsDefrag, FsFormat, FsMount, FsScrub, FsSnapshot, FsSnapshotVerb, FsSnapshots, FsStatus, FsVerb,
 };
 pub use kv::{
-    KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb,
+    KvAudit, KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb,
 };
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};

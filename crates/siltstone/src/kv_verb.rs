@@ -1,5 +1,6 @@
 //! `siltstone kv`: key-value stores, served to redis clients, read and changed, checked and copied.
 
+mod audit;
 mod page;
 mod reach;
 mod text;
@@ -40,6 +41,7 @@ pub fn kv(verb: KvVerb) -> Result<(), Failure> {
         KvVerb::Check(arguments) => check(&arguments),
         KvVerb::Backup(arguments) => backup(&arguments),
         KvVerb::Compact(arguments) => compact(&arguments),
+        KvVerb::Audit(arguments) => audit::audit(&arguments),
     }
 }
 

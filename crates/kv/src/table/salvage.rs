@@ -5,6 +5,7 @@
 
 use super::block::Block;
 use super::stored::{BlockHandle, TRAILER_BYTES, place_of_checksum};
+use super::summary::{FOOTER_BYTES, MAGIC};
 use block::Result;
 
 /// Longest block that is looked for at each byte, where no beginning is known.
@@ -54,6 +55,10 @@ pub fn blocks(bytes: &[u8], offset: u64, salt: u32, mut visit: impl FnMut(Result
                 let handle = BlockHandle { offset: place, length: length as u32, salt };
                 visit(Block::decode(&bytes[at..at + length], handle));
                 at += length;
+                is_beginning = true;
+            }
+            None if bytes[at..].starts_with(MAGIC) => {
+                at += FOOTER_BYTES.min(bytes.len() - at);
                 is_beginning = true;
             }
             None => {

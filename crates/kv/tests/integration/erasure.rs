@@ -10,7 +10,7 @@ use std::time::Duration;
 use zns::Zns;
 
 /// Time of the promise.
-const PERSISTENCE: Duration = Duration::from_secs(4);
+const PERSISTENCE: Duration = Duration::from_secs(2);
 
 fn settings(compaction: &str, placement: &str) -> Settings {
     Settings {
@@ -71,7 +71,7 @@ fn deleted_keys_are_gone_from_the_cells_in_time() {
     for (compaction, placement) in [("fade", "lifetime"), ("zap", "zap")] {
         for shards in [1, 2] {
             simulate(7, shards, move || async move {
-                let drive = drive(96);
+                let drive = drive(64);
                 let zones: Arc<dyn ZonesPart> = drive.clone();
                 let store = format(&zones, &settings(compaction, placement)).await;
                 delete_some(&store).await;
@@ -95,7 +95,7 @@ fn deleted_keys_are_gone_from_the_cells_in_time() {
 #[test]
 fn deleted_keys_are_gone_in_time_though_the_power_was_cut() {
     simulate(8, 1, || async {
-        let drive = drive(96);
+        let drive = drive(64);
         let zones: Arc<dyn ZonesPart> = drive.clone();
         let store = format(&zones, &settings("zap", "zap")).await;
         delete_some(&store).await;
@@ -118,7 +118,7 @@ fn the_audit_finds_keys_in_zones_that_were_forgotten_or_not_erased() {
     let no_promise = Settings { delete_persistence: None, ..settings("saturation", "lifetime") };
     for (name, settings) in [("forgets", forgets), ("no erasure", no_erasure), ("no promise", no_promise)] {
         simulate(9, 1, move || async move {
-            let drive = drive(96);
+            let drive = drive(64);
             let zones: Arc<dyn ZonesPart> = drive.clone();
             let store = format(&zones, &settings).await;
             delete_some(&store).await;
@@ -133,7 +133,7 @@ fn the_audit_finds_keys_in_zones_that_were_forgotten_or_not_erased() {
 #[test]
 fn a_snapshot_that_keeps_deleted_keys_is_an_alarm() {
     simulate(10, 1, || async {
-        let drive = drive(96);
+        let drive = drive(64);
         let zones: Arc<dyn ZonesPart> = drive.clone();
         let store = format(&zones, &settings("zap", "zap")).await;
         for key in doomed() {

@@ -1,5 +1,6 @@
 //! Arguments of `siltstone kv`.
 
+use super::ZnsDrive;
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::time::Duration;
@@ -28,6 +29,7 @@ pub enum KvVerb {
     Check(KvCheck),
     Backup(KvBackup),
     Compact(KvCompact),
+    Audit(KvAudit),
 }
 
 /// Choice of a store.
@@ -239,4 +241,24 @@ pub struct KvCompact {
 
 fn time(text: &str) -> Result<Duration, String> {
     stack::parse_duration(text).map_err(|error| error.detail().to_owned())
+}
+
+/// Look for deleted keys in the cells of an emulated drive
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone kv audit kv.toml session:4711                   look for one key
+  siltstone kv audit drive.zns --hex 00ff17                 a drive by its file, a key in hexadecimal
+
+Looks at all that the cells show, erased zones too: records of the log, blocks of tables, and for keys of 8 bytes and more the bytes themselves. Exits with 0 if no \
+key was found, with 1 otherwise. A key that exists is found, of course; a deleted one may be found until the time of delete_persistence has passed. On a drive with \
+a key for each zone, only zones whose key is there are looked at: nothing can be read of the others.")]
+pub struct KvAudit {
+    #[command(flatten)]
+    pub drive: ZnsDrive,
+    /// Keys
+    #[arg(required = true)]
+    pub keys: Vec<OsString>,
+    /// Read the keys in hexadecimal
+    #[arg(long)]
+    pub hex: bool,
 }
