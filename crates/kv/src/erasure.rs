@@ -72,6 +72,8 @@ impl Erasure {
     /// Notes a delete, or the time at which a value expires. From the first one on, zones with stale data are due.
     pub fn deleted(&self, at: Timestamp) {
         if self.limit.is_some() && self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
+            // A value that will expire may be overwritten, and deleted, before that.
+            let at = at.min(crate::batch::now());
             self.lock().values_mut().for_each(|stale| stale.since = stale.since.max(at));
         }
     }
