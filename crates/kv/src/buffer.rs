@@ -34,15 +34,22 @@ impl WriteBuffer {
         })
     }
 
-    /// Notes that a record with writes of this buffer is in a zone.
-    pub fn note_zone(&self, zone: u32) {
+    /// Notes that a record with writes of this buffer is in a zone. Returns whether it is the first one there.
+    pub fn note_zone(&self, zone: u32) -> bool {
         let mut zones = self.zones.borrow_mut();
-        if !zones.contains(&zone) {
+        let is_new = !zones.contains(&zone);
+        if is_new {
             zones.push(zone);
             let mut accounts = self.pool.accounts();
             accounts.add_live(zone, LIVE);
             accounts.begin_dying(zone, LIVE);
         }
+        is_new
+    }
+
+    /// Number of zones that have its writes.
+    pub fn zones(&self) -> usize {
+        self.zones.borrow().len()
     }
 
     /// Notes the last record whose writes it has.

@@ -13,7 +13,7 @@ use crate::buffer::WriteBuffer;
 use crate::entry::{Entry, RangeTombstone, Sequence, Value};
 use crate::erasure::Erasure;
 use crate::gate::{Entered, KeyGate};
-use crate::item::{Flushed, Item, LONGEST_META, Part, encode_parts};
+use crate::item::{Body, Flushed, Item, LONGEST_META, Part, encode_parts};
 use crate::manifest::{Manifest, TableId, table_stream, write_stream};
 use crate::memtable::Memtable;
 use crate::policy::{Compaction, Lives, Placement};
@@ -144,8 +144,14 @@ pub struct Core {
     pub(crate) changed: Notify,
     pending: RefCell<Pending>,
     has_pending: Notify,
-    /// First record of an item whose last part hasn't committed, and the zones of its parts.
-    pub(crate) incomplete: RefCell<Option<(u64, SmallVec<[u32; 2]>)>>,
+    /// An item whose last part hasn't committed.
+    pub(crate) incomplete: RefCell<Option<Incomplete>>,
+    /// The active buffer has got a zone in the record that commits.
+    pub(crate) has_new_zone: Cell<bool>,
+    /// Bytes of the items of writes in flight.
+    unwritten: Cell<u64>,
+    /// Bytes that the manifest of this shard takes, about.
+    pub(crate) manifest_bytes: Cell<u64>,
     /// Items of writes that were submitted, and those that have ended.
     submitted: Cell<u64>,
     ended: Cell<u64>,
@@ -190,12 +196,33 @@ pub fn kit_settings(
     }
 }
 
+/// An item that is in several records, the last of which hasn't committed.
+pub(crate) struct Incomplete {
+    pub body: Rc<Body>,
+    /// Its first record.
+    pub record: u64,
+    /// Zones of its parts.
+    pub zones: SmallVec<[u32; 2]>,
+}
+
 /// State of a shard that was found on the medium, or that of a new one.
 pub struct Found {
     /// Its manifest.
     pub manifest: Manifest,
-    /// Writes after those in tables: bytes of writes with the zone of their record, and the number of that record.
-    pub writes: Vec<(Vec<u8>, SmallVec<[u32; 2]>, u64)>,
+    /// Writes after those in tables, in the order of the log.
+    pub writes: Vec<ReplayedWrites>,
+}
+
+/// An item of writes that was found in the log.
+pub struct ReplayedWrites {
+    /// The encoded writes of this shard.
+    pub bytes: Vec<u8>,
+    /// Zones of its records.
+    pub zones: SmallVec<[u32; 2]>,
+    /// Its first record.
+    pub first: u64,
+    /// Its last record.
+    pub record: u64,
 }
 
 impl Core {
@@ -241,6 +268,9 @@ impl Core {
             pending: RefCell::default(),
             has_pending: Notify::new(),
             incomplete: RefCell::default(),
+            has_new_zone: Cell::new(false),
+            unwritten: Cell::new(0),
+            manifest_bytes: Cell::new(0),
             submitted: Cell::new(0),
             ended: Cell::new(0),
             gate: KeyGate::default(),
@@ -263,17 +293,43 @@ impl Core {
         let tables: Vec<_> = tables.collect();
         let deletes = tables.iter().filter_map(|table| crate::jobs::oldest_delete(&table.meta.summary));
         deletes.for_each(|at| core.erasure.deleted(at));
-        core.levels.replace(Rc::new(Levels::of(tables)));
-        for (bytes, zones, record) in writes {
-            let buffer = core.active.borrow().clone();
-            zones.iter().for_each(|zone| buffer.note_zone(*zone));
-            core.apply(&bytes)?;
-            buffer.note_last(Flushed { record, sequence: core.sequence.get() });
-            if buffer.memtable.bytes() >= core.buffer_bytes() {
-                core.push_frozen();
+        core.set_levels(tables);
+        core.replay(writes)?;
+        Ok(core)
+    }
+
+    /// Makes these tables the tree.
+    pub(crate) fn set_levels(&self, tables: Vec<Rc<Table>>) {
+        let bytes = |table: &Rc<Table>| {
+            200 + 16 * table.meta.extents.len()
+                + table.meta.summary.smallest.len()
+                + table.meta.summary.largest.len()
+        };
+        self.manifest_bytes.set(tables.iter().map(bytes).sum::<usize>() as u64);
+        self.levels.replace(Rc::new(Levels::of(tables)));
+    }
+
+    /// Lets writes of the log take effect that are in no table.
+    fn replay(&self, writes: Vec<ReplayedWrites>) -> Result<()> {
+        // By item, the first record that later items need.
+        let mut needed: Vec<u64> = Vec::with_capacity(writes.len());
+        for replayed in writes.iter().rev() {
+            let after = needed.last().copied().unwrap_or(u64::MAX);
+            needed.push(after.min(replayed.first));
+        }
+        needed.reverse();
+        for (number, replayed) in writes.iter().enumerate() {
+            let buffer = self.active.borrow().clone();
+            replayed.zones.iter().for_each(|zone| _ = buffer.note_zone(*zone));
+            self.apply(&replayed.bytes)?;
+            let later = needed.get(number + 1).map(|first| first - 1);
+            let record = later.unwrap_or(u64::MAX).min(replayed.record);
+            buffer.note_last(Flushed { record, sequence: self.sequence.get() });
+            if buffer.memtable.bytes() >= self.buffer_bytes() {
+                self.push_frozen();
             }
         }
-        Ok(core)
+        Ok(())
     }
 
     /// Tells the shard where all of them are.
@@ -333,6 +389,17 @@ impl Core {
         Ok(())
     }
 
+    /// Freezes the active buffer if its records take much more space than its writes, or if zones are short: it has got another zone.
+    pub(crate) fn freeze_if_wasteful(&self) {
+        let zone_bytes = u64::from(self.kit.layout.zone_blocks) * self.kit.layout.block_size.bytes();
+        let log_bytes = self.active.borrow().zones() as u64 * zone_bytes;
+        let is_short = self.kit.pool.free() <= self.kept_zones() + 2 * u32::from(self.shards);
+        let is_wasteful = log_bytes > 2 * zone_bytes + 4 * self.buffer_bytes() as u64;
+        if is_wasteful || is_short && self.frozen.borrow().is_empty() {
+            self.freeze();
+        }
+    }
+
     /// Freezes the active buffer if it is full.
     pub(crate) fn freeze_if_full(&self) {
         if self.active.borrow().memtable.bytes() >= self.buffer_bytes() {
@@ -352,7 +419,7 @@ impl Core {
         }
         // Acknowledged writes may be in it whose record hasn't committed: it is replayed, above this sequence.
         // An item whose last part hasn't committed is replayed as a whole.
-        let incomplete = self.incomplete.borrow().as_ref().map(|(record, _)| record - 1);
+        let incomplete = self.incomplete.borrow().as_ref().map(|incomplete| incomplete.record - 1);
         let record = incomplete.unwrap_or_else(|| self.appender.committed(write_stream(self.shard)));
         self.active.borrow().note_last(Flushed { record, sequence: self.sequence.get() });
         self.push_frozen();
@@ -361,8 +428,8 @@ impl Core {
     /// Freezes the active buffer, and goes on with another.
     fn push_frozen(&self) {
         let next = WriteBuffer::new(&self.kit.pool, self.buffer_bytes());
-        if let Some((_, zones)) = &*self.incomplete.borrow() {
-            zones.iter().for_each(|zone| next.note_zone(*zone));
+        if let Some(incomplete) = &*self.incomplete.borrow() {
+            incomplete.zones.iter().for_each(|zone| _ = next.note_zone(*zone));
         }
         let full = self.active.replace(next);
         self.frozen.borrow_mut().push(full);
@@ -421,7 +488,9 @@ impl Core {
             self.changed.notified().await;
         }
         self.check_open()?;
-        let is_buffered = acknowledge == Acknowledge::Buffered;
+        // Behind a write that hasn't taken effect yet it isn't acknowledged early: both may be of one key, and a replay has them in this order.
+        let is_alone = self.requests.is_empty() && self.entered.borrow().is_empty();
+        let is_buffered = acknowledge == Acknowledge::Buffered && is_alone && self.has_zones();
         if is_buffered {
             self.kit.check_known_space(self.kept_zones())?;
             self.apply(batch.bytes())?;
@@ -465,13 +534,15 @@ impl Core {
         }
         let body = encode_parts([Part { shard: self.shard, bytes: &bytes }].into_iter());
         add(&self.submitted, 1);
+        add(&self.unwritten, body.len() as u64);
         let item = Item::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes());
         lane::push(self, WRITE_CLASS, item);
         self.kit.events.work.notify_one();
     }
 
     /// Notes that an item of writes has ended.
-    pub(crate) fn submitted_ended(&self) {
+    pub(crate) fn submitted_ended(&self, bytes: u64) {
+        self.unwritten.set(self.unwritten.get().saturating_sub(bytes));
         add(&self.ended, 1);
         self.has_pending.notify_one();
         self.changed.notify_all();
@@ -489,7 +560,7 @@ impl Core {
     pub(crate) async fn run_commits(self: Rc<Self>) {
         loop {
             let has_bytes = !self.pending.borrow().bytes.is_empty();
-            if has_bytes && self.in_flight() < 2 {
+            if has_bytes && self.in_flight() < 2 && self.kit.failure().is_none() {
                 match self.wait_of_pending() {
                     // More writes end the wait, or the time.
                     Some(wait) => drop(runtime::timeout(wait, self.has_pending.notified()).await),
@@ -537,7 +608,19 @@ impl Core {
             }
             self.changed.notified().await;
         }
-        Ok(())
+        // A log that refuses acknowledged writes has failed.
+        self.kit.failure().map_or(Ok(()), Err)
+    }
+
+    /// Whether zones are free for writes that are acknowledged before they are written, with those before them: the log can't refuse such writes.
+    fn has_zones(&self) -> bool {
+        // Flushes take zones before they give back those of the log.
+        let frozen: usize = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum();
+        let buffers = (self.active.borrow().memtable.bytes() + frozen) as u64;
+        let bytes = self.unwritten.get() + self.pending.borrow().bytes.len() as u64 + buffers;
+        let zone_bytes = u64::from(self.kit.layout.zone_blocks) * self.kit.layout.block_size.bytes();
+        let needed = self.kit.settings.appends_in_flight + 3 + (2 * bytes / zone_bytes) as u32;
+        self.kit.pool.free() > self.kept_zones() + needed
     }
 
     /// Sequences of the live snapshots, rising.

@@ -96,7 +96,9 @@ impl Core {
     /// Notes zones that have dead data without that it was noted: an append has failed in them.
     fn note_full_zones(&self) {
         for (number, zone) in self.kit.pool.list() {
-            if zone.usage == Usage::Full && zone.live < zone.written {
+            if zone.usage == Usage::Full && zone.live < zone.written
+                || zone.usage == Usage::Damaged && zone.written > 0
+            {
                 self.erasure.stale(number);
             }
         }
@@ -108,7 +110,8 @@ impl Core {
         if is_in_log {
             self.freeze();
         }
-        if zones.iter().any(|(_, class)| *class == LOG) {
+        let is_open = |zone: u32| self.kit.pool.get(zone).usage == Usage::Open;
+        if zones.iter().any(|(zone, class)| *class == LOG && is_open(*zone)) {
             self.kit.seal_lanes();
         }
         {
@@ -126,7 +129,10 @@ impl Core {
                 let mut extents: Vec<Extent> = Vec::new();
                 file.in_zone(*zone, |extent| extents.push(extent));
                 for extent in extents {
-                    self.move_extent(&file, extent, *class).await?;
+                    // Other zones are emptied nevertheless.
+                    if let Err(error) = self.move_extent(&file, extent, *class).await {
+                        tracing::warn!("emptying zone {zone}: {error}");
+                    }
                 }
             }
         }
@@ -153,9 +159,9 @@ impl Core {
     }
 
     /// Notes that something is about to be appended to a zone.
-    pub(crate) fn note_append(&self, zone: u32, generation: u64) {
+    pub(crate) fn note_append(&self, zone: u32, generation: u64, has_edit: bool) {
         let class = self.kit.pool.get(zone).class;
-        if self.erasure.limit().is_some() && (class == LOG || class == CHECKPOINT_CLASS) {
+        if self.erasure.limit().is_some() && (class == LOG || class == CHECKPOINT_CLASS || has_edit) {
             let since = crate::batch::now();
             self.erasure.stale_since(crate::erasure::Stale { zone, generation, since });
         }

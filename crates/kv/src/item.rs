@@ -82,8 +82,13 @@ pub enum Origin {
         /// Whether the writes are in the memtable already, because they were acknowledged before they were written.
         is_applied: bool,
     },
-    /// A part of writes that another shard wrote, which takes effect here.
+    /// The part of writes that another shard wrote, which takes effect here.
     Shared,
+    /// A part of writes before the last one, which has no effect.
+    WritesPart {
+        /// Whether the writes were acknowledged before they were written.
+        is_applied: bool,
+    },
     /// A piece of a table.
     Piece {
         /// The table; `None` where the cleaner moves a piece of one that is gone.
@@ -201,7 +206,10 @@ impl Item {
             }
             // The parts before the last one have no effect.
             Origin::Edit(_) | Origin::EditPart => Origin::EditPart,
-            Origin::Writes { .. } | Origin::Shared => Origin::Shared,
+            Origin::Writes { is_applied, .. } | Origin::WritesPart { is_applied } => {
+                Origin::WritesPart { is_applied: *is_applied }
+            }
+            Origin::Shared => Origin::Shared,
         };
         let part =
             Item { origin, body: self.body.clone(), offset: self.offset, data: first, block: self.block };
@@ -211,7 +219,7 @@ impl Item {
 
     fn kind(&self) -> u8 {
         match self.origin {
-            Origin::Writes { .. } | Origin::Shared => WRITES,
+            Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared => WRITES,
             Origin::Piece { .. } => PIECE,
             Origin::Edit(_) | Origin::EditPart => EDIT,
         }
@@ -281,7 +289,10 @@ impl Entry for Item {
     }
 
     fn is_acknowledged(&self) -> bool {
-        matches!(self.origin, Origin::Writes { is_applied: true, .. })
+        matches!(
+            self.origin,
+            Origin::Writes { is_applied: true, .. } | Origin::WritesPart { is_applied: true }
+        )
     }
 }
 

@@ -15,7 +15,7 @@ use crate::policy::{Job, NewTable, TableView, Tree};
 use crate::retention::Retention;
 use crate::table::{Builder, Summary};
 use crate::tables::{Table, TableFile};
-use block::{Buffer, Result};
+use block::{Buffer, Error, Result};
 use logkit::Owner;
 use std::rc::Rc;
 use std::time::Duration;
@@ -149,6 +149,9 @@ impl Core {
         loop {
             if let Some(error) = self.kit.failure() {
                 return Err(error);
+            }
+            if self.kit.is_closing() {
+                return Err(Error::closed("the store is being closed"));
             }
             if self.kit.pool.free() > self.checkpoint_zones() + u32::from(self.shards) {
                 return Ok(());

@@ -15,8 +15,8 @@ pub type TableId = u64;
 
 /// Most levels of a tree.
 pub const MOST_LEVELS: usize = 8;
-/// Most shards of a store.
-pub const MOST_SHARDS: u16 = 256;
+/// Most shards of a store: a record is a member of the streams of all of them.
+pub const MOST_SHARDS: u16 = logkit::record::MOST_LINKS as u16;
 
 /// A run of blocks of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

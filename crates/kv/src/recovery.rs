@@ -2,7 +2,7 @@
 //!
 //! The writes are replayed into buffers, and written as tables before the store is open, so that it has its memory for new ones.
 
-use crate::core::{Core, Found as FoundShard, kit_settings};
+use crate::core::{Core, Found as FoundShard, ReplayedWrites, kit_settings};
 use crate::erasure::{Erasure, Stale};
 use crate::item::{Place, Recorded, decode_parts};
 use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, table_stream, write_stream};
@@ -95,7 +95,11 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec
     let (mut opening, Replayed { shards: found, mut stale, clock }) = replay_all(&*handle).await?;
     let opening_unlisted = std::mem::take(&mut opening.unlisted);
     let parts = opening.finish(&*handle, clock).await?;
-    stale.extend(opening_unlisted.into_iter().map(|(zone, generation)| Stale { zone, generation, since: 0 }));
+    stale.extend(opening_unlisted.into_iter().map(|(zone, generation)| Stale {
+        zone,
+        generation,
+        since: crate::batch::now(),
+    }));
     let homes = start((zones, handle), parts, (found, stale), settings).await?;
     for home in &homes {
         let flush = |core: Rc<Core>| async move { core.flush_replayed().await };
@@ -117,23 +121,20 @@ struct Assembly {
     bytes: Vec<u8>,
     length: usize,
     zones: SmallVec<[u32; 2]>,
+    /// Record of the first part.
+    first: u64,
 }
 
 impl Assembly {
     /// Adds a part; returns the whole with its zones once it is complete.
-    fn add(
-        &mut self,
-        part: &[u8],
-        offset: u32,
-        length: u32,
-        zone: u32,
-    ) -> Option<(Vec<u8>, SmallVec<[u32; 2]>)> {
+    fn add(&mut self, part: &[u8], offset: u32, length: u32, (zone, record): (u32, u64)) -> Option<Assembly> {
         if offset == 0 && part.len() >= length as usize {
             // A record of another shard may lie between two parts.
-            return Some((part[..length as usize].to_vec(), SmallVec::from_slice(&[zone])));
+            let (bytes, zones) = (part[..length as usize].to_vec(), SmallVec::from_slice(&[zone]));
+            return Some(Assembly { bytes, length: length as usize, zones, first: record });
         }
         if offset == 0 {
-            *self = Assembly { length: length as usize, ..Assembly::default() };
+            *self = Assembly { length: length as usize, first: record, ..Assembly::default() };
         }
         if offset as usize != self.bytes.len() || length as usize != self.length {
             // The first parts were refused, so the rest has no effect.
@@ -145,10 +146,7 @@ impl Assembly {
         if !self.zones.contains(&zone) {
             self.zones.push(zone);
         }
-        (self.bytes.len() == self.length).then(|| {
-            let whole = std::mem::take(self);
-            (whole.bytes, whole.zones)
-        })
+        (self.bytes.len() == self.length).then(|| std::mem::take(self))
     }
 }
 
@@ -170,7 +168,7 @@ async fn replay(
     };
     let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
     recovery::sort_for_replay(&mut records, users);
-    let mut writes: Vec<(Vec<u8>, SmallVec<[u32; 2]>, u64)> = Vec::new();
+    let mut writes: Vec<ReplayedWrites> = Vec::new();
     let (mut written, mut edited) = (Assembly::default(), Assembly::default());
     for record in &records {
         let (zone, mut position) = (record.header.zone, record.header.position + 1);
@@ -194,20 +192,18 @@ async fn replay(
                             .map(|it| it.to_vec())?,
                     };
                     let assembly = if is_edit { &mut edited } else { &mut written };
-                    let whole = assembly.add(&part, offset, length, zone);
-                    match whole {
-                        Some((bytes, _)) if is_edit => manifest.apply(Edit::decode(&bytes)?),
-                        Some((bytes, zones)) => {
-                            let number = recovery::number_in(record, users);
-                            let number =
-                                number.ok_or_else(|| Error::corrupt("writes in a record of tables"))?;
-                            decode_parts(&bytes, |part| {
-                                if part.shard == shard {
-                                    writes.push((part.bytes.to_vec(), zones.clone(), number));
-                                }
-                                Ok(())
-                            })?;
-                        }
+                    let number = recovery::number_in(record, if is_edit { tables } else { users });
+                    let number =
+                        number.ok_or_else(|| Error::corrupt("an item in a record of another stream"))?;
+                    match assembly.add(&part, offset, length, (zone, number)) {
+                        Some(whole) if is_edit => manifest.apply(Edit::decode(&whole.bytes)?),
+                        Some(Assembly { bytes, zones, first, .. }) => decode_parts(&bytes, |part| {
+                            if part.shard == shard {
+                                let (bytes, zones) = (part.bytes.to_vec(), zones.clone());
+                                writes.push(ReplayedWrites { bytes, zones, first, record: number });
+                            }
+                            Ok(())
+                        })?,
                         None => {}
                     }
                 }
@@ -231,7 +227,7 @@ async fn replay(
         accounts.add_live(extent.place.zone, extent.blocks);
     }
     drop(accounts);
-    writes.retain(|(_, _, number)| *number > manifest.flushed.record);
+    writes.retain(|replayed| replayed.record > manifest.flushed.record);
     Ok(FoundShard { manifest, writes })
 }
 

@@ -51,6 +51,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
             for zone in zones.iter_mut().filter_map(Option::take) {
                 kit.seal_now(zone).await;
             }
+            space::seal_filler(kit).await;
         }
         let Some(class) = appender.ready_class() else {
             if kit.is_closing() && appender.queued() == 0 || kit.failure().is_some() {

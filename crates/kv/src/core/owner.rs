@@ -2,7 +2,7 @@
 //!
 //! The cleaner runs on the home. It asks each shard for the live blocks of its tables, and each shard appends the moves of its own blocks.
 
-use super::{Core, Levels, add};
+use super::{Core, Incomplete, add};
 use crate::item::{Flushed, Item, Origin, Part, Place, Recorded, decode_parts, encode_parts};
 use crate::manifest::{Edit, TableId, shard_of, table_stream, write_stream};
 use crate::settings::Broken;
@@ -10,6 +10,7 @@ use crate::tables::{Table, TableFile};
 use block::{Data, EraseGuarantee, Error, Result};
 use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, lane, mover};
 use runtime::Home;
+use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -31,17 +32,23 @@ impl Core {
             Origin::Writes { requests, others, .. } => {
                 requests.iter().for_each(|request| self.requests.item_ended(*request, outcome));
                 if others.is_empty() {
-                    self.submitted_ended();
+                    self.submitted_ended(item.body.bytes.len() as u64);
                 }
             }
-            Origin::Edit(_) | Origin::EditPart | Origin::Piece { .. } | Origin::Shared => {}
+            Origin::Edit(_)
+            | Origin::EditPart
+            | Origin::Piece { .. }
+            | Origin::Shared
+            | Origin::WritesPart { .. } => {}
         }
     }
 
     /// Lets the last part of writes take effect.
     fn commit_writes(&self, item: &Item, zone: u32) -> Result<()> {
         let buffer = self.active.borrow().clone();
-        buffer.note_zone(zone);
+        if buffer.note_zone(zone) {
+            self.has_new_zone.set(true);
+        }
         if item.is_part() {
             self.note_part(item, zone);
         }
@@ -61,12 +68,19 @@ impl Core {
     fn note_part(&self, item: &Item, zone: u32) {
         let mut incomplete = self.incomplete.borrow_mut();
         if item.is_last_part() {
-            let zones = incomplete.take().map(|(_, zones)| zones);
-            zones.into_iter().flatten().for_each(|zone| self.active.borrow().note_zone(zone));
+            if let Some(done) = incomplete.take_if(|known| Rc::ptr_eq(&known.body, &item.body)) {
+                done.zones.into_iter().for_each(|zone| _ = self.active.borrow().note_zone(zone));
+            }
             return;
         }
         let record = self.appender.committed(write_stream(self.shard));
-        incomplete.get_or_insert_with(|| (record, Default::default())).1.push(zone);
+        match &mut *incomplete {
+            Some(known) if Rc::ptr_eq(&known.body, &item.body) => known.zones.push(zone),
+            other => {
+                *other =
+                    Some(Incomplete { body: item.body.clone(), record, zones: SmallVec::from_slice(&[zone]) })
+            }
+        }
     }
 
     /// Lets an edit of the manifest take effect.
@@ -87,11 +101,12 @@ impl Core {
             let file = file.expect("an edit adds tables that were written, or are in another level");
             tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads));
         }
-        self.levels.replace(Rc::new(Levels::of(tables)));
+        self.set_levels(tables);
         if let Some(flushed) = edit.flushed {
             self.flushed.set(flushed);
+            let is_of = |last: Flushed| last.sequence <= flushed.sequence && last.record <= flushed.record;
             let mut frozen = self.frozen.borrow_mut();
-            while frozen.first().is_some_and(|buffer| buffer.last().sequence <= flushed.sequence) {
+            while frozen.first().is_some_and(|buffer| is_of(buffer.last())) {
                 frozen.remove(0).release(self.kit.clock());
             }
         }
@@ -142,15 +157,22 @@ impl Core {
                 record: self.appender.committed(write_stream(self.shard)),
                 sequence: self.sequence.get(),
             },
+            // Records after the last flush that have no writes.
+            false if self.is_all_in_tables() => {
+                let record = self.appender.committed(write_stream(self.shard));
+                Flushed { record, sequence: self.sequence.get() }
+            }
             false => self.flushed.get(),
         };
         let manifest = crate::manifest::Manifest { tables, flushed, next_table: self.next_table.get() };
         Cut { manifest, tables: self.appender.committed(table_stream(self.shard)) }
     }
 
-    /// Number of blocks that the manifest of this shard takes, about.
-    pub(crate) fn manifest_bytes(&self) -> u64 {
-        self.levels.borrow().all().map(|table| 160 + 4 * table.meta.summary.smallest.len() as u64).sum()
+    /// Whether all writes that have committed, or were acknowledged, are in tables.
+    fn is_all_in_tables(&self) -> bool {
+        self.active.borrow().is_empty()
+            && self.frozen.borrow().is_empty()
+            && self.incomplete.borrow().is_none()
     }
 }
 
@@ -192,7 +214,7 @@ impl Owner for Core {
         for item in items {
             let blocks = item.blocks();
             match &item.origin {
-                Origin::Writes { .. } | Origin::Shared => {
+                Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared => {
                     user_blocks += u64::from(blocks);
                     let outcome = self.commit_writes(item, zone);
                     let refused =
@@ -221,6 +243,9 @@ impl Owner for Core {
         }
         if items.iter().any(|item| matches!(item.origin, Origin::Writes { .. } | Origin::Shared)) {
             self.freeze_if_full();
+            if self.has_new_zone.take() {
+                self.freeze_if_wasteful();
+            }
         }
         self.kit.note_user_blocks(user_blocks);
         self.kit.events.committed.notify_all();
@@ -232,7 +257,8 @@ impl Owner for Core {
     fn refuse(&self, item: &Item, error: &Error) {
         item.body.is_refused.set(true);
         if item.is_part() {
-            self.incomplete.take();
+            // The rest of the item isn't written, so it is never complete.
+            drop(self.incomplete.borrow_mut().take_if(|known| Rc::ptr_eq(&known.body, &item.body)));
         }
         self.end(item, &Err(error.clone()));
     }
@@ -282,8 +308,9 @@ impl Owner for Core {
         }
     }
 
-    fn before_append(&self, zone: u32, generation: u64, _items: &[Item]) {
-        self.note_append(zone, generation);
+    fn before_append(&self, zone: u32, generation: u64, items: &[Item]) {
+        let has_edit = items.iter().any(|item| matches!(item.origin, Origin::Edit(_) | Origin::EditPart));
+        self.note_append(zone, generation, has_edit);
     }
 
     fn erase(&self) -> EraseGuarantee {
@@ -294,7 +321,7 @@ impl Owner for Core {
     }
 
     fn checkpoint_cost(&self) -> u64 {
-        let manifests = self.kit.layout.blocks_in(self.manifest_bytes() * u64::from(self.shards));
+        let manifests = self.kit.layout.blocks_in(self.manifest_bytes.get() * u64::from(self.shards));
         self.kit.checkpoints.directory_blocks(&self.kit) + manifests + 2
     }
 

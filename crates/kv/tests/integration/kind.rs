@@ -65,7 +65,7 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
         ("zone_size=4MiB", "the store is on zones, which have a size; expected no zone_size"),
         ("shards=6", ""),
         ("shards=7", "32 zones are too few for a store of 7 shards; expected at least 36"),
-        ("shards=0", "expected a whole number from 1 to 256"),
+        ("shards=0", "expected a whole number from 1 to 16"),
         ("acknowledge=sometimes", "It takes buffered, written, flushed"),
         ("acknowlege=flushed", "acknowledge"),
         ("compaction=tiered", "It takes saturation, fade, zap"),

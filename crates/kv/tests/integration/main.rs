@@ -4,6 +4,7 @@
 
 mod basic;
 mod common;
+mod crashes;
 mod erasure;
 mod kind;
 mod model;
