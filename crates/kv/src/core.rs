@@ -451,13 +451,16 @@ impl Core {
 
     /// Queues what is pending as one item.
     pub(crate) fn submit(&self) {
-        let Pending { bytes, requests, is_applied, .. } = self.pending.take();
+        let Pending { mut bytes, requests, is_applied, .. } = self.pending.take();
         if bytes.is_empty() {
             return;
         }
         let body = encode_parts([Part { shard: self.shard, bytes: &bytes }].into_iter());
         add(&self.submitted, 1);
         let item = Item::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes());
+        // Its memory is used again.
+        bytes.clear();
+        self.pending.borrow_mut().bytes = bytes;
         lane::push(self, WRITE_CLASS, item);
         self.kit.events.work.notify_one();
     }

@@ -40,6 +40,9 @@ impl std::fmt::Debug for Store {
 
 /// Shard of a key, of so many.
 pub fn shard_of_key(key: &[u8], shards: usize) -> u16 {
+    if shards == 1 {
+        return 0;
+    }
     let hash = key.iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
     });
@@ -169,8 +172,7 @@ impl Store {
         write.check()?;
         let (Write::Put { key, .. } | Write::Delete { key, .. } | Write::DeleteRange { from: key, .. }) =
             write;
-        let mut batch = Batch::new();
-        batch.push(write);
+        let batch = Batch::of(write);
         self.write_to(self.home(key), batch, self.acknowledge).await
     }
 
@@ -242,9 +244,7 @@ impl Store {
                     Update::Delete => Write::Delete { key: &key, deleted: now() },
                 };
                 write.check()?;
-                let mut batch = Batch::new();
-                batch.push(write);
-                core.write_entered(batch, acknowledge).await?;
+                core.write_entered(Batch::of(write), acknowledge).await?;
             }
             drop(entered);
             if acknowledge == Acknowledge::Flushed {
