@@ -5,8 +5,8 @@
 
 use crate::engine::device::Stamp;
 use block::{
-    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
-    Part, Payload, ReadOutcome, Result, ZeroMode,
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
 use kv::{Acknowledge, Batch, Store};
 use std::rc::Rc;
@@ -58,8 +58,10 @@ impl KeysDevice {
         let mut iterator = self.store.iterate(b"", None).await?;
         iterator.seek_first().await?;
         for number in 0..self.geometry.blocks.0 {
-            let found = self.store.get_in(iterator.snapshot(), &key(number)).await?.map(|stored| stored.value);
-            let at = iterator.pair().filter(|(found, _)| *found == key(number)).map(|(_, value)| value.to_vec());
+            let found =
+                self.store.get_in(iterator.snapshot(), &key(number)).await?.map(|stored| stored.value);
+            let at =
+                iterator.pair().filter(|(found, _)| *found == key(number)).map(|(_, value)| value.to_vec());
             if at != found {
                 let stamp = |value: Option<Vec<u8>>| value.map(|value| value[..8].to_vec());
                 return Err(Error::corrupt(format!(
@@ -74,7 +76,9 @@ impl KeysDevice {
         }
         match iterator.pair() {
             None => Ok(()),
-            Some((key, _)) => Err(Error::corrupt(format!("a scan finds key {key:?}, which was never written"))),
+            Some((key, _)) => {
+                Err(Error::corrupt(format!("a scan finds key {key:?}, which was never written")))
+            }
         }
     }
 }
@@ -199,7 +203,12 @@ impl Device for Handle {
         Call::new(self.delete(range, Durability::Visible))
     }
 
-    fn write_zeroes(&self, range: BlockRange, _mode: ZeroMode, durability: Durability) -> Call<'_, Result<()>> {
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        _mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
         Call::new(self.delete(range, durability))
     }
 }

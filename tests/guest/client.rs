@@ -7,6 +7,7 @@
 //! `siltstone-guest-client hold FILE ID new|left` serves a file by a ublk door whose device it leaves: until its standard input ends.
 //! `siltstone-guest-client delete ID` deletes that device.
 
+use doors::ublk::backing::Backing;
 use doors::ublk::control;
 use doors::ublk::door::{UblkConfig, UblkDoor};
 use siltstone_tests::guest::numbered;
@@ -54,7 +55,7 @@ async fn hold(line: String, id: u32, left: bool) -> block::Result<()> {
     let built = built.map_err(invalid)?.build().await?;
     let config = UblkConfig {
         name: "held".to_owned(),
-        device: built.top()?,
+        backing: Backing::Device(built.top()?),
         id: Some(id),
         read_only: false,
         stop_limit: Duration::ZERO,

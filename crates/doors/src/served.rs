@@ -4,10 +4,12 @@
 //! - [`work`]: execution of an operation on bytes of a device, partial blocks included.
 //! - [`write_gate`]: protection of writes of partial blocks against lost updates.
 //! - [`export`]: a device that is served, with its gate and its counters.
+//! - `counters`: the declaration of counters.
 //! - [`unix_socket`]: the keys of a door's unix socket.
 //!
 //! Left to the doors: their protocols, the checks of a request against its export, and the bounds of memory.
 
+pub(crate) mod counters;
 pub mod export;
 pub mod in_flight;
 pub mod unix_socket;

@@ -27,7 +27,7 @@ use runtime::sync::{Notify, Semaphore};
 use runtime::{Home, RequestKey, Requests};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,7 +125,7 @@ pub struct Core {
     pub(crate) frozen: RefCell<Vec<Rc<WriteBuffer>>>,
     pub(crate) levels: RefCell<Rc<Levels>>,
     /// Every table that anything uses.
-    pub(crate) files: RefCell<HashMap<TableId, Weak<TableFile>>>,
+    pub(crate) files: RefCell<BTreeMap<TableId, Weak<TableFile>>>,
     pub(crate) flushed: Cell<Flushed>,
     /// Sequence of the newest write.
     pub(crate) sequence: Cell<Sequence>,
@@ -136,6 +136,8 @@ pub struct Core {
     pub(crate) mover: Rc<Semaphore>,
     pub(crate) zones: RefCell<Mover>,
     pub(crate) compaction: Box<dyn Compaction>,
+    /// Held during a compaction: there is one at a time.
+    pub(crate) compacting: Rc<Semaphore>,
     pub(crate) placement: Box<dyn Placement>,
     pub(crate) lives: RefCell<Lives>,
     /// Buffers or tables have changed.
@@ -161,7 +163,7 @@ pub struct Core {
     pub(crate) joints: Rc<Semaphore>,
     pub(crate) next_joint: Cell<u64>,
     /// What batches for several shards hold of the gate.
-    pub(crate) entered: RefCell<HashMap<u64, Entered>>,
+    pub(crate) entered: RefCell<BTreeMap<u64, Entered>>,
 }
 
 /// Settings of the kit for a shard.
@@ -232,6 +234,7 @@ impl Core {
             mover: Semaphore::new(1),
             zones: RefCell::new(Mover::new(classes)),
             compaction: settings.compaction()?,
+            compacting: Semaphore::new(1),
             placement,
             lives: RefCell::default(),
             changed: Notify::new(),
@@ -258,6 +261,8 @@ impl Core {
             Table::new(meta, file, &core.cache, &core.reads)
         });
         let tables: Vec<_> = tables.collect();
+        let deletes = tables.iter().filter_map(|table| crate::jobs::oldest_delete(&table.meta.summary));
+        deletes.for_each(|at| core.erasure.deleted(at));
         core.levels.replace(Rc::new(Levels::of(tables)));
         for (bytes, zones, record) in writes {
             let buffer = core.active.borrow().clone();
@@ -289,8 +294,7 @@ impl Core {
 
     /// Options of the format of a new table.
     pub(crate) fn table_options(&self, id: TableId) -> crate::table::Options {
-        // Tables of one shard have other numbers for as long as a block of one may be taken for one of another.
-        crate::table::Options { salt: (id as u32) << 8 | u32::from(self.shard), ..self.settings.table }
+        crate::table::Options { salt: salt_of(id, self.shard), ..self.settings.table }
     }
 
     /// The core of another shard, or of this one.
@@ -422,31 +426,35 @@ impl Core {
             self.kit.check_known_space(self.kept_zones())?;
             self.apply(batch.bytes())?;
         }
-        let mut pending = self.pending.borrow_mut();
+        let is_other_kind =
+            |pending: &Pending| !pending.bytes.is_empty() && pending.is_applied != is_buffered;
         // Writes of both kinds aren't in one item.
-        if pending.bytes.is_empty() {
-            pending.is_applied = is_buffered;
-        } else if pending.is_applied != is_buffered {
-            drop(pending);
+        if is_other_kind(&self.pending.borrow()) {
             self.submit();
-            pending = self.pending.borrow_mut();
-            pending.is_applied = is_buffered;
         }
-        pending.bytes.extend_from_slice(batch.bytes());
-        if is_buffered {
-            let is_due = pending.bytes.len() >= BUFFERED_BYTES;
-            if is_due || pending.since.is_none() {
-                pending.since.get_or_insert_with(runtime::now);
-                drop(pending);
-                self.has_pending.notify_one();
-            }
-            return Ok(());
+        let request = (!is_buffered).then(|| self.requests.begin(1, None));
+        self.add_pending(batch.bytes(), is_buffered, request);
+        match request {
+            Some(request) => self.requests.wait(request).await,
+            None => Ok(()),
         }
-        let request = self.requests.begin(1, None);
-        pending.requests.push(request);
-        drop(pending);
-        self.has_pending.notify_one();
-        self.requests.wait(request).await
+    }
+
+    /// Adds writes to those that wait for the next record.
+    fn add_pending(&self, bytes: &[u8], is_applied: bool, request: Option<RequestKey>) {
+        let mut pending = self.pending.borrow_mut();
+        pending.is_applied = is_applied;
+        pending.bytes.extend_from_slice(bytes);
+        pending.requests.extend(request);
+        // Nothing waits for writes that are acknowledged: the first of them begins a time, and enough of them end it.
+        let is_first = is_applied && pending.since.is_none();
+        if is_first {
+            pending.since = Some(runtime::now());
+        }
+        if is_first || !is_applied || pending.bytes.len() >= BUFFERED_BYTES {
+            drop(pending);
+            self.has_pending.notify_one();
+        }
     }
 
     /// Queues what is pending as one item.
@@ -538,6 +546,11 @@ impl Core {
     pub(crate) fn snapshot_sequences(&self) -> Vec<Sequence> {
         self.snapshots.borrow().keys().copied().collect()
     }
+}
+
+/// Salt of the checksums of a table: another one for each table, for as long as a block of one may be taken for one of another.
+pub(crate) fn salt_of(table: TableId, shard: u16) -> u32 {
+    (table as u32) << 8 | u32::from(shard)
 }
 
 /// Size at which the active buffer of one of so many shards is full.

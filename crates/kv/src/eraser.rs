@@ -2,7 +2,9 @@
 
 use crate::core::Core;
 use crate::item::Item;
+use crate::jobs::oldest_delete;
 use crate::manifest::Extent;
+use crate::memtable::Memtable;
 use crate::policy::placement::LOG;
 use crate::tables::TableFile;
 use block::Result;
@@ -41,16 +43,23 @@ impl Core {
 
     async fn erase_due(self: &Rc<Self>, limit: Duration) -> Result<()> {
         let homes = self.homes.borrow().clone();
+        let (deletes, mut has_tombstones) = (self.erasure.deletes(), false);
+        if deletes == 0 {
+            return Ok(());
+        }
         for home in &homes {
-            home.with(move |core: Rc<Core>| async move {
+            let look = move |core: Rc<Core>| async move {
                 core.freeze_old(limit);
-                Ok(())
-            })
-            .await?;
+                Ok(core.has_tombstones())
+            };
+            has_tombstones |= home.with(look).await?;
         }
         self.note_full_zones();
         let due = self.erasure.due(EMPTY_AFTER);
         if due.is_empty() {
+            if !has_tombstones && self.erasure.all().is_empty() {
+                self.erasure.forget(deletes);
+            }
             return Ok(());
         }
         let zones: Vec<(u32, u8)> =
@@ -65,6 +74,14 @@ impl Core {
         self.write_checkpoint(false).await?;
         reset::reset_dead(self).await?;
         Ok(())
+    }
+
+    /// Whether a buffer or a table has a tombstone, or a value that expires.
+    fn has_tombstones(&self) -> bool {
+        let is_in = |memtable: &Memtable| memtable.tombstones() > 0 || memtable.earliest_expiry().is_some();
+        is_in(&self.active.borrow().memtable)
+            || self.frozen.borrow().iter().any(|buffer| is_in(&buffer.memtable))
+            || self.levels.borrow().all().any(|table| oldest_delete(&table.meta.summary).is_some())
     }
 
     /// Freezes the active buffer if its oldest tombstone is old.

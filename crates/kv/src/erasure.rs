@@ -6,7 +6,8 @@
 //!
 //! That is enough: a copy of a deleted key that is stale before the delete is gone `reset_share` of D after that, and one that becomes stale by a compaction,
 //! at most D after the delete. Data is stale when its table is removed and no reader has it, when it was moved, or when the writes of a record are in a table.
-//! A zone of the write-ahead log, of the manifest's edits or of checkpoints counts as stale when the first record is appended to it.
+//! A zone of the write-ahead log, of the manifest's edits or of checkpoints counts as stale when the first record is appended to it. As long as nothing is
+//! deleted, no zone is due.
 //!
 //! The state is shared by all shards; the home carries it out (`eraser`).
 
@@ -36,8 +37,8 @@ pub struct Erasure {
     /// Time between the moment at which data is stale and the reset; `None` without a promise.
     limit: Option<Duration>,
     stale: Mutex<BTreeMap<u32, Stale>>,
-    /// Time of the last delete.
-    last_delete: AtomicU64,
+    /// Number of deletes that may have left something.
+    deletes: AtomicU64,
     /// Largest time that a zone has taken, in milliseconds.
     longest: AtomicU64,
     /// Zones that were reset too late.
@@ -48,11 +49,12 @@ impl Erasure {
     /// The state of a store with this time for deletes; `stale` are the zones that a checkpoint names.
     pub fn new(pool: Arc<ZonePool>, delete_persistence: Option<Duration>, stale: Vec<Stale>) -> Arc<Self> {
         let share = CompactionParameters::default().reset_share;
+        let deletes = AtomicU64::new(stale.len() as u64);
         Arc::new(Erasure {
             pool,
             limit: delete_persistence.map(|time| time.mul_f64(share)),
             stale: Mutex::new(stale.into_iter().map(|stale| (stale.zone, stale)).collect()),
-            last_delete: AtomicU64::new(0),
+            deletes,
             longest: AtomicU64::new(0),
             late: AtomicU64::new(0),
         })
@@ -67,11 +69,22 @@ impl Erasure {
         self.limit
     }
 
-    /// Notes a delete.
+    /// Notes a delete, or the time at which a value expires. From the first one on, zones with stale data are due.
     pub fn deleted(&self, at: Timestamp) {
-        if self.limit.is_some() {
-            self.last_delete.fetch_max(at, Ordering::Relaxed);
+        if self.limit.is_some() && self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.lock().values_mut().for_each(|stale| stale.since = stale.since.max(at));
         }
+    }
+
+    /// Number of deletes that may have left something.
+    pub fn deletes(&self) -> u64 {
+        self.deletes.load(Ordering::Relaxed)
+    }
+
+    /// Forgets deletes that have left nothing: no tombstone and no stale data were left, when there had been so many.
+    pub fn forget(&self, deletes: u64) {
+        // Another delete since then is kept.
+        let _newer = self.deletes.compare_exchange(deletes, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Notes that data in a zone is stale, from now on.
@@ -106,20 +119,12 @@ impl Erasure {
             if is_reset {
                 let took = now.saturating_sub(stale.since);
                 self.longest.fetch_max(took, Ordering::Relaxed);
-                let is_late = took > limit.as_millis() as u64 && self.counts(stale.since);
+                let is_late = took > limit.as_millis() as u64 && self.deletes() > 0;
                 self.late.fetch_add(is_late.into(), Ordering::Relaxed);
             }
             !is_reset
         });
         all.values().copied().collect()
-    }
-
-    /// Whether a delete may have made data stale that became so at this time: nothing is due without deletes.
-    fn counts(&self, since: Timestamp) -> bool {
-        let Some(limit) = self.limit else { return false };
-        let last = self.last_delete.load(Ordering::Relaxed);
-        // A delete makes data stale for at most four times the limit after it; later a compaction of no deletes did.
-        last > 0 && since <= last + 4 * limit.as_millis() as u64
     }
 
     /// Zones that are to be reset now: a share of their time has passed.
@@ -128,7 +133,7 @@ impl Erasure {
         let now = crate::batch::now();
         let after = limit.mul_f64(share).as_millis() as u64;
         let mut due = self.all();
-        due.retain(|stale| stale.since + after <= now && self.counts(stale.since));
+        due.retain(|stale| stale.since + after <= now && self.deletes() > 0);
         due
     }
 
@@ -160,7 +165,7 @@ mod tests {
         pool.set_free(2, 1);
         assert!(erasure.all().is_empty());
         let (overdue, late, longest) = erasure.alarms();
-        assert!(overdue == 0 && late == 1 && longest >= 11_000);
+        assert!(overdue == 0 && late == 1 && longest >= 10_500);
         let without = Erasure::new(pool, None, Vec::new());
         without.stale(3);
         assert!(without.all().is_empty());

@@ -180,7 +180,8 @@ impl Item {
 
     /// Whether it is a part of writes that are in several records.
     pub fn is_part(&self) -> bool {
-        matches!(self.origin, Origin::Writes { .. } | Origin::Shared) && (self.offset > 0 || !self.is_last_part())
+        matches!(self.origin, Origin::Writes { .. } | Origin::Shared)
+            && (self.offset > 0 || !self.is_last_part())
     }
 
     /// Splits off the first blocks.

@@ -201,11 +201,13 @@ impl Core {
     /// Compacts as long as the policy finds something to do.
     pub(crate) async fn run_compactions(self: Rc<Self>) {
         while !self.kit.is_closing() && self.kit.failure().is_none() {
+            let alone = self.compacting.acquire(1).await;
             let changed = self.changed.notified();
             let now = crate::batch::now();
             let (job, due) =
                 self.with_tree(|tree| (self.compaction.next(tree, now), self.compaction.wakes_at(tree)));
             let Some(job) = job else {
+                drop(alone);
                 let wait =
                     due.map_or(LOOK, |due| Duration::from_millis(due.saturating_sub(now).max(1)).min(LOOK));
                 // A timeout only lets it look again.
@@ -215,6 +217,7 @@ impl Core {
             self.is_compacting.set(true);
             let outcome = self.compact(&job).await;
             self.is_compacting.set(false);
+            drop(alone);
             if !self.note_outcome(outcome).await {
                 return;
             }
@@ -360,7 +363,7 @@ impl Core {
     }
 
     /// Carries out a compaction.
-    async fn compact(self: &Rc<Self>, job: &Job) -> Result<()> {
+    pub(crate) async fn compact(self: &Rc<Self>, job: &Job) -> Result<()> {
         let levels = self.levels.borrow().clone();
         let find = |ids: &[TableId]| -> Vec<Rc<Table>> {
             levels.all().filter(|table| ids.contains(&table.meta.id)).cloned().collect()
@@ -469,8 +472,7 @@ fn is_bottom_range<'a>(
             table.meta.summary.smallest.as_slice() < range.to.as_slice()
                 && range.from <= table.meta.summary.largest
         };
-        let deeper =
-            levels.all().filter(|table| usize::from(table.meta.level) > level).any(|table| overlaps(table));
+        let deeper = levels.all().filter(|table| usize::from(table.meta.level) > level).any(overlaps);
         !deeper && is_bottom(&range.from)
     }
 }
@@ -507,6 +509,6 @@ impl Clip {
 }
 
 /// Time of the oldest deletion in a table: of a tombstone, or the time at which a value expires.
-fn oldest_delete(summary: &Summary) -> Option<Timestamp> {
+pub(crate) fn oldest_delete(summary: &Summary) -> Option<Timestamp> {
     summary.oldest_tombstone.into_iter().chain(summary.earliest_expiry).min()
 }

@@ -13,17 +13,21 @@
 //!
 //! A shard:
 //! - [`core`](mod@core): the owner of the log; `buffer`: write buffers; [`tables`]: tables in zones, and the block cache; `gate`: writes of a key take turns.
-//! - `jobs`: flushes and compactions; `reads`: gets and scans; `joint`: batches and snapshots of all shards.
-//! - `recovery`, `checkpoint`: making and opening. [`erasure`], `eraser`: deletes are persistent in time.
+//! - `jobs`: flushes and compactions; `compact`: compaction on request; `reads`: gets and scans; `joint`: batches and snapshots of all shards.
+//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage. [`erasure`], `eraser`: deletes are persistent in time.
 //!
-//! [`store`] is what programs use, and [`redis`] serves it to redis clients.
+//! [`store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks. [`audit`](mod@audit) looks for deleted keys
+//! in the cells of a drive.
 //!
 //! Left to others: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
 
+pub mod audit;
 pub mod batch;
 mod buffer;
+pub mod check;
 mod checkpoint;
 mod cleaning;
+mod compact;
 pub mod core;
 pub mod cursor;
 mod cursors;
@@ -35,6 +39,7 @@ mod gate;
 pub mod item;
 mod jobs;
 mod joint;
+pub mod kind;
 pub mod manifest;
 pub mod memtable;
 pub mod merge;
@@ -50,6 +55,7 @@ pub mod tables;
 pub mod visible;
 
 pub use batch::{Batch, Write};
+pub use kind::KIND;
 pub use reads::{Pairs, Scan, Stored};
 pub use settings::{Acknowledge, Settings};
 pub use store::{Iterator, Snapshot, Store, TableFacts, Update};

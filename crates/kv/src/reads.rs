@@ -21,7 +21,7 @@ pub struct Stored {
 }
 
 /// Keys with their values.
-pub type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+pub type Pairs = Vec<(Vec<u8>, Stored)>;
 
 /// What a scan asks of a shard.
 #[derive(Debug, Clone)]
@@ -159,7 +159,7 @@ impl Core {
                 return Ok((pairs, true));
             }
             bytes += key.len() + value.len();
-            pairs.push((key.to_vec(), value.to_vec()));
+            pairs.push((key.to_vec(), Stored { value: value.to_vec(), expires: visible.expires() }));
             match scan.is_backward {
                 true => visible.previous().await?,
                 false => visible.next().await?,

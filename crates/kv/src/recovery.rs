@@ -45,8 +45,13 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     Ok(homes)
 }
 
+/// Fewest zones of a store with so many shards.
+pub fn fewest_zones(shards: u16) -> u32 {
+    FEWEST_ZONES + 4 * u32::from(shards.max(1) - 1)
+}
+
 fn check_zones(layout: &Layout, shards: u16) -> Result<()> {
-    let fewest = FEWEST_ZONES + 4 * u32::from(shards - 1);
+    let fewest = fewest_zones(shards);
     match layout.zones >= fewest {
         true => Ok(()),
         false => Err(Error::invalid(format!(
@@ -56,21 +61,39 @@ fn check_zones(layout: &Layout, shards: u16) -> Result<()> {
     }
 }
 
+/// What the checkpoint and the records after it say.
+pub(crate) struct Replayed {
+    /// State of each shard.
+    pub shards: Vec<FoundShard>,
+    /// Zones that must be erased.
+    stale: Vec<Stale>,
+    clock: u64,
+}
+
+/// Finds the store on these zones and replays its records. Nothing is written.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn replay_all(zones: &dyn Zones) -> Result<(Opening<Found>, Replayed)> {
+    let mut opening: Opening<Found> = recovery::open(zones, OWNER).await?;
+    let State { shards, stale } = State::decode(&opening.own)?;
+    recovery::check_streams(&opening.root, 2 * shards.len())?;
+    let mut found = Vec::new();
+    let mut clock = opening.root.clock;
+    for (shard, manifest) in (0..).zip(shards) {
+        found.push(replay(zones, &mut opening, shard, manifest, &mut clock).await?);
+    }
+    Ok((opening, Replayed { shards: found, stale, clock }))
+}
+
 /// Opens the store on these zones.
 ///
 /// # Errors
 /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
-    let mut opening: Opening<Found> = recovery::open(&*handle, OWNER).await?;
-    let State { shards, mut stale } = State::decode(&opening.own)?;
+    let (mut opening, Replayed { shards: found, mut stale, clock }) = replay_all(&*handle).await?;
     let opening_unlisted = std::mem::take(&mut opening.unlisted);
-    recovery::check_streams(&opening.root, 2 * shards.len())?;
-    let mut found = Vec::new();
-    let mut clock = opening.root.clock;
-    for (shard, manifest) in (0..).zip(shards) {
-        found.push(replay(&*handle, &mut opening, shard, manifest, &mut clock).await?);
-    }
     let parts = opening.finish(&*handle, clock).await?;
     stale.extend(opening_unlisted.into_iter().map(|(zone, generation)| Stale { zone, generation, since: 0 }));
     let homes = start((zones, handle), parts, (found, stale), settings).await?;
@@ -173,9 +196,7 @@ async fn replay(
                     let assembly = if is_edit { &mut edited } else { &mut written };
                     let whole = assembly.add(&part, offset, length, zone);
                     match whole {
-                        Some((bytes, _)) if is_edit => {
-                            manifest.apply(Edit::decode(&bytes)?)
-                        }
+                        Some((bytes, _)) if is_edit => manifest.apply(Edit::decode(&bytes)?),
                         Some((bytes, zones)) => {
                             let number = recovery::number_in(record, users);
                             let number =

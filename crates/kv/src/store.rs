@@ -104,6 +104,11 @@ impl Store {
         self.homes.len()
     }
 
+    /// When writes are acknowledged, unless a call says otherwise.
+    pub fn acknowledge(&self) -> Acknowledge {
+        self.acknowledge
+    }
+
     fn home(&self, key: &[u8]) -> &Home<Core> {
         &self.homes[usize::from(shard_of_key(key, self.homes.len()))]
     }
@@ -348,6 +353,17 @@ impl Store {
         Ok(())
     }
 
+    /// Merges all tables down to the last level, with the buffers: what was overwritten or deleted before takes no space in tables any more, unless a
+    /// snapshot sees it.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`].
+    pub async fn compact(&self) -> Result<()> {
+        let asked =
+            self.homes.iter().map(|home| home.with(|core: Rc<Core>| async move { core.compact_all().await }));
+        runtime::join_all(asked).await.into_iter().collect()
+    }
+
     /// Writes what isn't written yet and a last checkpoint, and closes the store.
     ///
     /// # Errors
@@ -427,7 +443,9 @@ impl Store {
         for name in SUMMED {
             status.insert((*name).into(), json!(sum(name)));
         }
-        let home = self.homes[0].with(|core: Rc<Core>| async move { Ok(core.home_status()) }).await?;
+        let overdue = sum("tombstones_overdue");
+        let home =
+            self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
         status.extend(home);
         let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
         status.insert("levels".into(), levels.collect());
@@ -537,7 +555,12 @@ pub struct Iterator {
 impl Iterator {
     /// The key and the value at which it is; `None` where there is none.
     pub fn pair(&self) -> Option<(&[u8], &[u8])> {
-        self.fetched.get(self.at).map(|(key, value)| (key.as_slice(), value.as_slice()))
+        self.fetched.get(self.at).map(|(key, stored)| (key.as_slice(), stored.value.as_slice()))
+    }
+
+    /// Time at which the key at which it is ends to exist; `None` for never, and where there is no key.
+    pub fn expires(&self) -> Option<Timestamp> {
+        self.fetched.get(self.at)?.1.expires
     }
 
     /// The snapshot that it walks through.
@@ -660,6 +683,7 @@ impl Core {
             ("cache_bytes", cache_bytes),
             ("cache_hits", hits),
             ("cache_misses", misses),
+            ("tombstones_overdue", self.tombstones_overdue()),
             ("snapshots", self.snapshots.borrow().values().map(|count| u64::from(*count)).sum()),
         ];
         status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
@@ -670,8 +694,19 @@ impl Core {
         status
     }
 
+    /// Tombstones in tables that should have met all older versions by now.
+    fn tombstones_overdue(&self) -> u64 {
+        let Some(limit) = self.settings.delete_persistence else { return 0 };
+        let late = now().saturating_sub(limit.as_millis() as u64);
+        let levels = self.levels.borrow().clone();
+        let is_late =
+            |summary: &crate::table::Summary| summary.oldest_tombstone.is_some_and(|oldest| oldest < late);
+        let tables = levels.all().map(|table| &table.meta.summary).filter(|summary| is_late(summary));
+        tables.map(|summary| summary.tombstones + summary.range_tombstones).sum()
+    }
+
     /// Numbers of the log and of the promise of deletes.
-    fn home_status(&self) -> Status {
+    fn home_status(&self, tombstones: u64) -> Status {
         let counters = &self.kit().counters;
         let block = self.kit().layout.block_size.bytes();
         let mut status = Status::new();
@@ -687,13 +722,15 @@ impl Core {
         status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
         if let Some(persistence) = self.settings.delete_persistence {
             let (overdue, late, longest) = self.erasure.alarms();
+            let is_overdue = overdue > 0 || tombstones > 0;
             let seconds = |time: Duration| time.as_secs_f64();
             let promise = json!({
                 "seconds": seconds(persistence),
+                "tombstones_overdue": tombstones,
                 "zones_overdue": overdue,
                 "zones_late": late,
                 "longest_zone_seconds": longest as f64 / 1000.0,
-                "reason": self.why_overdue(overdue),
+                "reason": self.why_overdue(is_overdue),
             });
             status.insert("delete_persistence".into(), promise);
         }
@@ -701,8 +738,8 @@ impl Core {
     }
 
     /// Why zones are overdue; empty where none is.
-    fn why_overdue(&self, overdue: usize) -> String {
-        if overdue == 0 {
+    fn why_overdue(&self, is_overdue: bool) -> String {
+        if !is_overdue {
             return String::new();
         }
         if let Some(error) = self.kit().failure().or_else(|| self.kit().stuck()) {

@@ -19,11 +19,13 @@ mod entries_writer;
 mod filter;
 mod range_tombstones;
 mod reader;
+pub mod salvage;
 mod stored;
 mod summary;
 #[cfg(test)]
 mod tests;
 mod varint;
+mod verify;
 
 pub use self::block::Block;
 pub use self::builder::Builder;
@@ -32,6 +34,7 @@ pub use self::filter::key_hash;
 pub use self::reader::{Found, Reader, Source};
 pub use self::stored::BlockHandle;
 pub use self::summary::{FOOTER_BYTES, Summary, decode_footer};
+pub use self::verify::{Verified, verify};
 
 /// How blocks are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -48,12 +48,13 @@ impl View {
                 .any(|ranges| ranges.covers(entry.key, entry.sequence, self.snapshot).is_some())
     }
 
-    /// Copies an entry's value, unless the entry is hidden; returns whether it did.
-    fn copy(&self, entry: &Entry<'_>, copy: &mut Vec<u8>) -> bool {
+    /// Copies an entry's value with its expiry, unless the entry is hidden; returns whether it did.
+    fn copy(&self, entry: &Entry<'_>, copy: &mut (Vec<u8>, Option<Timestamp>)) -> bool {
         match entry.value {
-            Value::Put { bytes, .. } if !self.hides(entry) => {
-                copy.clear();
-                copy.extend_from_slice(bytes);
+            Value::Put { bytes, expires } if !self.hides(entry) => {
+                copy.0.clear();
+                copy.0.extend_from_slice(bytes);
+                copy.1 = expires;
                 true
             }
             _ => false,
@@ -73,8 +74,8 @@ pub struct Visible<C> {
     at: At,
     /// The key at which it is, in both directions.
     key: Vec<u8>,
-    /// The value of the key at which it is after going backward.
-    value: Vec<u8>,
+    /// The value of the key at which it is after going backward, and its expiry.
+    value: (Vec<u8>, Option<Timestamp>),
     skipped: u32,
 }
 
@@ -90,7 +91,16 @@ enum At {
 impl<C: Cursor> Visible<C> {
     /// Creates a cursor over the keys from `from` on and below `to`, at no key.
     pub fn new(cursor: C, view: View, from: Vec<u8>, to: Option<Vec<u8>>) -> Self {
-        Visible { cursor, view, from, to, at: At::Nothing, key: Vec::new(), value: Vec::new(), skipped: 0 }
+        Visible {
+            cursor,
+            view,
+            from,
+            to,
+            at: At::Nothing,
+            key: Vec::new(),
+            value: (Vec::new(), None),
+            skipped: 0,
+        }
     }
 
     /// The key and the value at which it is; `None` where there is none.
@@ -98,9 +108,21 @@ impl<C: Cursor> Visible<C> {
     pub fn pair(&self) -> Option<(&[u8], &[u8])> {
         match self.at {
             At::Nothing => None,
-            At::Copy => Some((&self.key, &self.value)),
+            At::Copy => Some((&self.key, &self.value.0)),
             At::Entry => match self.cursor.entry()?.value {
                 Value::Put { bytes, .. } => Some((&self.key, bytes)),
+                Value::Tombstone { .. } => None,
+            },
+        }
+    }
+
+    /// Time at which the key at which it is ends to exist; `None` for never, and where there is no key.
+    pub fn expires(&self) -> Option<Timestamp> {
+        match self.at {
+            At::Nothing => None,
+            At::Copy => self.value.1,
+            At::Entry => match self.cursor.entry()?.value {
+                Value::Put { expires, .. } => expires,
                 Value::Tombstone { .. } => None,
             },
         }

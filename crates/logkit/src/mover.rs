@@ -108,7 +108,8 @@ impl Mover {
                 let fits = zone.most_blocks(&kit.layout, blocks + wanted, |_| meta + words);
                 let taken = fits.saturating_sub(blocks);
                 // An entry without data is in the header alone.
-                let takes = if wanted == 0 { zone.takes(&kit.layout, blocks, meta + words) } else { taken > 0 };
+                let takes =
+                    if wanted == 0 { zone.takes(&kit.layout, blocks, meta + words) } else { taken > 0 };
                 if !takes {
                     break;
                 }

@@ -690,20 +690,20 @@ impl ZonePool {
     pub fn take_dead(&self) -> Vec<u32> {
         let mut state = self.lock();
         let dead = std::mem::take(&mut state.dead);
-        state.resetting = dead.len() as u32;
+        state.resetting += dead.len() as u32;
         dead
     }
 
-    /// Sets the number of taken dead zones that haven't been reset yet.
-    pub fn note_resetting(&self, zones: usize) {
-        self.lock().resetting = zones as u32;
+    /// Notes that so many of the taken dead zones have been reset, or have come to life. Several resets may run.
+    pub fn end_resetting(&self, zones: usize) {
+        self.lock().resetting -= zones as u32;
     }
 
     /// Gives back dead zones that couldn't be reset yet.
-    pub fn return_dead(&self, zones: impl IntoIterator<Item = u32>) {
+    pub fn return_dead(&self, zones: Vec<u32>) {
         let mut state = self.lock();
+        state.resetting -= zones.len() as u32;
         state.dead.extend(zones);
-        state.resetting = 0;
     }
 
     /// Number of zones that wait to be reset.
@@ -711,7 +711,7 @@ impl ZonePool {
         self.lock().dead.len() as u32
     }
 
-    /// Number of dead zones that the running reset has taken and hasn't reset yet.
+    /// Number of dead zones that running resets have taken and haven't reset yet.
     pub fn resetting(&self) -> u32 {
         self.lock().resetting
     }

@@ -310,6 +310,14 @@ impl<'a> Parsed<'a> {
         Ok(parsed.is_of(raw, &identity)?.then_some((parsed, identity)))
     }
 
+    /// Decodes what looks like a header, of any log and with any checksum: for an audit of erased cells. `None` where no record begins.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for a record of another version, [`Error::Corrupt`] for one that isn't whole.
+    pub fn decode_any(bytes: &'a [u8]) -> Result<Option<Self>> {
+        Ok(Self::decode_unchecked(bytes)?.map(|(parsed, _)| parsed))
+    }
+
     /// Whether the record is of the log with this identity.
     fn is_of(&self, raw: &Raw, identity: &Identity) -> Result<bool> {
         if raw.uuid != identity.uuid.into_bytes() {

@@ -50,8 +50,8 @@ async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<boo
     for zone in pool.filter(dead, |zone| is_covered(zone) && zone.live > 0) {
         pool.set_full(zone);
         dead.retain(|other| *other != zone);
+        pool.end_resetting(1);
     }
-    pool.note_resetting(dead.len());
     let ready = pool.filter(dead, is_covered);
     if ready.is_empty() {
         return Ok(false);
@@ -62,7 +62,6 @@ async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<boo
     owner.grace().await?;
     for zone in ready {
         dead.retain(|other| *other != zone);
-        pool.note_resetting(dead.len());
         match kit.zones.reset(ZoneIndex(zone), owner.erase()).await {
             Ok(generation) => {
                 pool.set_reset(zone, generation);
@@ -75,6 +74,7 @@ async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<boo
                 kit.set_damaged(zone);
             }
         }
+        pool.end_resetting(1);
     }
     kit.events.freed.notify_all();
     Ok(true)

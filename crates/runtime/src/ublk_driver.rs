@@ -188,7 +188,7 @@ impl Drop for Mapping {
 pub struct RequestDescriptor {
     /// Operation in the lowest 8 bits, and flags.
     pub operation: u32,
-    /// Length in sectors of 512 bytes.
+    /// Length in sectors of 512 bytes; for a report of zones, the number of zones.
     pub sectors: u32,
     /// First sector.
     pub start: u64,
@@ -237,24 +237,26 @@ impl Queue {
         self.depth
     }
 
-    fn command(&self, operation: u32, tag: u16, result: i32) -> QueueCommand {
+    fn command(&self, operation: u32, tag: u16, result: i32, sector: u64) -> QueueCommand {
         let mut command = [0; 16];
         command[..2].copy_from_slice(&self.index.to_ne_bytes());
         command[2..4].copy_from_slice(&tag.to_ne_bytes());
         command[4..8].copy_from_slice(&result.to_ne_bytes());
-        // The address stays 0: data is copied.
+        // In place of an address of this process: data is copied.
+        command[8..].copy_from_slice(&sector.to_ne_bytes());
         QueueCommand(submit(Operation::Command { file: self.descriptor.clone(), operation, command }))
     }
 
     /// Waits for the first request of a tag.
     pub fn fetch(&self, tag: u16) -> QueueCommand {
-        self.command(FETCH_REQ, tag, 0)
+        self.command(FETCH_REQ, tag, 0, 0)
     }
 
-    /// Completes the request of a tag with a number of bytes or a negative error number, and waits for the tag's next request.
+    /// Completes the request of a tag with a number of bytes or a negative error number, and waits for the tag's next request. A zone
+    /// append is completed with the sector that it was written to; `sector` is 0 for other requests.
     #[inline]
-    pub fn commit_and_fetch(&self, tag: u16, result: i32) -> QueueCommand {
-        self.command(COMMIT_AND_FETCH_REQ, tag, result)
+    pub fn commit_and_fetch(&self, tag: u16, result: i32, sector: u64) -> QueueCommand {
+        self.command(COMMIT_AND_FETCH_REQ, tag, result, sector)
     }
 
     /// Returns the descriptor of a tag's request, which is stable from a fetch until the commit.
@@ -307,7 +309,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Copies the data of a read to the request.
+    /// Copies the data of a read, or a report of zones, to the request.
     ///
     /// # Errors
     /// Those of the kernel; [`Error::Io`] if the request has fewer bytes.

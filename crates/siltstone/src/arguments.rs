@@ -1,12 +1,16 @@
 //! Command line: verbs, options, and help with examples.
 
 mod fs;
+mod kv;
 mod spi;
 mod warm;
 mod zns;
 
 pub use fs::{
     FsCheck, FsDefrag, FsFormat, FsMount, FsScrub, FsSnapshot, FsSnapshotVerb, FsSnapshots, FsStatus, FsVerb,
+};
+pub use kv::{
+    KvAudit, KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb,
 };
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
@@ -35,6 +39,7 @@ use std::path::PathBuf;
   siltstone spi serve --chip W25Q128JV --serprog 127.0.0.1:4025    emulate a flash chip for flashrom
   siltstone fs format vol.img --size 8GiB                     make a log-structured file system
   siltstone fs mount vol.img /mnt                             mount it
+  siltstone kv serve kv.toml --format                         make a key-value store for redis clients
 
 Exit codes: 0 success; 1 failure; 2 usage error; 130 stopped by Ctrl-C."
 )]
@@ -102,6 +107,8 @@ pub enum Verb {
     Zns(ZnsVerb),
     #[command(subcommand)]
     Fs(FsVerb),
+    #[command(subcommand)]
+    Kv(KvVerb),
     MapLookups(MapLookups),
     /// Print a script that completes this program's arguments
     #[command(after_help = "Examples:

@@ -16,7 +16,7 @@ use crate::table;
 use block::{Error, Result};
 use runtime::Config;
 use serde_json::{Value, json};
-use stack::Stack;
+use stack::{Contract, Stack};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
         ));
     }
     let stack = load::stack(&arguments.stack, &registry())?;
-    let top = stack.top_device().map_err(|error| Failure::Usage(error.detail().to_owned()))?;
+    let top = stack.top().map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     stack.check(arguments.format)?;
     let name = arguments.name.clone().unwrap_or_else(|| folder::name_for(&arguments.stack, top.name()));
     let folder = Folder::of(&name).map_err(|error| Failure::Usage(error.detail().to_owned()))?;
@@ -41,7 +41,12 @@ pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
         return print_units(arguments, &name);
     }
     let is_root = rustix::process::geteuid().is_root();
-    let (driver, why) = machine::choose(arguments.via, is_root, |driver| driver.node_driver().check())?;
+    let (driver, why) = match top.kind().contract {
+        Contract::Zones => machine::choose(arguments.via, is_root, machine::INSTEAD_OF_ZONES, |driver| {
+            driver.node_driver().check_zoned()
+        }),
+        _ => machine::choose(arguments.via, is_root, machine::INSTEAD, |driver| driver.node_driver().check()),
+    }?;
     if arguments.sector_size.is_some() && !driver.node_driver().sets_sector_size() {
         return Err(Failure::Usage(
             "--sector-size is for nodes over NBD and FUSE: give --via nbd or --via fuse, too".into(),

@@ -31,6 +31,7 @@ pub fn registry() -> Registry {
         &doors::vhost_user::door::KIND,
         &doors::ublk::door::KIND,
         &fs::KIND,
+        &kv::KIND,
     ])
 }
 
@@ -71,7 +72,7 @@ mod tests {
             entries.map(count).sum()
         }
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let declared: usize = ["disks", "doors", "fs", "layers", "log", "zones", "zns"]
+        let declared: usize = ["disks", "doors", "fs", "kv", "layers", "log", "zones", "zns"]
             .map(|name| declarations(&crates.join(name).join("src")))
             .iter()
             .sum();

@@ -13,7 +13,7 @@ use block::{Result, ZonesPart};
 use log::home::{FileMedium, Medium};
 use runtime::Config;
 use stack::{Contract, Part, Stack, Value};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -67,16 +67,27 @@ pub fn with_zones<T: Send + 'static>(
 
 /// Refuses a stack that is being served: its disk changes meanwhile.
 fn refuse_if_served(argument: &str, stack: &Stack) -> Result<(), Failure> {
+    match server_of(argument, stack)? {
+        None => Ok(()),
+        Some(path) => Err(Failure::World(format!(
+            "{argument}: it is being served (control socket {}): stop its server first",
+            path.display()
+        ))),
+    }
+}
+
+/// Control socket of a server of a stack; `None` if none answers.
+///
+/// # Errors
+/// Those of looking for sockets, and of a server that doesn't answer.
+pub(crate) fn server_of(argument: &str, stack: &Stack) -> Result<Option<PathBuf>, Failure> {
     let identity = Identity::of_file(argument).map_or_else(|| Identity::of_text(stack), Ok)?;
     for (path, stream) in place::servers(&identity)? {
         if Client::new(path.clone(), stream)?.is_some() {
-            return Err(Failure::World(format!(
-                "{argument}: it is being served (control socket {}): stop its server first",
-                path.display()
-            )));
+            return Ok(Some(path));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Returns the name of the part whose disk is to be opened, and of that disk or of its zones.
@@ -129,7 +140,10 @@ fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Fail
 }
 
 /// Returns the stack with all files, and zones on devices, read-only.
-fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
+///
+/// # Errors
+/// Those of reading the stack.
+pub(crate) fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
     let mut text = String::new();
     let whole = stack.to_toml();
     // The key `read_only` means the same wherever it is, and doors aren't built.

@@ -1,5 +1,5 @@
 //! The command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
-//! `stack`, `record`, `model`, `spi`, `zns`, `fs`, `map-lookups`. The only crate that depends on all others.
+//! `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`, `map-lookups`. The only crate that depends on all others.
 
 mod address;
 mod arguments;
@@ -12,6 +12,7 @@ mod dump_verb;
 mod failure;
 mod fs_verb;
 mod kinds;
+mod kv_verb;
 mod lifted;
 mod load;
 mod map_lookups_verb;
@@ -70,6 +71,7 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Spi(verb) => spi_verb::spi(verb),
         Verb::Zns(verb) => zns_verb::zns(verb),
         Verb::Fs(verb) => fs_verb::fs(&verb),
+        Verb::Kv(verb) => kv_verb::kv(verb),
         Verb::Model(verb) => model_verb::model(&verb),
         Verb::MapLookups(map_lookups) => map_lookups_verb::map_lookups(&map_lookups),
         Verb::Completions { shell } => {

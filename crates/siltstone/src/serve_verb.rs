@@ -13,6 +13,7 @@ use crate::output::{print_json, print_line};
 use block::{DevicePart, Result};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
+use doors::ublk::backing::Backing;
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
 use runtime::Config;
@@ -128,7 +129,7 @@ async fn open_stack(
     doors: Doors,
 ) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
     let built = plan.build().await?;
-    match extra_doors(&built, doors) {
+    match extra_doors(plan.stack(), &built, doors) {
         Ok((extra_doors, attached)) => {
             let server = Some(ServerFacts { stack: name, since: runtime::now() });
             Ok((Rc::new(OperatedStack { built, extra_doors, server }), attached))
@@ -143,6 +144,7 @@ async fn open_stack(
 
 /// Makes the doors of the command line.
 fn extra_doors(
+    stack: &Stack,
     built: &BuiltStack,
     Doors { nbd, vhost_user, holder }: Doors,
 ) -> Result<(Vec<ExtraDoor>, Option<Attached>), Failure> {
@@ -157,9 +159,12 @@ fn extra_doors(
     }
     let attached = match holder {
         Some(holder) => {
-            let device = built.top()?;
-            let name = name_of(built, &device);
-            Some(Attached::new(holder, device, name)?)
+            let top = stack.top()?;
+            let backing = match top.kind().contract {
+                Contract::Zones => Backing::Zones(built.zones(top.name())?),
+                _ => Backing::Device(built.device(top.name())?),
+            };
+            Some(Attached::new(holder, backing, top.name().to_owned())?)
         }
         None => None,
     };

@@ -72,7 +72,7 @@ pub fn zns(verb: ZnsVerb) -> Result<(), Failure> {
 }
 
 /// Opens the drive in its file, read-only, and runs `work` on it.
-fn look<T: Send + 'static>(
+pub fn look<T: Send + 'static>(
     drive: &ZnsDrive,
     work: impl AsyncFnOnce(Zns) -> block::Result<T> + Send + 'static,
 ) -> Result<T, Failure> {

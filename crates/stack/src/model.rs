@@ -219,19 +219,26 @@ impl Stack {
         (0..self.parts.len()).filter(is_top).collect()
     }
 
-    /// Returns the only device that no other device or zones are built on.
+    /// Returns the only device that no other device or zones are built on; in a stack without such a device, the only zones.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is none, or several.
-    pub fn top_device(&self) -> Result<&Part, Error> {
-        let tops = self.tops().into_iter().map(|number| &self.parts[number]);
-        let devices: Vec<&Part> = tops.filter(|part| part.kind.contract == Contract::Device).collect();
-        match devices.as_slice() {
-            [device] => Ok(device),
-            [] => Err(Error::invalid("this stack has no device on top; expected one")),
+    pub fn top(&self) -> Result<&Part, Error> {
+        let of = |contract: Contract| {
+            let tops = self.tops().into_iter().map(|number| &self.parts[number]);
+            tops.filter(|part| part.kind.contract == contract).collect::<Vec<_>>()
+        };
+        let tops = Some(of(Contract::Device)).filter(|devices| !devices.is_empty());
+        match tops.unwrap_or_else(|| of(Contract::Zones)).as_slice() {
+            [top] => Ok(top),
+            [] => Err(Error::invalid("this stack has no device and no zones on top; expected one")),
             several => {
                 let names = several.iter().map(|part| part.name()).collect::<Vec<_>>().join(", ");
-                Err(Error::invalid(format!("this stack has several devices on top: {names}; expected one")))
+                let what = match several[0].kind.contract {
+                    Contract::Zones => "several sets of zones",
+                    _ => "several devices",
+                };
+                Err(Error::invalid(format!("this stack has {what} on top: {names}; expected one")))
             }
         }
     }

@@ -185,6 +185,32 @@ impl Plan {
             let known = known.map(|part| part.name.as_str()).collect::<Vec<_>>().join(", ");
             return Call::ready(Err(Error::not_found(format!("part \"{name}\": expected one of {known}"))));
         };
+        let (tops, wanted) = self.below(number);
+        Call::new(self.build_wanted(tops, wanted))
+    }
+
+    /// Builds only the parts that the door with this name stands on, and returns them with the arguments with which the door would be built: for
+    /// using what a door serves without serving it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no such door; else as [`build`](Self::build).
+    pub fn build_below_door<'a>(&'a self, name: &str) -> Call<'a, Result<(BuiltStack, Arguments)>> {
+        let is_it = |part: &Part| part.name == name && part.kind.contract == Contract::Door;
+        let Some(number) = self.stack.parts.iter().position(is_it) else {
+            return Call::ready(Err(Error::not_found(format!(
+                "door \"{name}\": this stack has no such door"
+            ))));
+        };
+        Call::new(async move {
+            let (tops, wanted) = self.below(number);
+            let below = self.build_wanted(tops, wanted).await?;
+            let arguments = self.arguments_on(number, &below);
+            Ok((below, arguments))
+        })
+    }
+
+    /// Numbers of the parts that a part directly stands on, and for each part whether this one stands on it.
+    fn below(&self, number: usize) -> (Vec<usize>, Vec<bool>) {
         let tops: Vec<usize> =
             self.stack.parts[number].references.iter().map(|reference| reference.part).collect();
         let mut wanted = vec![false; self.stack.parts.len()];
@@ -196,7 +222,23 @@ impl Plan {
                 below.for_each(|reference| wanted[reference.part] = true);
             }
         }
-        Call::new(self.build_wanted(tops, wanted))
+        (tops, wanted)
+    }
+
+    /// Arguments of a part on the parts below it.
+    fn arguments_on(&self, number: usize, below: &BuiltStack) -> Arguments {
+        let part = &self.stack.parts[number];
+        let children = part
+            .references
+            .iter()
+            .map(|reference| {
+                let shape = self.shapes[reference.part].clone();
+                let built = below.by_number(reference.part).cloned().map(Ok);
+                let error = || below.error_of(reference.part).cloned().map(Err);
+                child(&self.stack, reference, shape, built.or_else(error))
+            })
+            .collect();
+        arguments(&self.stack, part, children, &self.format)
     }
 
     async fn build_part(&self, number: usize, locked: Locked, below: &BuiltStack) -> Result<BuiltPart> {
@@ -209,17 +251,7 @@ impl Plan {
                 return Err(error.clone());
             }
         }
-        let children = part
-            .references
-            .iter()
-            .map(|reference| {
-                let shape = self.shapes[reference.part].clone();
-                let built = below.by_number(reference.part).cloned().map(Ok);
-                let error = || below.error_of(reference.part).cloned().map(Err);
-                child(&self.stack, reference, shape, built.or_else(error))
-            })
-            .collect();
-        let arguments = arguments(&self.stack, part, children, &self.format);
+        let arguments = self.arguments_on(number, below);
         *arguments.locked.borrow_mut() = locked;
         let built = (part.kind.build)(arguments).await?;
         if built.contract() != part.kind.contract {

@@ -41,7 +41,7 @@ fn a_mounted_block_device_survives_its_servers() {
          for round in 1 2 3; do
              for writer in 1 2 3; do
                  head -c 8M /dev/urandom >round$round-$writer
-                 dd if=round$round-$writer of=/mnt/round$round-$writer bs=64k oflag=direct status=none &
+                 dd if=round$round-$writer of=/mnt/round$round-$writer bs=4k oflag=direct status=none &
                  eval writer$writer=$!
              done
              sleep 0.$round

@@ -1,10 +1,9 @@
 //! A device that is served: its geometry, its gate for writes, and its counters. Shared by all shards.
 
+use super::counters::counters;
 use super::work::{Operation, Target};
 use super::write_gate::WriteGate;
-use block::{Device, DeviceGeometry, DevicePart, Status};
-use serde_json::json;
-use std::sync::atomic::{AtomicU64, Ordering};
+use block::{Device, DeviceGeometry, DevicePart};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// One served device.
@@ -56,41 +55,8 @@ fn gate_of(device: &Arc<dyn DevicePart>, shards: usize) -> Arc<WriteGate> {
     })
 }
 
-macro_rules! counters {
-    ($($name:ident),*) => {
-        /// Totals since the start.
-        #[derive(Default)]
-        pub struct Counters {
-            $($name: AtomicU64,)*
-        }
-
-        /// Requests that aren't added to the counters yet.
-        #[derive(Default, Clone, Copy, PartialEq)]
-        pub struct Tally {
-            $(#[allow(missing_docs)] pub $name: u64,)*
-        }
-
-        impl Counters {
-            /// Adds a tally and clears it. A task does so once per turn, not per request.
-            #[inline]
-            pub fn add(&self, tally: &mut Tally) {
-                $(if tally.$name != 0 {
-                    self.$name.fetch_add(tally.$name, Ordering::Relaxed);
-                })*
-                *tally = Tally::default();
-            }
-
-            /// Returns the totals by name.
-            pub fn status(&self) -> Status {
-                let mut status = Status::new();
-                $(status.insert(stringify!($name).into(), json!(self.$name.load(Ordering::Relaxed)));)*
-                status
-            }
-        }
-    };
-}
-
-counters!(
+counters! {
+    Counters, Tally:
     connections,
     reads,
     read_bytes,
@@ -103,7 +69,7 @@ counters!(
     zeroed_bytes,
     block_statuses,
     errors
-);
+}
 
 impl Tally {
     /// Counts a request of this many bytes.

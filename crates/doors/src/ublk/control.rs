@@ -81,17 +81,32 @@ fn failed(doing: &str, id: u32) -> impl Fn(std::io::Error) -> Error {
     move |error| Error::from_io(&error, &format!("{doing} {}", node(id).display()))
 }
 
-fn check_driver(control: &mut Control) -> Result<()> {
+/// Checks that the driver can make devices with these features.
+fn check_driver(control: &mut Control, wanted: u64) -> Result<()> {
     let mut bytes = [0; 8];
     // A kernel without this command has none of the features.
     let _ = control.call(Direction::Read, command::GET_FEATURES, None, 0, &mut bytes);
     let features = u64::from_ne_bytes(bytes);
-    match features & FEATURES {
-        FEATURES => Ok(()),
-        _ => Err(Error::unsupported(format!(
+    if features & FEATURES != FEATURES {
+        return Err(Error::unsupported(format!(
             "features of the driver ublk_drv: {features:#x}; expected {FEATURES:#x} (UBLK_F_USER_COPY among them); use Linux 6.5 or newer"
-        ))),
+        )));
     }
+    if features & wanted != wanted {
+        return Err(Error::unsupported(format!(
+            "features of the driver ublk_drv: {features:#x}; expected {wanted:#x} (UBLK_F_ZONED among them) for zones; use Linux 6.6 or \
+             newer"
+        )));
+    }
+    Ok(())
+}
+
+/// Checks that the driver can make zoned devices.
+///
+/// # Errors
+/// [`Error::Unsupported`] with what is missing; those of the kernel.
+pub fn check_zoned() -> Result<()> {
+    check_driver(&mut open()?, FEATURES | feature::ZONED)
 }
 
 /// Creates or recovers a device with these parameters.
@@ -101,7 +116,7 @@ fn check_driver(control: &mut Control) -> Result<()> {
 /// isn't of these parameters or this door; those of the kernel.
 pub fn attach(target: Target, parameters: Parameters, queues: u16) -> Result<Attached> {
     let mut control = open()?;
-    check_driver(&mut control)?;
+    check_driver(&mut control, parameters.features())?;
     let id = match target {
         Target::New => return create(&mut control, u32::MAX, parameters, queues),
         Target::Any(id) | Target::Existing(id) => id,
@@ -154,7 +169,7 @@ fn create(control: &mut Control, id: u32, parameters: Parameters, queues: u16) -
         max_request_bytes: MOST_REQUEST_BYTES,
         id,
         server: 0,
-        features: FEATURES,
+        features: parameters.features(),
     };
     let mut bytes = wanted.encode();
     let optional = (id != u32::MAX).then_some(id);
@@ -164,6 +179,9 @@ fn create(control: &mut Control, id: u32, parameters: Parameters, queues: u16) -
         Some(libc::EPERM | libc::EACCES) => Error::from_io(
             &error,
             "creating a block device: expected a server with CAP_SYS_ADMIN; run it as root",
+        ),
+        Some(libc::EINVAL) if parameters.zoned.is_some() => Error::unsupported(
+            "creating a zoned block device: the kernel refuses it; expected a kernel with CONFIG_BLK_DEV_ZONED",
         ),
         _ => Error::from_io(&error, "creating a block device"),
     })?;
@@ -188,8 +206,8 @@ fn create(control: &mut Control, id: u32, parameters: Parameters, queues: u16) -
 fn recover(control: &mut Control, found: DeviceInfo, expected: Parameters) -> Result<Attached> {
     let id = found.id;
     let shown = node(id);
-    let needed = FEATURES & !feature::CMD_IOCTL_ENCODE;
-    if found.features & needed != needed
+    let needed = expected.features() & !feature::CMD_IOCTL_ENCODE;
+    if found.features & (needed | feature::ZONED) != needed
         || usize::from(found.depth) > SLOTS
         || found.max_request_bytes > MOST_REQUEST_BYTES
     {
@@ -201,8 +219,7 @@ fn recover(control: &mut Control, found: DeviceInfo, expected: Parameters) -> Re
         )));
     }
     let parameters = parameters(control, id).map_err(failed("looking at", id))?;
-    // The device below may have grown since; the node keeps its size.
-    let expected = Parameters { sectors: expected.sectors.min(parameters.sectors), ..expected };
+    let expected = expected.as_left(&parameters);
     if parameters != expected {
         return Err(Error::invalid(format!(
             "{}: the device that was left there: {parameters:?}; expected {expected:?}; serve the device that was served before",
@@ -272,6 +289,7 @@ pub fn claim(id: u32) -> Result<std::fs::File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::{BlockCount, BlockSize, DeviceGeometry};
 
     #[test]
     fn nodes_have_numbers() {
@@ -286,7 +304,16 @@ mod tests {
         if Path::new(CONTROL_PATH).exists() {
             return;
         }
-        let parameters = Parameters { sectors: 8, logical_shift: 9, physical_shift: 9, read_only: false };
+        let geometry = DeviceGeometry {
+            block_size: BlockSize::default(),
+            blocks: BlockCount(1),
+            atomic_write: 512,
+            volatile_cache: true,
+            read_only: false,
+        };
+        let parameters = Parameters::of(&geometry, false);
+        let error = check_zoned().expect_err("there is no driver");
+        assert!(error.to_string().contains("modprobe ublk_drv"), "{error}");
         for target in [Target::New, Target::Any(3), Target::Existing(3)] {
             let error = attach(target, parameters, 1).err().expect("there is no driver");
             assert!(matches!(error, Error::Unsupported(_)), "{error}");

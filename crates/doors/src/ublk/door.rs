@@ -8,12 +8,11 @@
 //!   [holds](UblkDoor::held) it. While it is mounted the stop tries again for [`STOP_LIMIT`]; then the users get I/O errors, and the stop
 //!   returns an error that says so.
 
+use super::backing::{Backing, OpenBacking};
 use super::control::{self, Attached, Target};
-use super::protocol::{DEPTH, MOST_REQUEST_BYTES, Parameters};
-use super::queue::Queue;
-use crate::served::export::Export;
-use block::{Call, Device, DevicePart, Error, Part, Result, Status};
-use runtime::PerShard;
+use super::protocol::{DEPTH, MOST_REQUEST_BYTES};
+use super::zoned::Layout;
+use block::{Call, Error, Part, Result, Status};
 use runtime::ShardIndex;
 use runtime::sync::{StopSource, StopToken};
 use runtime::ublk_driver;
@@ -28,8 +27,6 @@ use std::time::Duration;
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for the kernel to release the device of a killed server.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(5);
-/// Time in which the kernel refuses a wrong fetch.
-const REFUSAL_TIME: Duration = Duration::from_millis(1);
 /// Largest number of a device (UBLK_MINORS).
 const MOST_ID: u64 = (1 << 20) - 1;
 
@@ -37,11 +34,11 @@ const MOST_ID: u64 = (1 << 20) - 1;
 pub struct UblkConfig {
     /// Name in messages for operators.
     pub name: String,
-    /// Device to serve.
-    pub device: Arc<dyn DevicePart>,
+    /// Device or zones to serve.
+    pub backing: Backing,
     /// Number of the block device; `None` to let the kernel choose.
     pub id: Option<u32>,
-    /// Whether writes are refused even if the device accepts them.
+    /// Whether changes are refused even if the backing accepts them.
     pub read_only: bool,
     /// Time limit for the users of the device to unmount it at the stop.
     pub stop_limit: Duration,
@@ -50,24 +47,16 @@ pub struct UblkConfig {
 /// State that the door and its queues share.
 struct Shared {
     name: String,
-    devices: PerShard<Rc<dyn Device>>,
-    device: Arc<dyn DevicePart>,
-    read_only: bool,
-    /// Created at the first start, when the number of shards is known.
-    export: OnceLock<Export>,
+    backing: OpenBacking,
 }
 
 impl Shared {
-    fn export(&self) -> &Export {
-        self.export.get_or_init(|| Export::new(&self.device, self.read_only, runtime::shard_count()))
-    }
-
     fn in_context(&self, error: &Error) -> Error {
         error.in_context(format_args!("ublk \"{}\"", self.name))
     }
 }
 
-/// Door that serves a device as a block device of the kernel.
+/// Door that serves a device or zones as a block device of the kernel.
 pub struct UblkDoor {
     shared: Arc<Shared>,
     target: Target,
@@ -99,8 +88,8 @@ impl UblkDoor {
     }
 
     fn create(config: UblkConfig, target: Target, is_held: bool) -> UblkDoor {
-        let UblkConfig { name, device, read_only, stop_limit, .. } = config;
-        let shared = Shared { name, devices: PerShard::new(), device, read_only, export: OnceLock::new() };
+        let UblkConfig { name, backing, read_only, stop_limit, .. } = config;
+        let shared = Shared { name, backing: OpenBacking::new(backing, read_only) };
         UblkDoor { shared: Arc::new(shared), target, is_held, stop_limit, running: Mutex::new(None) }
     }
 
@@ -134,23 +123,17 @@ impl UblkDoor {
         if runtime::is_simulated() {
             return Err(Error::unsupported("a block device of the kernel's under simulation"));
         }
-        let device = self.shared.device.clone();
-        let open = move || {
-            let device = device.clone();
-            async move { device.open().await }
-        };
-        self.shared.devices.open(open).await?;
+        self.shared.backing.open().await?;
         let opened = self.attach_and_start().await;
         if opened.is_err() {
-            self.shared.devices.close(async |_| ()).await;
+            self.shared.backing.close().await;
         }
         *self.running() = Some(opened?);
         Ok(())
     }
 
     async fn attach_and_start(&self) -> Result<Running> {
-        let export = self.shared.export();
-        let parameters = Parameters::of(export.geometry(), export.read_only);
+        let parameters = self.shared.backing.parameters().await?;
         let (target, queues) = (self.target, runtime::shard_count() as u16);
         let attach = async || runtime::blocking(move || control::attach(target, parameters, queues)).await;
         let Attached { info, descriptor, is_recovered } =
@@ -224,7 +207,7 @@ impl UblkDoor {
             });
             deleted.and(used.map_or(Ok(()), Err))
         };
-        self.shared.devices.close(async |_| ()).await;
+        self.shared.backing.close().await;
         stopped
     }
 }
@@ -241,20 +224,13 @@ async fn serve(
     let refused = Rc::new(OnceLock::new());
     let told = refused.clone();
     runtime::spawn(async move {
-        let outcome = match shared.devices.here() {
-            None => Err(Error::cancelled("the door was closed")),
-            Some(device) => {
-                let shard = runtime::current_shard().0;
-                let mut queue = Queue::new(queue, shared.export(), &**device, shard);
-                runtime::sleep(REFUSAL_TIME).await;
-                let fetching = queue.take_failure();
-                if let Err(error) = fetching {
-                    let _ = told.set(error);
-                }
-                starting.stop();
-                queue.serve(leave).await
+        let fetching = |outcome: Result<()>| {
+            if let Err(error) = outcome {
+                let _ = told.set(error);
             }
+            starting.stop();
         };
+        let outcome = shared.backing.serve(queue, leave, fetching).await;
         starting.stop();
         if let Err(error) = outcome {
             tracing::error!("{}", shared.in_context(&error));
@@ -291,14 +267,7 @@ impl Part for UblkDoor {
             status.insert("node".into(), json!(control::node(id)));
             status.insert("queues".into(), json!(queues));
         }
-        if let Some(export) = self.shared.export.get() {
-            status.insert("read_only".into(), json!(export.read_only));
-            let mut counters = export.counters.status();
-            for of_other_doors in ["connections", "block_statuses"] {
-                counters.remove(of_other_doors);
-            }
-            status.extend(counters);
-        }
+        self.shared.backing.add_status(&mut status);
         status.insert("max_requests_per_queue".into(), json!(DEPTH));
         status.insert("max_request_bytes".into(), json!(MOST_REQUEST_BYTES));
         Call::ready(status)
@@ -323,9 +292,9 @@ impl Door for UblkDoor {
 pub const KIND: Kind = Kind {
     name: "ublk",
     contract: Contract::Door,
-    summary: "serves a device as a block device of the kernel, /dev/ublkbN",
+    summary: "serves a device as a block device of the kernel, /dev/ublkbN, and zones as a zoned one",
     keys: &[
-        Key::required("device", ValueKind::Device, "device to serve").positional(),
+        Key::required("device", ValueKind::DeviceOrZones, "device or zones to serve").positional(),
         Key::optional(
             "id",
             ValueKind::Integer { min: 0, max: MOST_ID },
@@ -336,14 +305,24 @@ pub const KIND: Kind = Kind {
     messages: &[],
     shareable: false,
     example: "ublk(ram(size=64MiB), id=7)",
-    plan: |_| Ok(Shape::default()),
+    plan,
     build: |arguments| Call::new(async move { build(&arguments) }),
 };
+
+fn plan(arguments: &Arguments) -> Result<Shape> {
+    if let Some(zones) = arguments.shape("device")?.zones {
+        Layout::of(&zones).map_err(|error| arguments.refuse("device", error.detail().to_owned()))?;
+    }
+    Ok(Shape::default())
+}
 
 fn build(arguments: &Arguments) -> Result<Built> {
     let config = UblkConfig {
         name: arguments.name().to_owned(),
-        device: arguments.device("device")?,
+        backing: match arguments.contract("device")? {
+            Some(Contract::Zones) => Backing::Zones(arguments.zones("device")?),
+            _ => Backing::Device(arguments.device("device")?),
+        },
         id: arguments.optional_integer("id")?.map(|id| id as u32),
         read_only: arguments.boolean("read_only")?,
         stop_limit: STOP_LIMIT,

@@ -27,9 +27,10 @@ pub mod feature {
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
     pub const USER_COPY: u64 = 1 << 7;
+    pub const ZONED: u64 = 1 << 8;
 }
 
-/// Features that a device of this door has. Requests that a killed server didn't complete are carried out again by its successor.
+/// Features that every device of this door has. Requests that a killed server didn't complete are carried out again by its successor.
 pub const FEATURES: u64 =
     feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::CMD_IOCTL_ENCODE | feature::USER_COPY;
 
@@ -46,7 +47,7 @@ const MOST_LOGICAL_BLOCK: u64 = 4096;
 /// Length of [`DeviceInfo`], in bytes.
 pub const INFO_BYTES: usize = 64;
 /// Length of [`Parameters`], in bytes.
-pub const PARAMETERS_BYTES: usize = 64;
+pub const PARAMETERS_BYTES: usize = 112;
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_ne_bytes([bytes[at], bytes[at + 1]])
@@ -123,7 +124,7 @@ impl DeviceInfo {
     }
 }
 
-/// Parameters of a block device (struct ublk_params with the types BASIC and DISCARD).
+/// Parameters of a block device (struct ublk_params with the types BASIC, and DISCARD or ZONED).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameters {
     /// Capacity, in sectors.
@@ -132,13 +133,33 @@ pub struct Parameters {
     pub logical_shift: u8,
     /// Binary logarithm of the physical block size.
     pub physical_shift: u8,
+    /// Largest read or write, in sectors.
+    pub most_sectors: u32,
     /// Whether the device is read-only.
     pub read_only: bool,
+    /// Whether writes are durable only once they are flushed.
+    pub volatile_cache: bool,
+    /// Zones of a zoned device.
+    pub zoned: Option<ZonedParameters>,
+}
+
+/// Parameters of a zoned device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ZonedParameters {
+    /// Distance of two zones, in sectors: a power of two.
+    pub zone_sectors: u32,
+    /// Limit of open zones; 0 is no limit.
+    pub max_open: u32,
+    /// Limit of active zones; 0 is no limit.
+    pub max_active: u32,
+    /// Largest zone append, in sectors.
+    pub append_sectors: u32,
 }
 
 impl Parameters {
     const BASIC: u32 = 1 << 0;
     const DISCARD: u32 = 1 << 1;
+    const ZONED: u32 = 1 << 3;
     const READ_ONLY: u32 = 1 << 0;
     const VOLATILE_CACHE: u32 = 1 << 2;
     const FUA: u32 = 1 << 3;
@@ -150,64 +171,107 @@ impl Parameters {
             sectors: geometry.bytes() / SECTOR,
             logical_shift: block.min(MOST_LOGICAL_BLOCK).trailing_zeros() as u8,
             physical_shift: block.trailing_zeros() as u8,
+            most_sectors: MOST_REQUEST_BYTES / SECTOR as u32,
             read_only,
+            volatile_cache: true,
+            zoned: None,
         }
+    }
+
+    /// Features of a device with these parameters.
+    pub fn features(&self) -> u64 {
+        FEATURES | if self.zoned.is_some() { feature::ZONED } else { 0 }
     }
 
     /// Encodes the parameters.
     pub fn encode(&self) -> [u8; PARAMETERS_BYTES] {
         let mut bytes = [0; PARAMETERS_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-        let discards = if self.read_only { 0 } else { Self::DISCARD };
+        let has_discards = !self.read_only && self.zoned.is_none();
+        let discards = if has_discards { Self::DISCARD } else { 0 };
+        let zoned = if self.zoned.is_some() { Self::ZONED } else { 0 };
         let read_only = if self.read_only { Self::READ_ONLY } else { 0 };
+        let cache = if self.volatile_cache { Self::VOLATILE_CACHE | Self::FUA } else { 0 };
         put(0, &(PARAMETERS_BYTES as u32).to_ne_bytes());
-        put(4, &(Self::BASIC | discards).to_ne_bytes());
-        put(8, &(read_only | Self::VOLATILE_CACHE | Self::FUA).to_ne_bytes());
+        put(4, &(Self::BASIC | discards | zoned).to_ne_bytes());
+        put(8, &(read_only | cache).to_ne_bytes());
         // Best and smallest I/O: a block.
         put(12, &[self.logical_shift, self.physical_shift, self.physical_shift, self.physical_shift]);
-        put(16, &(MOST_REQUEST_BYTES / SECTOR as u32).to_ne_bytes());
+        put(16, &self.most_sectors.to_ne_bytes());
         put(24, &self.sectors.to_ne_bytes());
-        if !self.read_only {
+        if has_discards {
             put(44, &(1_u32 << self.physical_shift).to_ne_bytes());
             put(48, &MOST_RANGE_SECTORS.to_ne_bytes());
             put(52, &MOST_RANGE_SECTORS.to_ne_bytes());
             put(56, &1_u16.to_ne_bytes());
+        }
+        if let Some(zoned) = self.zoned {
+            put(20, &zoned.zone_sectors.to_ne_bytes());
+            put(76, &zoned.max_open.to_ne_bytes());
+            put(80, &zoned.max_active.to_ne_bytes());
+            put(84, &zoned.append_sectors.to_ne_bytes());
         }
         bytes
     }
 
     /// Decodes the parameters of an existing device.
     pub fn decode(bytes: &[u8; PARAMETERS_BYTES]) -> Parameters {
+        let zoned = ZonedParameters {
+            zone_sectors: u32_at(bytes, 20),
+            max_open: u32_at(bytes, 76),
+            max_active: u32_at(bytes, 80),
+            append_sectors: u32_at(bytes, 84),
+        };
         Parameters {
             sectors: u64_at(bytes, 24),
             logical_shift: bytes[12],
             physical_shift: bytes[13],
+            most_sectors: u32_at(bytes, 16),
             read_only: u32_at(bytes, 8) & Self::READ_ONLY != 0,
+            volatile_cache: u32_at(bytes, 8) & Self::VOLATILE_CACHE != 0,
+            zoned: (u32_at(bytes, 4) & Self::ZONED != 0).then_some(zoned),
         }
+    }
+
+    /// Returns what the parameters of an existing device have to be for a server of these to recover it. The device below may have grown
+    /// since, but the node keeps its size; its limits of open and active zones stay as they were.
+    pub fn as_left(self, left: &Parameters) -> Parameters {
+        let limits = |zoned: ZonedParameters| match left.zoned {
+            Some(left) => ZonedParameters { max_open: left.max_open, max_active: left.max_active, ..zoned },
+            None => zoned,
+        };
+        let sectors = if self.zoned.is_some() { self.sectors } else { self.sectors.min(left.sectors) };
+        Parameters { sectors, zoned: self.zoned.map(limits), ..self }
     }
 }
 
 /// Treatment of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum Action<O> {
     /// Complete it with this result.
     Answer(i32),
     /// Carry it out.
-    Carry(Operation, ByteRange),
+    Carry(O),
+}
+
+/// Durability that a request asks for.
+#[inline]
+pub fn durability(request: &RequestDescriptor) -> Durability {
+    const FUA: u32 = 1 << 13;
+    if request.operation & FUA != 0 { Durability::Durable } else { Durability::Visible }
 }
 
 /// Parses a request to a device of `bytes` bytes.
 #[inline]
-pub fn parse(request: &RequestDescriptor, bytes: u64, read_only: bool) -> Action {
-    const FUA: u32 = 1 << 13;
+pub fn parse(request: &RequestDescriptor, bytes: u64, read_only: bool) -> Action<(Operation, ByteRange)> {
     const NO_UNMAP: u32 = 1 << 15;
     let has = |flag| request.operation & flag != 0;
-    let durability = if has(FUA) { Durability::Durable } else { Durability::Visible };
+    let durability = durability(request);
     let mode = if has(NO_UNMAP) { ZeroMode::KeepAllocated } else { ZeroMode::MayDeallocate };
     let (operation, most) = match request.operation & 0xFF {
         0 => (Operation::Read, MOST_REQUEST_BYTES / SECTOR as u32),
         1 => (Operation::Write(durability), MOST_REQUEST_BYTES / SECTOR as u32),
-        2 => return Action::Carry(Operation::Flush, ByteRange { offset: 0, length: 0 }),
+        2 => return Action::Carry((Operation::Flush, ByteRange { offset: 0, length: 0 })),
         3 => (Operation::Trim(durability), MOST_RANGE_SECTORS),
         5 => (Operation::WriteZeroes(mode, durability), MOST_RANGE_SECTORS),
         _ => return Action::Answer(-libc::EOPNOTSUPP),
@@ -219,7 +283,7 @@ pub fn parse(request: &RequestDescriptor, bytes: u64, read_only: bool) -> Action
     let offset = request.start.checked_mul(SECTOR);
     match offset.filter(|offset| *offset <= bytes && length <= bytes - *offset && request.sectors <= most) {
         Some(_) if length == 0 => Action::Answer(0),
-        Some(offset) => Action::Carry(operation, ByteRange { offset, length }),
+        Some(offset) => Action::Carry((operation, ByteRange { offset, length })),
         None => Action::Answer(-libc::EINVAL),
     }
 }
@@ -270,7 +334,7 @@ mod tests {
             for read_only in [false, true] {
                 let parameters = Parameters::of(&geometry(block), read_only);
                 let bytes = parameters.encode();
-                assert_eq!((u32_at(&bytes, 0), u32_at(&bytes, 4)), (64, if read_only { 1 } else { 3 }));
+                assert_eq!((u32_at(&bytes, 0), u32_at(&bytes, 4)), (112, if read_only { 1 } else { 3 }));
                 assert_eq!(u32_at(&bytes, 8), if read_only { 13 } else { 12 }, "attributes");
                 assert_eq!(bytes[12..16], [logical, physical, physical, physical]);
                 assert_eq!((u32_at(&bytes, 16), u64_at(&bytes, 24)), (1024, 16384), "sectors");
@@ -281,7 +345,39 @@ mod tests {
         }
     }
 
-    fn parsed(operation: u32, start: u64, sectors: u32) -> Action {
+    #[test]
+    fn zones_are_where_the_header_has_them() {
+        let zoned = ZonedParameters { zone_sectors: 8192, max_open: 5, max_active: 7, append_sectors: 512 };
+        let parameters = Parameters {
+            most_sectors: 512,
+            volatile_cache: false,
+            zoned: Some(zoned),
+            ..Parameters::of(&geometry(4096), false)
+        };
+        let bytes = parameters.encode();
+        assert_eq!((u32_at(&bytes, 4), u32_at(&bytes, 8)), (0b1001, 0), "no discards, no cache");
+        assert_eq!([16, 20, 76, 80, 84].map(|at| u32_at(&bytes, at)), [512, 8192, 5, 7, 512]);
+        assert_eq!([40, 44, 48, 52, 56, 88, 108].map(|at| u32_at(&bytes, at)), [0; 7]);
+        assert_eq!(Parameters::decode(&bytes), parameters);
+        assert_eq!(parameters.features(), 0b1_1101_1000);
+    }
+
+    #[test]
+    fn a_device_is_recovered_with_its_own_size_and_limits() {
+        let left = Parameters::of(&geometry(4096), false);
+        let grown = Parameters { sectors: left.sectors + 8, ..left };
+        assert_eq!(grown.as_left(&left), left);
+        assert_ne!(left.as_left(&grown), grown);
+        let zoned = |max_open, zone_sectors| Parameters {
+            zoned: Some(ZonedParameters { zone_sectors, max_open, max_active: max_open, append_sectors: 8 }),
+            ..left
+        };
+        assert_eq!(zoned(3, 64).as_left(&zoned(5, 64)), zoned(5, 64));
+        assert_ne!(zoned(5, 128).as_left(&zoned(5, 64)), zoned(5, 64));
+        assert_ne!(zoned(5, 64).as_left(&left), left);
+    }
+
+    fn parsed(operation: u32, start: u64, sectors: u32) -> Action<(Operation, ByteRange)> {
         parse(&RequestDescriptor { operation, sectors, start }, 1 << 20, false)
     }
 
@@ -298,10 +394,10 @@ mod tests {
             (5 | 1 << 15 | 1 << 13, WriteZeroes(ZeroMode::KeepAllocated, Durability::Durable)),
         ] {
             // FAILFAST and META say nothing to a device.
-            assert_eq!(parsed(code | 1 << 8 | 1 << 11, 2, 8), Action::Carry(operation, range));
+            assert_eq!(parsed(code | 1 << 8 | 1 << 11, 2, 8), Action::Carry((operation, range)));
         }
-        assert_eq!(parsed(2, u64::MAX, 0), Action::Carry(Flush, ByteRange { offset: 0, length: 0 }));
-        assert_eq!(parsed(0, 2047, 1), Action::Carry(Read, ByteRange { offset: 2047 * 512, length: 512 }));
+        assert_eq!(parsed(2, u64::MAX, 0), Action::Carry((Flush, ByteRange { offset: 0, length: 0 })));
+        assert_eq!(parsed(0, 2047, 1), Action::Carry((Read, ByteRange { offset: 2047 * 512, length: 512 })));
     }
 
     #[test]
@@ -325,7 +421,7 @@ mod tests {
             let bytes = bytes & !511;
             match parse(&RequestDescriptor { operation, sectors, start }, bytes, false) {
                 Action::Answer(result) => prop_assert!(result <= 0),
-                Action::Carry(operation, range) => {
+                Action::Carry((operation, range)) => {
                     prop_assert!(range.offset <= bytes && range.length <= bytes - range.offset);
                     if matches!(operation, Operation::Read | Operation::Write(_)) {
                         prop_assert!(range.length <= u64::from(MOST_REQUEST_BYTES));

@@ -1,16 +1,14 @@
-//! One hardware queue on its shard: fetches requests, carries them out on the device, and commits their results.
+//! One hardware queue on its shard: fetches requests, carries them out on a device or on zones, and commits their results.
 //!
 //! One task drives all tags of the queue, without an allocation or a task per request. A tag is either in the kernel, by a command that
-//! waits for its next request, or in the device's hands; a commit is the command that waits for the next request. Data is copied between
+//! waits for its next request, or in the target's hands; a commit is the command that waits for the next request. Data is copied between
 //! the request and buffers of the shard (UBLK_F_USER_COPY). So the memory of a queue is bounded by its depth and the largest request.
 
-use super::protocol::{Action, parse};
-use crate::served::export::{Export, Tally};
+use super::protocol::Action;
 use crate::served::in_flight::InFlight;
-use crate::served::work::{Operation, Target, Work};
-use block::{Buffer, Call, Data, Device, Error, Result};
+use block::{Buffer, Call, Data, Error, Result};
 use runtime::sync::StopToken;
-use runtime::ublk_driver::{self, QueueCommand};
+use runtime::ublk_driver::{self, QueueCommand, RequestDescriptor};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -18,76 +16,109 @@ use std::task::{Context, Poll};
 /// Result of the last command of a tag, when the device is stopped.
 const ABORT: i32 = -libc::ENODEV;
 
-enum State<'d> {
+/// What the requests of a queue are carried out on: a device or zones.
+pub(super) trait Target {
+    /// What a request asks for.
+    type Operation: Copy + Unpin;
+    /// An operation in progress.
+    type Work: Future<Output = Result<Done>> + Unpin;
+
+    /// Parses a request.
+    fn parse(&self, request: &RequestDescriptor) -> Action<Self::Operation>;
+
+    /// Length of the data that comes with a request, in bytes; `None` for a request without.
+    fn payload(operation: Self::Operation) -> Option<usize>;
+
+    /// Begins an operation with the data that came with it.
+    fn begin(&self, operation: Self::Operation, payload: Option<Buffer>) -> Self::Work;
+
+    /// Counts an operation that has ended.
+    fn count(&mut self, operation: Self::Operation);
+
+    /// Counts an error.
+    fn count_error(&mut self);
+
+    /// Adds what was counted to the totals.
+    fn publish(&mut self);
+
+    /// Error number by which a request fails.
+    fn errno(error: &Error) -> i32 {
+        error.errno()
+    }
+}
+
+/// Answer to a request.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// Data for the kernel.
+    pub(super) data: Option<Data>,
+    /// Number of bytes that were read or written; 0 for other operations.
+    pub(super) result: i32,
+    /// Sector of a zone append; 0 for other operations.
+    pub(super) sector: u64,
+}
+
+enum State<T: Target> {
     Fetching(QueueCommand),
-    Working(Work<'d>, Operation, u64),
+    Working(T::Work, T::Operation),
 }
 
 /// A tag and what it waits for.
-struct Tag<'d> {
+struct Tag<T: Target> {
     tag: u16,
-    state: State<'d>,
+    state: State<T>,
 }
 
-enum Ended {
+enum Ended<T: Target> {
     Fetched(u16, i32),
-    Worked(u16, Operation, u64, Result<Option<Data>>),
+    Worked(u16, T::Operation, Result<Done>),
 }
 
-impl Future for Tag<'_> {
-    type Output = Ended;
+impl<T: Target> Future for Tag<T> {
+    type Output = Ended<T>;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended<T>> {
         let tag = self.tag;
         match &mut self.state {
             State::Fetching(command) => {
                 Pin::new(command).poll(context).map(|result| Ended::Fetched(tag, result))
             }
-            State::Working(work, operation, bytes) => {
-                let (operation, bytes) = (*operation, *bytes);
-                Pin::new(work).poll(context).map(|outcome| Ended::Worked(tag, operation, bytes, outcome))
+            State::Working(work, operation) => {
+                let operation = *operation;
+                Pin::new(work).poll(context).map(|outcome| Ended::Worked(tag, operation, outcome))
             }
         }
     }
 }
 
 /// A queue that has fetched, or is about to.
-pub(super) struct Queue<'d> {
+pub(super) struct Queue<T: Target> {
     queue: ublk_driver::Queue,
-    target: Target<'d>,
-    export: &'d Export,
-    in_flight: InFlight<Tag<'d>>,
+    target: T,
+    in_flight: InFlight<Tag<T>>,
     /// Tags to go on with in this turn; empty between turns.
-    ended: Vec<Ended>,
-    /// Number of requests in the device's hands.
+    ended: Vec<Ended<T>>,
+    /// Number of requests in the target's hands.
     working: usize,
     /// Whether fetched requests are left to another server.
     leaving: bool,
     /// Error of a command.
     failure: Option<Error>,
-    tally: Tally,
 }
 
-impl<'d> Queue<'d> {
+impl<T: Target> Queue<T> {
     /// Begins to fetch requests for every tag.
-    pub(super) fn new(
-        queue: ublk_driver::Queue,
-        export: &'d Export,
-        device: &'d dyn Device,
-        shard: usize,
-    ) -> Self {
+    pub(super) fn new(queue: ublk_driver::Queue, target: T) -> Self {
         let depth = queue.depth();
         let mut this = Queue {
             queue,
-            target: export.target(device, shard),
-            export,
+            target,
             in_flight: InFlight::new(),
             ended: Vec::with_capacity(depth.into()),
             working: 0,
             leaving: false,
             failure: None,
-            tally: Tally::default(),
         };
         (0..depth).for_each(|tag| {
             let command = this.queue.fetch(tag);
@@ -141,14 +172,10 @@ impl<'d> Queue<'d> {
                     let error = std::io::Error::from_raw_os_error(-result);
                     self.failure.get_or_insert(Error::from_io(&error, &format!("a command of tag {tag}")));
                 }
-                Ended::Worked(tag, operation, bytes, outcome) => {
-                    self.complete(tag, operation, bytes, outcome)
-                }
+                Ended::Worked(tag, operation, outcome) => self.complete(tag, operation, outcome),
             }
         }
-        if self.tally != Tally::default() {
-            self.export.counters.add(&mut self.tally);
-        }
+        self.target.publish();
     }
 
     fn begin(&mut self, tag: u16) {
@@ -156,48 +183,48 @@ impl<'d> Queue<'d> {
             return;
         }
         let request = self.queue.request(tag);
-        let (operation, range) = match parse(&request, self.export.geometry().bytes(), self.export.read_only)
-        {
-            Action::Answer(result) => return self.commit(tag, result),
-            Action::Carry(operation, range) => (operation, range),
+        let operation = match self.target.parse(&request) {
+            Action::Answer(result) => return self.commit(tag, result, 0),
+            Action::Carry(operation) => operation,
         };
-        let payload = match operation {
-            Operation::Write(_) => {
-                let mut buffer = Buffer::new(range.length as usize);
+        let payload = match T::payload(operation) {
+            Some(length) => {
+                let mut buffer = Buffer::new(length);
                 if let Err(error) = self.queue.take_data(tag, &mut buffer) {
                     return self.fail(tag, &error);
                 }
                 Some(buffer)
             }
-            _ => None,
+            None => None,
         };
-        let work = self.target.begin(range, operation, payload);
+        let work = self.target.begin(operation, payload);
         self.working += 1;
-        let state = State::Working(work, operation, range.length);
+        let state = State::Working(work, operation);
         self.ended.extend(self.in_flight.start(Tag { tag, state }));
     }
 
-    fn complete(&mut self, tag: u16, operation: Operation, bytes: u64, outcome: Result<Option<Data>>) {
+    fn complete(&mut self, tag: u16, operation: T::Operation, outcome: Result<Done>) {
         self.working -= 1;
-        self.tally.count(operation, bytes);
-        let given = outcome.and_then(|data| data.map_or(Ok(()), |data| self.queue.give_data(tag, &data)));
+        self.target.count(operation);
+        let given = outcome.and_then(|Done { data, result, sector }| {
+            data.map_or(Ok(()), |data| self.queue.give_data(tag, &data)).map(|()| (result, sector))
+        });
         match given {
-            Ok(()) if matches!(operation, Operation::Read | Operation::Write(_)) => {
-                self.commit(tag, bytes as i32)
-            }
-            Ok(()) => self.commit(tag, 0),
+            Ok((result, sector)) => self.commit(tag, result, sector),
             Err(error) => self.fail(tag, &error),
         }
     }
 
     fn fail(&mut self, tag: u16, error: &Error) {
         tracing::debug!("a request of the kernel: {error}");
-        self.commit(tag, -error.errno());
+        self.commit(tag, -T::errno(error), 0);
     }
 
-    fn commit(&mut self, tag: u16, result: i32) {
-        self.tally.errors += u64::from(result < 0);
-        let command = self.queue.commit_and_fetch(tag, result);
+    fn commit(&mut self, tag: u16, result: i32, sector: u64) {
+        if result < 0 {
+            self.target.count_error();
+        }
+        let command = self.queue.commit_and_fetch(tag, result, sector);
         self.wait(tag, command);
     }
 }

@@ -333,3 +333,34 @@ fn directories_that_are_striped_before_their_names_are_written_are_noticed() {
     println!("{noticed:?}");
     assert!(noticed.is_some(), "it isn't noticed");
 }
+
+/// An unmount removes inodes without names, and stripes that are being made have none.
+#[test]
+fn an_unmount_removes_stripes_that_are_being_made_and_no_names() {
+    // While stripes are made, and while names are copied to them.
+    for delay in (0..60).map(|step| Duration::from_micros(20 * step)) {
+        in_world(move |files| async move {
+            files.make_directory("/d").await?;
+            let inode = inode_of(&files, "/", "d").await?;
+            for number in 0..=ABOVE {
+                files.create(&format!("/d/f{number}")).await?;
+            }
+            runtime::sleep(delay).await;
+            for core in files.cores().all() {
+                let unmount = |core: Rc<fs::core::Core>| async move {
+                    core.remove_orphans();
+                    Ok(())
+                };
+                core.with(unmount).await?;
+            }
+            runtime::sleep(Duration::from_millis(50)).await;
+            let expected: BTreeSet<String> = (0..=ABOVE).map(|number| format!("f{number}")).collect();
+            assert_eq!(names(&files.read_directory("/d").await?), expected, "after {delay:?}");
+            // The next new name begins anew where the stripes were removed.
+            files.create("/d/g").await?;
+            striped(&files, inode).await;
+            assert_eq!(files.read_directory("/d").await?.len(), expected.len() + 1);
+            Ok(())
+        });
+    }
+}

@@ -162,7 +162,7 @@ impl Client {
                     most_bytes: usize::MAX,
                 };
                 let (pairs, _) = store.scan(None, scan).await?;
-                let bytes = pairs.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum();
+                let bytes = pairs.iter().map(|(key, value)| (key.len() + value.value.len()) as u64).sum();
                 Ok((pairs.first().is_some_and(|(found, _)| found == key), bytes))
             }
         }

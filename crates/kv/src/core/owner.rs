@@ -352,7 +352,7 @@ impl Owner for Core {
             return visit(0, piece.count);
         }
         if let Some(file) = self.file(piece.name.table) {
-            live_parts(&file, victim.zone(), piece, |from, blocks| visit(from, blocks));
+            live_parts(&file, victim.zone(), piece, visit);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::pattern::Pattern;
 use super::resp::{Arguments, integer};
+use super::store::Range;
 use super::table::{self, Command};
 use crate::entry::{MOST_KEY_BYTES, Timestamp};
 use std::borrow::Cow;
@@ -150,6 +151,17 @@ pub enum Request<'a> {
     Keys {
         pattern: Pattern,
     },
+    /// `KV.SCAN`, a command of this store.
+    Range {
+        range: Range,
+        only_keys: bool,
+    },
+    /// `KV.SNAPSHOT`.
+    Snapshot,
+    /// `KV.RELEASE`.
+    Release,
+    /// `KV.COMPACT`.
+    Compact,
     Type {
         key: &'a [u8],
     },
@@ -235,6 +247,10 @@ pub fn parse(arguments: Arguments<'_>, now: impl FnOnce() -> Timestamp) -> Resul
             }
         }
         "scan" => parse_scan(arguments)?,
+        "kv.scan" => parse_range(arguments)?,
+        "kv.snapshot" => Request::Snapshot,
+        "kv.release" => Request::Release,
+        "kv.compact" => Request::Compact,
         "keys" => Request::Keys { pattern: Pattern::parse(key)? },
         "type" => Request::Type { key },
         "dbsize" => Request::Count,
@@ -472,4 +488,37 @@ fn parse_scan(arguments: Arguments<'_>) -> Result<Request<'_>, Failure> {
         }
     }
     Ok(Request::Scan { cursor, pattern, count, is_other_type })
+}
+
+/// Largest number of keys that `KV.SCAN` returns.
+const MOST_RANGE_KEYS: usize = 1000;
+
+/// Parses `KV.SCAN [FROM key] [TO key] [LIMIT count] [REVERSE] [KEYS]`.
+fn parse_range(arguments: Arguments<'_>) -> Result<Request<'_>, Failure> {
+    let (mut range, mut only_keys) = (Range::from(Vec::new(), MOST_RANGE_KEYS), false);
+    let mut index = 1;
+    while let Some(option) = arguments.get(index) {
+        index += 1;
+        if is(option, "reverse") {
+            range.is_backward = true;
+        } else if is(option, "keys") {
+            only_keys = true;
+        } else {
+            let Some(value) = arguments.get(index) else { return Err(SYNTAX) };
+            index += 1;
+            if is(option, "from") {
+                range.from = value.to_vec();
+            } else if is(option, "to") {
+                range.to = Some(value.to_vec());
+            } else if is(option, "limit") {
+                range.limit = match number(value)? {
+                    count @ 1.. => usize::try_from(count).unwrap_or(MOST_RANGE_KEYS).min(MOST_RANGE_KEYS),
+                    _ => return Err(SYNTAX),
+                };
+            } else {
+                return Err(SYNTAX);
+            }
+        }
+    }
+    Ok(Request::Range { range, only_keys })
 }

@@ -1,8 +1,8 @@
 //! Execution of the commands of a connection on the store.
 //!
 //! # Promises
-//! - Commands are carried out in order, each as a whole before the next one. Commands that follow each other and only set values are
-//!   one write of the store, which is made or fails as a whole; each is answered after it.
+//! - Commands are carried out in order, each as a whole before the next one. Commands that follow each other and only set one value are
+//!   written together, and answered after that: an error is the answer to all of them.
 //! - A command that reads a key and changes it is atomic against all other changes of the key. `MSET` is one write of the store. `MSETNX` excludes
 //!   the other commands of the server while it reads and writes. `DEL`, `MGET`, `EXISTS` and `SCAN` read one key after the other.
 //! - Replies that wait for the client have at most [`ENOUGH`](super::reply::ENOUGH) bytes and one value, and those of
@@ -16,7 +16,7 @@ use super::pattern::Pattern;
 use super::reply::Replies;
 use super::resp::{Arguments, integer};
 use super::server_commands;
-use super::store::{Store, Stored, Write};
+use super::store::{Range, Store, Stored, Write};
 use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
 use block::{Error, Result};
 use std::cell::Cell;
@@ -64,7 +64,7 @@ pub fn now() -> Timestamp {
 }
 
 /// Executor of a connection's commands.
-pub struct Executor<S, K> {
+pub struct Executor<S: Store, K> {
     store: Rc<S>,
     facts: Arc<Facts>,
     session: Session,
@@ -73,6 +73,8 @@ pub struct Executor<S, K> {
     batch: Batch,
     /// Whether long commands end early.
     stopping: Rc<Cell<bool>>,
+    /// What `KV.SCAN` reads; `None` for the present.
+    snapshot: Option<S::Snapshot>,
 }
 
 impl<S: Store, K: Sink> Executor<S, K> {
@@ -80,7 +82,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
     pub fn new(store: Rc<S>, facts: Arc<Facts>, sink: K, stopping: Rc<Cell<bool>>) -> Self {
         let session = Session::new(facts.next_connection());
         let (replies, batch) = (Replies::new(), Batch::default());
-        Executor { store, facts, session, replies, sink, batch, stopping }
+        Executor { store, facts, session, replies, sink, batch, stopping, snapshot: None }
     }
 
     /// Carries out a command. It may be written, and its reply sent, later.
@@ -137,24 +139,20 @@ impl<S: Store, K: Sink> Executor<S, K> {
         Ok(Flow::Continue)
     }
 
-    /// Adds a request to the batch, if it only sets values.
+    /// Adds a request to the batch, if it only sets a value.
     fn add_to_batch(&mut self, request: &Request<'_>) -> bool {
-        let batch = &mut self.batch;
-        match request {
+        let (key, value, expiry) = match request {
             Request::Set { key, value, expiry, condition: Condition::Always, reply: SetReply::Ok }
                 if *expiry != Expiry::Keep =>
             {
-                batch.bytes += key.len() + value.len();
-                batch.writes.push(put(key, value.to_vec(), *expiry, None));
+                (*key, *value, *expiry)
             }
-            Request::SetMany { pairs } => {
-                for (key, value) in pairs_of(*pairs) {
-                    batch.bytes += key.len() + value.len();
-                    batch.writes.push(put(key, value.to_vec(), Expiry::Never, None));
-                }
-            }
+            Request::SetMany { pairs } if pairs.len() == 2 => (pairs.at(0), pairs.at(1), Expiry::Never),
             _ => return false,
-        }
+        };
+        let batch = &mut self.batch;
+        batch.bytes += key.len() + value.len();
+        batch.writes.push(put(key, value.to_vec(), expiry, None));
         batch.commands += 1;
         true
     }
@@ -164,7 +162,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
             return;
         }
         let Batch { writes, commands, .. } = std::mem::take(&mut self.batch);
-        let written = self.write(writes).await;
+        let written = self.write_each(writes).await;
         for _ in 0..commands {
             match &written {
                 Ok(()) => self.replies.ok(),
@@ -176,6 +174,11 @@ impl<S: Store, K: Sink> Executor<S, K> {
     async fn write(&self, writes: Vec<Write>) -> Result<(), Failure> {
         let _passage = self.facts.gate.pass().await;
         self.store.write(writes).await.map_err(|error| store_failure(&error))
+    }
+
+    async fn write_each(&self, writes: Vec<Write>) -> Result<(), Failure> {
+        let _passage = self.facts.gate.pass().await;
+        self.store.write_each(writes).await.map_err(|error| store_failure(&error))
     }
 
     async fn get(&self, key: &[u8]) -> Result<Option<Stored>, Failure> {
@@ -202,6 +205,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
             }
             Request::GetMany { keys } => self.get_many(keys).await,
             Request::Keys { pattern } => self.keys(&pattern).await,
+            Request::Range { range, only_keys } => self.range(range, only_keys).await,
             request => Ok(self.carry_out_short(request).await.map(|()| Flow::Continue)),
         }
     }
@@ -285,6 +289,12 @@ impl<S: Store, K: Sink> Executor<S, K> {
             }
             Request::Append { key, value } => self.append(key, value).await?,
             Request::Add { key, amount } => self.add(key, amount).await?,
+            Request::SetMany { pairs } => {
+                let writes =
+                    pairs_of(pairs).map(|(key, value)| put(key, value.to_vec(), Expiry::Never, None));
+                self.write(writes.collect()).await?;
+                self.replies.ok();
+            }
             Request::SetManyIfAbsent { pairs } => {
                 let are_set = self.set_many_if_absent(pairs).await?;
                 self.replies.count(are_set.into());
@@ -314,8 +324,24 @@ impl<S: Store, K: Sink> Executor<S, K> {
             Request::Ping { text: Some(text) } | Request::Echo { text } => self.replies.bulk(text),
             Request::Select => self.replies.ok(),
             Request::Wait => self.replies.integer(0),
+            Request::Snapshot => {
+                // The one before is released first: two would keep more from being erased.
+                self.snapshot = None;
+                let taken = self.store.snapshot().await.map_err(|error| store_failure(&error))?;
+                self.snapshot = Some(taken);
+                self.replies.ok();
+            }
+            Request::Release => {
+                self.snapshot = None;
+                self.replies.ok();
+            }
+            Request::Compact => {
+                self.store.compact().await.map_err(|error| store_failure(&error))?;
+                self.replies.ok();
+            }
             Request::Reset => {
                 self.session.reset();
+                self.snapshot = None;
                 self.replies.protocol = self.session.protocol;
                 self.replies.simple("RESET");
             }
@@ -326,7 +352,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
                 server_commands::carry_out(command, arguments, facts, session, &status, &mut self.replies)?;
             }
             // Carried out elsewhere.
-            Request::SetMany { .. } | Request::GetMany { .. } | Request::Keys { .. } | Request::Quit => {
+            Request::GetMany { .. } | Request::Keys { .. } | Request::Range { .. } | Request::Quit => {
                 return Err(SYNTAX);
             }
         }
@@ -479,7 +505,26 @@ impl<S: Store, K: Sink> Executor<S, K> {
     }
 
     async fn page(&self, from: Vec<u8>, limit: usize) -> Result<Vec<(Vec<u8>, Stored)>, Failure> {
-        self.store.scan(from, limit).await.map_err(|error| store_failure(&error))
+        self.store.scan(None, Range::from(from, limit)).await.map_err(|error| store_failure(&error))
+    }
+
+    /// `KV.SCAN`: an array of keys, each followed by its value and its expiry in milliseconds since 1970, -1 without one; or of keys.
+    /// An empty one says that the range has no more. Values are sent one after the other.
+    async fn range(&mut self, range: Range, only_keys: bool) -> Result<Result<Flow, Failure>> {
+        let page = match self.store.scan(self.snapshot.as_ref(), range).await {
+            Ok(page) => page,
+            Err(error) => return Ok(Err(store_failure(&error))),
+        };
+        self.replies.array(if only_keys { page.len() } else { 3 * page.len() });
+        for (key, Stored { value, expires }) in page {
+            self.replies.bulk(&key);
+            if !only_keys {
+                self.replies.value(value);
+                self.replies.integer(expires.map_or(-1, |time| i64::try_from(time).unwrap_or(i64::MAX)));
+            }
+            self.send_if_enough().await?;
+        }
+        Ok(Ok(Flow::Continue))
     }
 
     /// Calls `visit` with every key, in order.

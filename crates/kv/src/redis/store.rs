@@ -45,6 +45,26 @@ pub enum Write {
     },
 }
 
+/// A range of keys, and the direction in which it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Range {
+    /// First key.
+    pub from: Vec<u8>,
+    /// First key after the range; `None` for no end.
+    pub to: Option<Vec<u8>>,
+    /// Whether it is read from its last key down.
+    pub is_backward: bool,
+    /// Largest number of keys to return, at least 1.
+    pub limit: usize,
+}
+
+impl Range {
+    /// The keys from `from` on, at most `limit` of them.
+    pub fn from(from: Vec<u8>, limit: usize) -> Range {
+        Range { from, to: None, is_backward: false, limit }
+    }
+}
+
 /// A shard's handle of a store that commands read and change. Keys have at most
 /// [`MOST_KEY_BYTES`](crate::entry::MOST_KEY_BYTES), values at most [`MOST_VALUE_BYTES`](crate::entry::MOST_VALUE_BYTES); either
 /// may be empty.
@@ -52,6 +72,9 @@ pub enum Write {
 /// A write that has returned `Ok` is durable as the store is configured, and visible to all later reads. The store may return keys
 /// whose time has passed: the commands ignore them.
 pub trait Store: 'static {
+    /// What the store has at one moment, as long as it lives.
+    type Snapshot: 'static;
+
     /// Returns the value of a key.
     ///
     /// # Errors
@@ -64,6 +87,12 @@ pub trait Store: 'static {
     /// What writing returns; none of the writes is made then.
     fn write(&self, writes: Vec<Write>) -> impl Future<Output = Result<()>>;
 
+    /// Makes writes of single keys, each on its own, those of a key in this order. After an error any of them may have been made.
+    ///
+    /// # Errors
+    /// What writing returns.
+    fn write_each(&self, writes: Vec<Write>) -> impl Future<Output = Result<()>>;
+
     /// Changes a key atomically: `change` gets its value, and returns the write to make, of the same key, and the answer. No other
     /// write of the key comes between.
     ///
@@ -75,12 +104,28 @@ pub trait Store: 'static {
         change: impl FnOnce(Option<Stored>) -> (Option<Write>, R) + Send + 'static,
     ) -> impl Future<Output = Result<R>>;
 
-    /// Returns keys from `from` on, in their order, at most `limit` of them and at least one: none means that there is none. It
-    /// may return fewer to bound the memory of their values.
+    /// Returns keys of a range, in its order, at most `limit` of them and at least one: none means that there is none. It may return
+    /// fewer to bound the memory of their values.
     ///
     /// # Errors
     /// What reading returns.
-    fn scan(&self, from: Vec<u8>, limit: usize) -> impl Future<Output = Result<Vec<(Vec<u8>, Stored)>>>;
+    fn scan(
+        &self,
+        snapshot: Option<&Self::Snapshot>,
+        range: Range,
+    ) -> impl Future<Output = Result<Vec<(Vec<u8>, Stored)>>>;
+
+    /// Takes a snapshot for [`scan`](Self::scan).
+    ///
+    /// # Errors
+    /// That the store is closed.
+    fn snapshot(&self) -> impl Future<Output = Result<Self::Snapshot>>;
+
+    /// Merges all tables down to the last level.
+    ///
+    /// # Errors
+    /// What reading and writing return.
+    fn compact(&self) -> impl Future<Output = Result<()>>;
 
     /// Returns counters and state, for the command `INFO`.
     fn status(&self) -> impl Future<Output = Status>;

@@ -70,6 +70,11 @@ const fn server(name: &'static str, arity: i32, flags: &'static str, summary: &'
     Command { name, arity, flags, keys: NO_KEYS, group: "server", summary }
 }
 
+/// A command that redis doesn't have.
+const fn own(name: &'static str, arity: i32, flags: &'static str, summary: &'static str) -> Command {
+    Command { name, arity, flags, keys: NO_KEYS, group: "module", summary }
+}
+
 /// All commands, in the order of their names.
 pub const COMMANDS: &[Command] = &[
     string(
@@ -102,6 +107,10 @@ pub const COMMANDS: &[Command] = &[
     string("incrby", 3, "write denyoom fast", ONE_KEY, "Adds a number to an integer."),
     server("info", -1, "loading stale", "Returns facts and counters of the server."),
     generic("keys", 2, "readonly", NO_KEYS, "Returns the keys that match a pattern."),
+    own("kv.compact", 1, "write", "Merges all tables down to the last level."),
+    own("kv.release", 1, "readonly", "Ends the snapshot of the connection."),
+    own("kv.scan", -1, "readonly", "Returns the keys of a range in order, with values and times of expiry."),
+    own("kv.snapshot", 1, "readonly", "Lets KV.SCAN on this connection read a snapshot of this moment."),
     string("mget", -2, "readonly fast", ALL_KEYS, "Returns several values."),
     string("mset", -3, "write denyoom", PAIRS, "Sets several values atomically."),
     string(

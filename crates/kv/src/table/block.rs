@@ -49,6 +49,25 @@ impl Block {
         Ok(Block { offset, contents })
     }
 
+    /// Visits the keys of the block: of its entries, its children, or its ranges.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for entries that contradict themselves.
+    pub fn for_each_key(&self, mut visit: impl FnMut(&[u8])) -> Result<()> {
+        match &self.contents {
+            Contents::Data(entries) | Contents::Index(entries) => entries.for_each_key(visit),
+            Contents::RangeTombstones(ranges) => {
+                ranges.iter().flat_map(|range| [&range.from, &range.to]).for_each(|key| visit(key));
+                Ok(())
+            }
+            Contents::Properties(summary) => {
+                [&summary.smallest, &summary.largest].into_iter().for_each(|key| visit(key));
+                Ok(())
+            }
+            Contents::Filter(_) => Ok(()),
+        }
+    }
+
     /// Memory that it takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         let contents = match &self.contents {

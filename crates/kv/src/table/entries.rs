@@ -143,6 +143,25 @@ impl Entries {
         })
     }
 
+    /// Visits the keys of all entries.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for entries that contradict themselves.
+    pub(super) fn for_each_key(&self, mut visit: impl FnMut(&[u8])) -> Result<()> {
+        let (mut key, mut at) = (Vec::new(), 0);
+        while at < self.end {
+            let header = self.header(at)?;
+            if header.shared > key.len() || header.end <= at {
+                return Err(self.corrupt(at, "its shared length or its end is out of range"));
+            }
+            key.truncate(header.shared);
+            key.extend_from_slice(self.rest(&header));
+            visit(&key);
+            at = header.end;
+        }
+        Ok(())
+    }
+
     /// Bytes of the key that aren't shared.
     #[inline]
     pub(super) fn rest(&self, header: &Header) -> &[u8] {

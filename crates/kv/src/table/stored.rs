@@ -57,8 +57,12 @@ pub(super) fn corrupt(offset: u64, what: impl std::fmt::Display) -> Error {
 
 /// Checksum of a block: CRC32C of its contents, kind and compression; exclusive or the salt; exclusive or bits of its offset.
 fn checksum_of(bytes: &[u8], offset: u64, salt: u32) -> u32 {
-    let place = (offset.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
-    checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32 ^ salt ^ place
+    checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32 ^ place_of_checksum(offset, salt)
+}
+
+/// The part of a checksum that depends on the table and the place.
+pub(super) fn place_of_checksum(offset: u64, salt: u32) -> u32 {
+    salt ^ (offset.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
 }
 
 /// Appends blocks to the bytes of a table that weren't taken yet.

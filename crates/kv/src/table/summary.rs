@@ -8,7 +8,7 @@ use zones::bytes::{Reader, Writer};
 
 /// Length of the footer at the end of a table, in bytes.
 pub const FOOTER_BYTES: usize = 32;
-const MAGIC: &[u8; 8] = b"SILTTABL";
+pub(super) const MAGIC: &[u8; 8] = b"SILTTABL";
 const VERSION: u32 = 1;
 
 /// Properties of a table, and where its blocks are: the store keeps it in its manifest, and the table itself has a copy.

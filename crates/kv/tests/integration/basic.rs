@@ -121,3 +121,102 @@ fn batches_snapshots_updates_and_iterators() {
         store.close().await.unwrap();
     });
 }
+
+/// The problems that a check of a store finds.
+async fn problems(zones: &std::sync::Arc<dyn block::ZonesPart>) -> Vec<kv::check::Problem> {
+    let handle = zones.open().await.unwrap();
+    kv::check::check(&*handle, 100, &|_, _| {}).await.unwrap().problems
+}
+
+#[test]
+fn a_compaction_on_request_leaves_one_level_without_deleted_keys() {
+    for shards in [1, 2] {
+        simulate(4, shards, || async {
+            let zones = zones(64);
+            let store = format(&zones, &small()).await;
+            for round in 0..3u32 {
+                for number in 0..1500 {
+                    store
+                        .put(&key(number * 7919 % 4000), format!("{round} {:0100}", number).as_bytes())
+                        .await
+                        .unwrap();
+                }
+            }
+            for number in 0..1000 {
+                store.delete(&key(number * 7919 % 4000)).await.unwrap();
+            }
+            let mut batch = Batch::new();
+            batch.delete_range(&key(3900), &key(4000));
+            store.write(batch, Acknowledge::Written).await.unwrap();
+            store.put_until(&key(9000), b"gone", 1).await.unwrap();
+            store.flush_buffers().await.unwrap();
+            assert_eq!(problems(&zones).await, [], "while it is open");
+            let iterator = store.iterate(b"", None).await.unwrap();
+            store.compact().await.unwrap();
+            let held = store.status().await.unwrap();
+            assert!(held["entries"].as_u64().unwrap() > 400, "{held:?}");
+            drop(iterator);
+            store.compact().await.unwrap();
+            let status = store.status().await.unwrap();
+            let levels = status["levels"].as_array().unwrap();
+            for shard in levels {
+                let with_tables =
+                    shard.as_array().unwrap().iter().filter(|level| level["tables"] != 0).count();
+                assert_eq!(with_tables, 1, "{levels:?}");
+            }
+            let mut keys = 0;
+            for number in 0..1500u32 {
+                let name = key(number * 7919 % 4000);
+                let found = store.get(&name).await.unwrap();
+                let is_there = number >= 1000 && name < key(3900);
+                keys += u64::from(is_there);
+                assert_eq!(
+                    found.map(|stored| stored.value),
+                    is_there.then(|| format!("2 {number:0100}").into_bytes())
+                );
+            }
+            assert_eq!((&status["entries"], &status["tombstones"]), (&keys.into(), &0.into()), "{status:?}");
+            store.close().await.unwrap();
+            assert_eq!(problems(&zones).await, []);
+        });
+    }
+}
+
+#[test]
+fn scans_yield_the_time_of_expiry_in_both_directions() {
+    simulate(5, 2, || async {
+        let zones = zones(64);
+        let store = format(&zones, &small()).await;
+        let later = runtime::wall_clock().as_millis() as u64 + 1_000_000;
+        for number in 0..20 {
+            match number % 2 {
+                0 => store.put(&key(number), b"stays").await.unwrap(),
+                _ => store.put_until(&key(number), b"goes", later + u64::from(number)).await.unwrap(),
+            }
+            if number == 10 {
+                store.flush_buffers().await.unwrap();
+            }
+        }
+        let scan = Scan {
+            from: Vec::new(),
+            to: None,
+            is_backward: false,
+            snapshot: None,
+            most: 100,
+            most_bytes: 1 << 20,
+        };
+        let (pairs, _) = store.scan(None, scan.clone()).await.unwrap();
+        let (mut reversed, _) = store.scan(None, Scan { is_backward: true, ..scan }).await.unwrap();
+        reversed.reverse();
+        assert_eq!(pairs, reversed);
+        for (number, (name, stored)) in (0..).zip(&pairs) {
+            let expires = (number % 2 == 1).then(|| later + u64::from(number));
+            assert_eq!((name, stored.expires), (&key(number), expires));
+        }
+        let mut iterator = store.iterate(b"", None).await.unwrap();
+        iterator.seek(&key(7)).await.unwrap();
+        assert_eq!(iterator.expires(), Some(later + 7));
+        drop(iterator);
+        store.close().await.unwrap();
+    });
+}

@@ -1,7 +1,11 @@
-//! The key-value store as programs use it, in simulated runs.
+//! The key-value store as programs use it, in simulated runs, and its redis door.
 
 #![allow(clippy::unwrap_used)]
 
 mod basic;
 mod common;
+mod erasure;
+mod kind;
 mod model;
+mod persistence;
+mod redis;

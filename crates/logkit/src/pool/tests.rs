@@ -147,7 +147,9 @@ fn a_full_zone_is_dead_once_its_last_block_is() {
     // While it is being reset it is neither free nor dead, and counts as free soon.
     assert_eq!((pool.take_dead(), pool.dead(), pool.free_soon()), (vec![2], 0, 1));
     pool.set_reset(2, 2);
-    pool.return_dead([]);
+    pool.end_resetting(1);
+    pool.return_dead(Vec::new());
+    assert_eq!(pool.resetting(), 0);
     assert_eq!((pool.free(), pool.get(2).generation), (1, 2));
 }
 

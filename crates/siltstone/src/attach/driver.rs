@@ -6,8 +6,9 @@ mod nbd;
 mod ublk;
 
 use super::handover::{Connection, Ready};
-use block::{Call, DevicePart, Result};
+use block::{Call, DevicePart, Error, Result};
 use clap::ValueEnum;
+use doors::ublk::backing::Backing;
 use serde::{Deserialize, Serialize};
 use stack::Door;
 use std::os::fd::OwnedFd;
@@ -52,12 +53,12 @@ impl Driver {
     /// Returns the server's half: a door that isn't open yet.
     ///
     /// # Errors
-    /// Those of [`doors::nbd::door::NbdDoor::new`].
+    /// [`Error::Unsupported`] for zones over a driver that serves devices alone; those of [`doors::nbd::door::NbdDoor::new`].
     pub fn attached_door(self, config: DoorConfig) -> Result<Box<dyn AttachedDoor>> {
         Ok(match self {
             Driver::Ublk => Box::new(ublk::door(config)),
             Driver::Nbd => Box::new(nbd::door(config)?),
-            Driver::Fuse => Box::new(fuse::door(config)),
+            Driver::Fuse => Box::new(fuse::door(config)?),
         })
     }
 }
@@ -80,6 +81,12 @@ pub trait NodeDriver: Sync {
     /// # Errors
     /// [`block::Error::Unsupported`] with the missing module and the command that loads it.
     fn check(&self) -> Result<()>;
+
+    /// Checks that the driver can make a node of zones on this machine. This may load its module.
+    ///
+    /// # Errors
+    /// [`block::Error::Unsupported`] with what is missing.
+    fn check_zoned(&self) -> Result<()>;
 
     /// Whether the logical block size of a node is chosen when it is made; otherwise it is that of the device.
     fn sets_sector_size(&self) -> bool {
@@ -170,8 +177,8 @@ pub trait NodeDriver: Sync {
 
 /// Configuration of the door of an attachment.
 pub struct DoorConfig {
-    /// Device to serve.
-    pub device: Arc<dyn DevicePart>,
+    /// Device or zones to serve.
+    pub backing: Backing,
     /// Its name, for messages.
     pub name: String,
     /// Path of the volume in the attachment's folder.
@@ -180,6 +187,24 @@ pub struct DoorConfig {
     pub left: Option<Connection>,
     /// Descriptors of that connection.
     pub descriptors: Vec<OwnedFd>,
+}
+
+impl DoorConfig {
+    /// The device, for a driver that serves nothing else.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for zones.
+    fn device(&self, driver: Driver) -> Result<Arc<dyn DevicePart>> {
+        match &self.backing {
+            Backing::Device(device) => Ok(device.clone()),
+            Backing::Zones(_) => Err(no_zones(driver)),
+        }
+    }
+}
+
+/// Error of a driver that serves devices alone.
+fn no_zones(driver: Driver) -> Error {
+    Error::unsupported(format!("{} serves devices and no zones", driver.word()))
 }
 
 /// Connection of an open door.
@@ -223,6 +248,14 @@ mod tests {
         assert_eq!(Driver::PREFERENCE, Driver::value_variants());
         for driver in Driver::PREFERENCE {
             assert_eq!(Driver::from_str(driver.word(), false), Ok(driver));
+        }
+    }
+
+    #[test]
+    fn zones_are_for_ublk_alone() {
+        for driver in [Driver::Nbd, Driver::Fuse] {
+            let error = driver.node_driver().check_zoned().unwrap_err();
+            assert_eq!(error.detail(), format!("{} serves devices and no zones", driver.word()));
         }
     }
 

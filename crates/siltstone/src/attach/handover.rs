@@ -56,6 +56,8 @@ pub struct Ready {
     pub block_size: u32,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Whether zones are served.
+    pub is_zoned: bool,
     /// Whether acknowledged writes survive the server: only then another one may take over.
     pub keeps_acknowledged: bool,
 }
@@ -63,6 +65,9 @@ pub struct Ready {
 impl Ready {
     /// Why no other server may take over, if so.
     pub fn why_not_replaced(&self, driver: Driver) -> Option<&'static str> {
+        if self.is_zoned {
+            return Some("zones that were open when their server was lost accept no more writes");
+        }
         match self.keeps_acknowledged {
             false => Some("this stack acknowledges writes from its server's memory, which are lost"),
             true => driver.node_driver().why_not_replaced(&self.connection),

@@ -3,27 +3,32 @@
 pub use super::driver::Driver;
 use block::{Error, Result};
 
+/// What operators of a device can do without a driver.
+pub const INSTEAD: &str = "siltstone serve --nbd needs neither root nor drivers";
+/// What operators of zones can do without a driver.
+pub const INSTEAD_OF_ZONES: &str = "a log on the zones, log(…), is a device that needs no zoned driver";
+
 /// Chooses the driver of a node, and says why: the one that was asked for, otherwise the [preferred](Driver::PREFERENCE) one whose
-/// `check` succeeds. Drivers after that one aren't checked, since a check may load a module.
+/// `check` succeeds. Drivers after that one aren't checked, since a check may load a module. Errors end with `instead`.
 ///
 /// # Errors
 /// [`Error::PermissionDenied`] without root; [`Error::Unsupported`] without the driver that was asked for, or any.
 pub fn choose(
     asked: Option<Driver>,
     is_root: bool,
+    instead: &str,
     check: impl Fn(Driver) -> Result<()>,
 ) -> Result<(Driver, String)> {
-    const INSTEAD: &str = "siltstone serve --nbd needs neither root nor drivers";
     if !is_root {
         return Err(Error::permission_denied(format!(
-            "attach needs root, to make a block device: run it with sudo; {INSTEAD}"
+            "attach needs root, to make a block device: run it with sudo; {instead}"
         )));
     }
     if let Some(driver) = asked {
         return match check(driver) {
             Ok(()) => Ok((driver, "asked for".to_owned())),
             Err(error) => {
-                Err(Error::unsupported(format!("--via {}: {}; {INSTEAD}", driver.word(), error.detail())))
+                Err(Error::unsupported(format!("--via {}: {}; {instead}", driver.word(), error.detail())))
             }
         };
     }
@@ -35,7 +40,7 @@ pub fn choose(
             Err(error) => reasons.push(error.detail().to_owned()),
         }
     }
-    Err(Error::unsupported(format!("attach needs a driver of the kernel: {}; {INSTEAD}", reasons.join("; "))))
+    Err(Error::unsupported(format!("attach needs a driver of the kernel: {}; {instead}", reasons.join("; "))))
 }
 
 #[cfg(test)]
@@ -58,7 +63,7 @@ mod tests {
         }
 
         fn choose(&self, asked: Option<Driver>) -> Result<(Driver, String)> {
-            choose(asked, true, |driver| {
+            choose(asked, true, INSTEAD, |driver| {
                 self.checked.borrow_mut().push(driver);
                 let reason = match driver {
                     Driver::Ublk => self.ublk,
@@ -111,7 +116,7 @@ mod tests {
             assert!(expected.iter().all(|part| text.contains(part)), "{asked:?}: {text}");
             assert!(text.contains("siltstone serve --nbd needs neither root nor drivers"), "{text}");
         }
-        let text = choose(None, false, |_| Ok(())).unwrap_err().to_string();
+        let text = choose(None, false, INSTEAD, |_| Ok(())).unwrap_err().to_string();
         assert!(text.contains("sudo") && text.contains("--nbd"), "{text}");
     }
 }

@@ -1,10 +1,12 @@
 //! The server's end of an attachment: what its holder tells it, and the door that it opens for the node.
 
 use super::driver::{AttachedDoor, DoorConfig, OpenConnection};
-use super::handover::{self, Ready, Start};
+use super::handover::{self, Connection, Ready, Start};
 use super::process::{lock_memory, name_thread};
 use crate::failure::Failure;
-use block::{DevicePart, Result};
+use block::Result;
+use doors::ublk::backing::Backing;
+use doors::ublk::zoned::Layout;
 use stack::Door;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -40,24 +42,24 @@ impl HolderConnection {
 pub struct Attached {
     socket: OwnedFd,
     door: Box<dyn AttachedDoor>,
-    device: Arc<dyn DevicePart>,
+    backing: Backing,
 }
 
 impl Attached {
-    /// Returns the door of a device, whose name is for messages. It isn't open yet.
+    /// Returns the door of a device or of zones, whose name is for messages. It isn't open yet.
     ///
     /// # Errors
     /// Those of [`Driver::attached_door`](super::driver::Driver::attached_door).
-    pub fn new(holder: HolderConnection, device: Arc<dyn DevicePart>, name: String) -> Result<Attached> {
+    pub fn new(holder: HolderConnection, backing: Backing, name: String) -> Result<Attached> {
         let HolderConnection { socket, start, descriptors } = holder;
         let door = start.driver.attached_door(DoorConfig {
-            device: device.clone(),
+            backing: backing.clone(),
             name,
             volume: start.volume,
             left: start.left,
             descriptors,
         })?;
-        Ok(Attached { socket, door, device })
+        Ok(Attached { socket, door, backing })
     }
 
     /// The door.
@@ -73,6 +75,33 @@ impl Attached {
         self.door.ended().await
     }
 
+    fn describe(&self, connection: Connection) -> Result<Ready> {
+        Ok(match &self.backing {
+            Backing::Device(device) => {
+                let geometry = device.geometry();
+                Ready {
+                    connection,
+                    bytes: geometry.bytes(),
+                    block_size: geometry.block_size.bytes() as u32,
+                    read_only: geometry.read_only,
+                    is_zoned: false,
+                    keeps_acknowledged: device.keeps_acknowledged(),
+                }
+            }
+            Backing::Zones(zones) => {
+                let layout = Layout::of(zones.geometry())?;
+                Ready {
+                    connection,
+                    bytes: layout.bytes(),
+                    block_size: layout.block,
+                    read_only: false,
+                    is_zoned: true,
+                    keeps_acknowledged: zones.keeps_acknowledged(),
+                }
+            }
+        })
+    }
+
     /// Tells the holder that clients are served, and gives it what keeps the connection alive. Without a holder the connection ends.
     ///
     /// # Errors
@@ -81,14 +110,7 @@ impl Attached {
         let told = self.door.connection().await.and_then(|connection| match connection {
             None => Ok(()),
             Some(OpenConnection { connection, descriptors }) => {
-                let geometry = self.device.geometry();
-                let ready = Ready {
-                    connection,
-                    bytes: geometry.bytes(),
-                    block_size: geometry.block_size.bytes() as u32,
-                    read_only: geometry.read_only,
-                    keeps_acknowledged: self.device.keeps_acknowledged(),
-                };
+                let ready = self.describe(connection)?;
                 handover::send(&self.socket, &ready, &descriptors)
             }
         });

@@ -337,3 +337,60 @@ proptest! {
         }
     }
 }
+
+/// What a verification says of a table.
+fn problems(table: &Bytes, summary: &Summary) -> (Vec<String>, Verified) {
+    let footer = table.bytes.last_chunk().copied().ok_or_else(|| Error::corrupt("too short"));
+    let mut problems = Vec::new();
+    let verified = now(verify(&table, summary, footer, &mut |what| problems.push(what))).unwrap();
+    (problems, verified)
+}
+
+#[test]
+fn a_verification_finds_damage_of_any_byte_and_nothing_in_a_sound_table() {
+    for compression in [Compression::Lz4, Compression::None] {
+        let (keys, table, summary) = small(compression);
+        let (found, sound) = problems(&table, &summary);
+        assert_eq!(found, Vec::<String>::new());
+        let tombstones = keys.iter().filter(|(_, sequence)| sequence % 5 == 0).count() as u64;
+        assert_eq!((sound.entries, sound.tombstones), (keys.len() as u64, tombstones));
+        for at in 0..table.bytes.len() {
+            let mut bytes = table.bytes.clone();
+            bytes[at] ^= 0x10;
+            let (found, verified) = problems(&Bytes { bytes, ..Bytes::default() }, &summary);
+            assert!(!found.is_empty(), "byte {at}");
+            // One damaged block hides those below it, and no others.
+            assert!(
+                verified.blocks + 1 >= sound.blocks
+                    || at as u64 >= summary.index.unwrap().offset
+                    || found.len() == 1
+            );
+        }
+    }
+}
+
+#[test]
+fn a_verification_compares_a_table_with_its_summary() {
+    let (_, table, right) = small(Compression::Lz4);
+    type Change = fn(&mut Summary);
+    let wrong: [(&str, Change); 8] = [
+        ("entries: 24; expected 25", |summary| summary.entries += 1),
+        ("tombstones: 5; expected 4", |summary| summary.tombstones -= 1),
+        ("an entry is outside of the table's bounds", |summary| summary.smallest = b"key01".to_vec()),
+        ("an entry is outside of the table's bounds", |summary| summary.largest = b"key10".to_vec()),
+        ("largest sequence: 50; expected 51", |summary| summary.largest_sequence += 1),
+        ("earliest expiry: 9; expected 8", |summary| summary.earliest_expiry = Some(8)),
+        ("data blocks", |summary| summary.data_blocks -= 1),
+        ("2 range tombstones; expected 3", |summary| summary.range_tombstones += 1),
+    ];
+    for (expected, change) in wrong {
+        let mut summary = right.clone();
+        change(&mut summary);
+        let (found, _) = problems(&table, &summary);
+        assert!(found.iter().any(|what| what.contains(expected)), "{expected}: {found:?}");
+        assert!(
+            found.iter().any(|what| what.contains("differ from those that the manifest has")),
+            "{found:?}"
+        );
+    }
+}

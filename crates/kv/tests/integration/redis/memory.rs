@@ -1,13 +1,13 @@
 //! A store in memory, with the contract of the real one.
 
 use block::{Data, Error, Result, Status};
-use kv::redis::store::{Store, Stored, Write};
+use kv::redis::store::{Range, Store, Stored, Write};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::rc::Rc;
 
-type Keys = BTreeMap<Vec<u8>, (Vec<u8>, Option<u64>)>;
+/// Keys with their values and times of expiry.
+pub type Keys = BTreeMap<Vec<u8>, (Vec<u8>, Option<u64>)>;
 
 /// A store in memory. Clones are the same store.
 #[derive(Clone, Default)]
@@ -49,6 +49,8 @@ impl Memory {
 }
 
 impl Store for Memory {
+    type Snapshot = Keys;
+
     async fn get(&self, key: &[u8]) -> Result<Option<Stored>> {
         self.wait().await;
         Ok(self.keys.borrow().get(key).map(stored))
@@ -62,6 +64,10 @@ impl Store for Memory {
         }
         writes.into_iter().for_each(|write| self.apply(write));
         Ok(())
+    }
+
+    async fn write_each(&self, writes: Vec<Write>) -> Result<()> {
+        Store::write(self, writes).await
     }
 
     async fn update<R: Send + 'static>(
@@ -79,12 +85,29 @@ impl Store for Memory {
         Ok(answer)
     }
 
-    async fn scan(&self, from: Vec<u8>, limit: usize) -> Result<Vec<(Vec<u8>, Stored)>> {
+    async fn scan(&self, snapshot: Option<&Keys>, range: Range) -> Result<Vec<(Vec<u8>, Stored)>> {
         self.wait().await;
-        let keys = self.keys.borrow();
-        let range = keys.range::<[u8], _>((Bound::Included(from.as_slice()), Bound::Unbounded));
+        let present = self.keys.borrow();
+        let keys = snapshot.unwrap_or(&present);
+        let is_in = |key: &&Vec<u8>| **key >= range.from && range.to.as_ref().is_none_or(|to| *key < to);
+        let pair = |(key, entry): (&Vec<u8>, &(Vec<u8>, Option<u64>))| (key.clone(), stored(entry));
         // Fewer than asked for, as the real one may return.
-        Ok(range.take(limit.min(100)).map(|(key, entry)| (key.clone(), stored(entry))).collect())
+        let count = range.limit.min(100);
+        let found = keys.iter().filter(|(key, _)| is_in(key));
+        Ok(match range.is_backward {
+            true => found.rev().take(count).map(pair).collect(),
+            false => found.take(count).map(pair).collect(),
+        })
+    }
+
+    async fn snapshot(&self) -> Result<Keys> {
+        self.wait().await;
+        Ok(self.keys.borrow().clone())
+    }
+
+    async fn compact(&self) -> Result<()> {
+        self.wait().await;
+        Ok(())
     }
 
     async fn status(&self) -> Status {

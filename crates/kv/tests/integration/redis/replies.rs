@@ -350,11 +350,13 @@ fn keys_end_with_their_time() {
 }
 
 #[test]
-fn settings_of_values_that_follow_each_other_are_one_write() {
+fn settings_of_values_that_follow_each_other_are_written_together() {
     run(|store| async move {
         let mut client = Direct::new(&store, &facts());
         let sets = "SET a 1\r\nMSET b 2 c 3\r\nSETEX d 10 4\r\nSET a 5\r\n";
         assert_eq!(client.send(sets.as_bytes()).await, b"+OK\r\n".repeat(4));
+        assert_eq!(store.writes.replace(0), 3, "MSET is a write of its own");
+        client.send(b"SET a 1\r\nMSET b 2\r\nSETEX d 10 4\r\nSET a 5\r\n").await;
         assert_eq!(store.writes.replace(0), 1);
         assert_eq!(
             client.send(b"GET a\r\nSET a 6\r\nGET a\r\nSET a 7\r\nfoo\r\nSET a 8\r\n").await.len(),
@@ -557,4 +559,36 @@ proptest! {
         };
         runtime::simulate(runtime::Simulation::new(1), test).expect("it ends");
     }
+}
+
+#[test]
+fn ranges_are_scanned_in_both_directions_and_in_a_snapshot() {
+    run(|store| async move {
+        let mut client = Direct::new(&store, &facts());
+        check(&mut client, &[("MSET a 1 b 2 c 3 d 4", "+OK|"), ("PEXPIREAT b 33177117420500", ":1|")]).await;
+        let cases = [
+            ("KV.SCAN FROM b TO d", "*6|$1|b|$1|2|:33177117420500|$1|c|$1|3|:-1|"),
+            ("kv.scan from b to d reverse limit 1", "*3|$1|c|$1|3|:-1|"),
+            ("KV.SCAN KEYS LIMIT 3", "*3|$1|a|$1|b|$1|c|"),
+            ("KV.SCAN REVERSE KEYS TO c", "*2|$1|b|$1|a|"),
+            ("KV.SCAN FROM x", "*0|"),
+            ("KV.SCAN FROM", "-ERR syntax error|"),
+            ("KV.SCAN LIMIT 0", "-ERR syntax error|"),
+            ("KV.SCAN LIMIT x", "-ERR value is not an integer or out of range|"),
+            ("KV.SCAN SIDEWAYS", "-ERR syntax error|"),
+            ("KV.SNAPSHOT", "+OK|"),
+            ("DEL a b c", ":3|"),
+            ("SET e 5", "+OK|"),
+            ("KV.SCAN KEYS", "*4|$1|a|$1|b|$1|c|$1|d|"),
+            ("KV.RELEASE", "+OK|"),
+            ("KV.SCAN KEYS", "*2|$1|d|$1|e|"),
+            ("KV.SNAPSHOT", "+OK|"),
+            ("DEL d", ":1|"),
+            ("RESET", "+RESET|"),
+            ("KV.SCAN KEYS", "*1|$1|e|"),
+            ("KV.COMPACT", "+OK|"),
+            ("KV.COMPACT now", "-ERR wrong number of arguments for 'kv.compact' command|"),
+        ];
+        check(&mut client, &cases).await;
+    });
 }

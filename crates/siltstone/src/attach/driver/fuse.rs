@@ -5,7 +5,7 @@
 
 use super::super::handover::{Connection, Ready};
 use super::super::node::claim;
-use super::{AttachedDoor, DoorConfig, NodeDriver, NodeRequest, OpenConnection};
+use super::{AttachedDoor, DoorConfig, Driver, NodeDriver, NodeRequest, OpenConnection, no_zones};
 use block::{Call, Error, Result};
 use doors::fuse::door::{FuseConfig, FuseDoor, LeftConnection, STOP_LIMIT};
 use doors::sysfs;
@@ -92,6 +92,10 @@ impl NodeDriver for FuseNodes {
         Ok(())
     }
 
+    fn check_zoned(&self) -> Result<()> {
+        Err(no_zones(Driver::Fuse))
+    }
+
     fn why_not_replaced(&self, connection: &Connection) -> Option<&'static str> {
         match connection {
             Connection::Fuse(negotiated) if !negotiated.has(HAS_RESEND) => {
@@ -139,7 +143,11 @@ impl NodeDriver for FuseNodes {
 }
 
 /// Returns the server's half.
-pub fn door(config: DoorConfig) -> Arc<FuseDoor> {
+///
+/// # Errors
+/// [`Error::Unsupported`] for zones.
+pub fn door(config: DoorConfig) -> Result<Arc<FuseDoor>> {
+    let device = config.device(Driver::Fuse)?;
     let left = match config.left {
         Some(Connection::Fuse(negotiated)) => {
             Some(LeftConnection { devices: config.descriptors, negotiated })
@@ -147,13 +155,13 @@ pub fn door(config: DoorConfig) -> Arc<FuseDoor> {
         _ => None,
     };
     let config = FuseConfig {
-        device: config.device,
+        device,
         path: config.volume,
         read_only: false,
         allow_other: false,
         stop_limit: STOP_LIMIT,
     };
-    Arc::new(FuseDoor::held(config, left))
+    Ok(Arc::new(FuseDoor::held(config, left)))
 }
 
 impl AttachedDoor for Arc<FuseDoor> {

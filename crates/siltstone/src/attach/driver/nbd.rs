@@ -4,7 +4,7 @@
 use super::super::folder::OWNER_ONLY;
 use super::super::handover::{Connection, Ready};
 use super::super::node::claim;
-use super::{AttachedDoor, DoorConfig, NodeDriver, NodeRequest, OpenConnection};
+use super::{AttachedDoor, DoorConfig, Driver, NodeDriver, NodeRequest, OpenConnection, no_zones};
 use block::{Call, Error, Result};
 use doors::nbd::client::connect_for_kernel;
 use doors::nbd::door::NbdDoor;
@@ -41,6 +41,10 @@ fn disconnect_all(volume: &Path) -> Result<()> {
 impl NodeDriver for NbdNodes {
     fn check(&self) -> Result<()> {
         kernel::check()
+    }
+
+    fn check_zoned(&self) -> Result<()> {
+        Err(no_zones(Driver::Nbd))
     }
 
     fn passes_descriptors_on(&self) -> bool {
@@ -123,14 +127,10 @@ pub struct NbdAttachedDoor {
 /// Returns the server's half.
 ///
 /// # Errors
-/// Those of [`NbdDoor::new`].
+/// [`Error::Unsupported`] for zones; those of [`NbdDoor::new`].
 pub fn door(config: DoorConfig) -> Result<NbdAttachedDoor> {
-    let export = ExportConfig {
-        name: config.name,
-        description: String::new(),
-        device: config.device,
-        read_only: false,
-    };
+    let device = config.device(Driver::Nbd)?;
+    let export = ExportConfig { name: config.name, description: String::new(), device, read_only: false };
     let door = NbdDoor::new(ServerConfig {
         address: Address::Unix(socket(&config.volume)),
         access: Access::with_mode(OWNER_ONLY),

@@ -35,6 +35,11 @@ impl NodeDriver for UblkNodes {
         }
     }
 
+    fn check_zoned(&self) -> Result<()> {
+        self.check()?;
+        control::check_zoned()
+    }
+
     fn sets_sector_size(&self) -> bool {
         false
     }
@@ -66,7 +71,7 @@ pub fn door(config: DoorConfig) -> Arc<UblkDoor> {
     let left = config.left.and_then(|left| id(&left).ok());
     let config = UblkConfig {
         name: config.name,
-        device: config.device,
+        backing: config.backing,
         id: None,
         read_only: false,
         stop_limit: STOP_LIMIT,

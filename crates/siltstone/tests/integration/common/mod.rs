@@ -58,5 +58,6 @@ pub fn files(folder: &str, ending: &str) -> Vec<std::path::PathBuf> {
 
 /// Whether a TOML file is a stack rather than a plan.
 pub fn is_stack(path: &Path) -> bool {
-    std::fs::read_to_string(path).unwrap().contains("\n[device.")
+    let text = std::fs::read_to_string(path).unwrap();
+    ["\n[device.", "\n[zones."].iter().any(|section| text.contains(section))
 }

@@ -1,0 +1,304 @@
+//! Check of a store that nothing has open: its manifest, and every block and entry of every table. Nothing is written.
+//!
+//! The result is a list of problems, bounded in length. Damage of the medium is such a problem. Writes that are in no table yet have been checked by their
+//! records when they were replayed.
+//!
+//! Left to others: what is inside a table (`table::verify`), and repair.
+
+use crate::core::Found as FoundShard;
+use crate::entry::Sequence;
+use crate::manifest::{Extent, TableId, TableMeta};
+use crate::recovery::{Replayed, replay_all};
+use crate::table::{Block, BlockHandle, FOOTER_BYTES, Source, Verified, verify};
+use block::{Buffer, Error, Result, ZoneIndex, ZoneState, Zones};
+use logkit::Layout;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Bytes that are read at a time.
+const READ_BYTES: u64 = 512 << 10;
+/// Number of problems that are described, unless the caller says otherwise.
+pub const MOST_PROBLEMS: usize = 100;
+
+/// A problem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Shard and number of the table; `None` for a problem of the store.
+    pub table: Option<(u16, TableId)>,
+    /// What is wrong.
+    pub detail: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.table {
+            Some((shard, table)) => write!(formatter, "shard {shard}, table {table}: {}", self.detail),
+            None => formatter.write_str(&self.detail),
+        }
+    }
+}
+
+/// Result of a check.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// The first problems.
+    pub problems: Vec<Problem>,
+    /// Number of further problems.
+    pub further: u64,
+    /// Shards.
+    pub shards: u64,
+    /// Tables.
+    pub tables: u64,
+    /// Bytes of tables.
+    pub bytes: u64,
+    /// Blocks of tables that are sound.
+    pub blocks: u64,
+    /// Entries in them.
+    pub entries: u64,
+    /// Those that are tombstones.
+    pub tombstones: u64,
+    /// Bytes of writes that are in no table yet.
+    pub log_bytes: u64,
+    /// Whether the store was closed cleanly.
+    pub is_clean: bool,
+    most: usize,
+}
+
+impl Report {
+    /// Whether the check found no problems.
+    pub fn is_sound(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn note(&mut self, table: Option<(u16, TableId)>, detail: impl Into<String>) {
+        match self.problems.len() < self.most {
+            true => self.problems.push(Problem { table, detail: detail.into() }),
+            false => self.further += 1,
+        }
+    }
+}
+
+/// The blocks of a table, read in large pieces.
+struct Medium<'a> {
+    zones: &'a dyn Zones,
+    layout: &'a Layout,
+    extents: &'a [Extent],
+    length: u64,
+    /// What was read last, and where it begins.
+    window: RefCell<(u64, Vec<u8>)>,
+}
+
+impl Medium<'_> {
+    /// Reads whole blocks of the log from a block of the table on: up to `end`, or to where the table goes on elsewhere.
+    async fn read_blocks(&self, first: u32, end: u32) -> Result<Vec<u8>> {
+        let beyond = || Error::corrupt(format!("block {first} of the log is beyond the table's end"));
+        let found = self.extents.partition_point(|extent| extent.end() <= first);
+        let extent = self.extents.get(found).filter(|extent| extent.first <= first).ok_or_else(beyond)?;
+        let place = extent.place.after(first - extent.first);
+        let blocks = extent.end().min(end) - first;
+        let address = self.layout.address(place.zone, place.position);
+        let (outcome, buffer) =
+            self.zones.read(address, Buffer::new(blocks as usize * self.layout.block_bytes())).await;
+        outcome
+            .map_err(|error| error.in_context(format!("zone {}, block {}", place.zone, place.position)))?;
+        Ok(buffer.filled().to_vec())
+    }
+
+    async fn bytes(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
+        let from_window = || {
+            let window = self.window.borrow();
+            let from = usize::try_from(offset.checked_sub(window.0)?).ok()?;
+            window.1.get(from..from.checked_add(length)?).map(<[u8]>::to_vec)
+        };
+        if let Some(bytes) = from_window() {
+            return Ok(bytes);
+        }
+        let block = self.layout.block_size.bytes();
+        let wanted = (length as u64 + block).max(READ_BYTES);
+        let first = (offset / block) as u32;
+        let end = (offset + wanted).min(self.length.next_multiple_of(block)).div_ceil(block) as u32;
+        let needed = (offset + length as u64).div_ceil(block) as u32;
+        let (mut window, mut at) = (Vec::new(), first);
+        while at < needed {
+            let read = self.read_blocks(at, end.max(needed)).await?;
+            at += self.layout.blocks_in(read.len() as u64) as u32;
+            window.extend(read);
+        }
+        self.window.replace((u64::from(first) * block, window));
+        from_window().ok_or_else(|| Error::corrupt("a block of the table is beyond its end"))
+    }
+}
+
+impl Source for Medium<'_> {
+    async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
+        let stored =
+            self.bytes(handle.offset, handle.length as usize).await.map_err(|error| match error {
+                Error::Corrupt(_) | Error::Io(_) => {
+                    error.in_context(format!("table block at {}", handle.offset))
+                }
+                other => other,
+            })?;
+        Ok(Arc::new(Block::decode(&stored, handle)?))
+    }
+}
+
+/// Checks the store on zones that nothing has open. `progress` gets the bytes of tables that were read, and those of all.
+///
+/// # Errors
+/// [`Error::Protocol`] for zones without a store; errors other than damage and failed reads.
+pub async fn check(zones: &dyn Zones, most_problems: usize, progress: &dyn Fn(u64, u64)) -> Result<Report> {
+    let mut report = Report { most: most_problems.max(1), ..Report::default() };
+    let (opening, Replayed { shards, .. }) = match replay_all(zones).await {
+        Ok(found) => found,
+        Err(error @ (Error::Corrupt(_) | Error::Io(_))) => {
+            report.note(None, format!("the log or the manifest can't be read: {error}"));
+            return Ok(report);
+        }
+        Err(error) => return Err(error),
+    };
+    report.is_clean = opening.root.clean;
+    report.shards = shards.len() as u64;
+    check_extents(zones, &opening.layout, &opening.pool, &shards, &mut report).await?;
+    let all: u64 =
+        shards.iter().flat_map(|shard| &shard.manifest.tables).map(|table| table.summary.length).sum();
+    for (shard, found) in (0..).zip(&shards) {
+        report.log_bytes += found.writes.iter().map(|(bytes, ..)| bytes.len() as u64).sum::<u64>();
+        check_levels(shard, found, &mut report);
+        for table in &found.manifest.tables {
+            progress(report.bytes, all);
+            let verified = check_table(zones, &opening.layout, shard, table, &mut report).await?;
+            report.tables += 1;
+            report.bytes += table.summary.length;
+            report.blocks += verified.blocks;
+            report.entries += verified.entries;
+            report.tombstones += verified.tombstones;
+        }
+    }
+    progress(all, all);
+    Ok(report)
+}
+
+async fn check_table(
+    zones: &dyn Zones,
+    layout: &Layout,
+    shard: u16,
+    table: &TableMeta,
+    report: &mut Report,
+) -> Result<Verified> {
+    let summary = &table.summary;
+    let window = RefCell::new((0, Vec::new()));
+    let medium = Medium { zones, layout, extents: &table.extents, length: summary.length, window };
+    let footer = match summary.length.checked_sub(FOOTER_BYTES as u64) {
+        Some(at) => medium.bytes(at, FOOTER_BYTES).await.and_then(|bytes| {
+            bytes.as_slice().try_into().map_err(|_| Error::corrupt("the footer is incomplete"))
+        }),
+        None => Err(Error::corrupt(format!("a length of {} bytes", summary.length))),
+    };
+    verify(&medium, summary, footer, &mut |detail| report.note(Some((shard, table.id)), detail)).await
+}
+
+/// Looks for tables of a level below level 0 that overlap, and for sequences that were never given.
+fn check_levels(shard: u16, found: &FoundShard, report: &mut Report) {
+    let mut levels: BTreeMap<u8, Vec<&TableMeta>> = BTreeMap::new();
+    let newest: Sequence = found.manifest.flushed.sequence;
+    for table in &found.manifest.tables {
+        levels.entry(table.level).or_default().push(table);
+        let largest = table.summary.largest_sequence;
+        if largest > newest {
+            report.note(
+                Some((shard, table.id)),
+                format!("sequence {largest}; the newest in tables is {newest}"),
+            );
+        }
+        if table.id >= found.manifest.next_table {
+            report.note(
+                Some((shard, table.id)),
+                format!("its number; expected less than {}", found.manifest.next_table),
+            );
+        }
+    }
+    for (level, tables) in levels.iter_mut().filter(|(level, _)| **level > 0) {
+        tables.sort_by(|a, b| a.summary.smallest.cmp(&b.summary.smallest));
+        for pair in tables.windows(2) {
+            let (first, second) = (&pair[0].summary, &pair[1].summary);
+            let overlaps = match first.largest_excluded {
+                true => first.largest > second.smallest,
+                false => first.largest >= second.smallest,
+            };
+            if overlaps {
+                let detail = format!("overlaps table {} of level {level}", pair[0].id);
+                report.note(Some((shard, pair[1].id)), detail);
+            }
+        }
+    }
+}
+
+/// Looks for blocks of tables that are in no written zone, that two tables have, or that a table lacks; compares the blocks of each zone with what was
+/// written to it.
+async fn check_extents(
+    zones: &dyn Zones,
+    layout: &Layout,
+    pool: &logkit::ZonePool,
+    shards: &[FoundShard],
+    report: &mut Report,
+) -> Result<()> {
+    let reports = zones.report(ZoneIndex(0), layout.zones).await?;
+    let mut all: Vec<(u32, u32, u32, (u16, TableId))> = Vec::new();
+    for (shard, found) in (0..).zip(shards) {
+        for table in &found.manifest.tables {
+            let own = (shard, table.id);
+            let blocks = table.extents.last().map_or(0, Extent::end);
+            let expected = table.summary.length.div_ceil(layout.block_size.bytes());
+            if u64::from(blocks) != expected {
+                report.note(
+                    Some(own),
+                    format!(
+                        "{blocks} blocks of the log; expected {expected}, for {} bytes",
+                        table.summary.length
+                    ),
+                );
+            }
+            for extent in &table.extents {
+                all.push((extent.place.zone, extent.place.position, extent.blocks, own));
+            }
+        }
+    }
+    all.sort_unstable();
+    let mut live: BTreeMap<u32, u64> = BTreeMap::new();
+    for (zone, position, blocks, own) in &all {
+        *live.entry(*zone).or_default() += u64::from(*blocks);
+        let Some(state) = reports.get(*zone as usize) else { continue };
+        let end = u64::from(*position) + u64::from(*blocks);
+        let is_written = state.state != ZoneState::Empty && end <= layout.blocks_in(state.write_pointer);
+        if state.state == ZoneState::Offline {
+            report.note(Some(*own), format!("{blocks} blocks are in zone {zone}, which is offline"));
+        } else if !is_written {
+            let written = layout.blocks_in(state.write_pointer);
+            report.note(
+                Some(*own),
+                format!("blocks {position} to {end} of zone {zone}, of which {written} blocks are written"),
+            );
+        }
+    }
+    for pair in all.windows(2) {
+        let ((zone, position, blocks, own), (next_zone, next, _, other)) = (pair[0], pair[1]);
+        if zone == next_zone && position + blocks > next {
+            report.note(
+                Some(other),
+                format!("block {next} of zone {zone} is one of shard {}, table {}, too", own.0, own.1),
+            );
+        }
+    }
+    for (zone, blocks) in live {
+        let known = pool.get(zone);
+        if blocks > u64::from(known.written) {
+            report.note(
+                None,
+                format!("zone {zone}: tables have {blocks} blocks; {} were written", known.written),
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! Compaction of a whole shard on request: all tables are merged down to the last level, which drops what was overwritten or deleted.
+//!
+//! It goes level by level and table by table, so it needs no more free space than a job of a policy. Tables that are flushed meanwhile stay where they are.
+
+use crate::core::Core;
+use crate::manifest::TableId;
+use crate::policy::{Job, Reason, Tree};
+use block::{Error, Result};
+use std::rc::Rc;
+
+/// A merge of tables of a level into the next one, which overlap a range.
+fn job(tree: &Tree<'_>, level: usize, inputs: Vec<TableId>, (smallest, largest): (&[u8], &[u8])) -> Job {
+    let target = level + 1;
+    let overlapped = &tree.level(target)[tree.overlapping(target, smallest, largest)];
+    let overlapped = overlapped.iter().map(|table| table.id).collect();
+    Job { level, inputs, target, overlapped, reason: Reason::Size, is_trivial_move: false }
+}
+
+/// The next merge of a compaction down to `last`, of tables numbered below `end` in level 0; `None` if only the last level has any.
+fn next(tree: &Tree<'_>, last: usize, end: TableId) -> Option<Job> {
+    let old = || tree.level(0).iter().filter(|table| table.id < end);
+    if let Some(smallest) = old().map(|table| table.smallest).min() {
+        let largest = old().map(|table| table.largest).max().unwrap_or(smallest);
+        return Some(job(tree, 0, old().map(|table| table.id).collect(), (smallest, largest)));
+    }
+    let level = (1..last).find(|level| !tree.level(*level).is_empty())?;
+    let first = tree.level(level).first()?;
+    Some(job(tree, level, vec![first.id], (first.smallest, first.largest)))
+}
+
+impl Core {
+    /// Merges all tables of this shard down to the last level, buffers included.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`] where the store is closed meanwhile.
+    pub(crate) async fn compact_all(self: &Rc<Self>) -> Result<()> {
+        self.settle().await?;
+        self.flush_buffers().await?;
+        let _alone = self.compacting.acquire(1).await;
+        let (last, end) = self.with_tree(|tree| {
+            let newest = tree.level(0).iter().map(|table| table.id).max();
+            (tree.last().max(1), newest.map_or(0, |newest| newest + 1))
+        });
+        while let Some(job) = self.with_tree(|tree| next(tree, last, end)) {
+            self.check_compacts()?;
+            self.compact(&job).await?;
+        }
+        // Tombstones come to the last level without a merge where a table was moved there as it is.
+        let now = crate::batch::now();
+        let deletes = self.with_tree(|tree| {
+            let is_due = |table: &&crate::policy::TableView<'_>| {
+                table.oldest_tombstone.is_some_and(|time| time <= now) && !table.is_held
+            };
+            tree.level(last).iter().filter(is_due).map(|table| table.id).collect::<Vec<TableId>>()
+        });
+        for table in deletes {
+            self.check_compacts()?;
+            let (inputs, overlapped) = (vec![table], Vec::new());
+            let job = Job {
+                level: last,
+                inputs,
+                target: last,
+                overlapped,
+                reason: Reason::Size,
+                is_trivial_move: false,
+            };
+            self.compact(&job).await?;
+        }
+        Ok(())
+    }
+
+    fn check_compacts(&self) -> Result<()> {
+        match self.kit.failure() {
+            Some(error) => Err(error),
+            None if self.kit.is_closing() => Err(Error::closed("the store is closed")),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::TableView;
+
+    fn table(id: TableId, smallest: &'static str, largest: &'static str) -> TableView<'static> {
+        TableView {
+            id,
+            bytes: 1,
+            smallest: smallest.as_bytes(),
+            largest: largest.as_bytes(),
+            entries: 1,
+            tombstones: 0,
+            oldest_tombstone: None,
+            is_held: false,
+            garbage: 0.0,
+        }
+    }
+
+    #[test]
+    fn old_tables_of_level_0_go_first_then_each_level_table_by_table() {
+        let mut tree = Tree {
+            levels: vec![
+                vec![table(9, "a", "z"), table(8, "c", "d"), table(7, "b", "b")],
+                vec![table(1, "a", "a"), table(2, "b", "c"), table(3, "d", "f"), table(4, "g", "h")],
+                vec![table(5, "c", "d"), table(6, "h", "z")],
+            ],
+        };
+        let found =
+            |tree: &Tree<'_>| next(tree, 2, 9).map(|job| (job.level, job.inputs, job.target, job.overlapped));
+        assert_eq!(found(&tree), Some((0, vec![8, 7], 1, vec![2, 3])), "9 is newer");
+        tree.levels[0].clear();
+        assert_eq!(found(&tree), Some((1, vec![1], 2, vec![])), "nothing overlaps it");
+        tree.levels[1].drain(..1);
+        assert_eq!(found(&tree), Some((1, vec![2], 2, vec![5])));
+        tree.levels[1].clear();
+        assert_eq!(found(&tree), None);
+    }
+}

@@ -1,0 +1,358 @@
+//! A client of a server of this store: for the verbs of the command line, one request after the other.
+//!
+//! Replies are parsed without I/O by [`parse`]. It never panics and holds no more than the bytes that have arrived, of which a reply has at most
+//! [`MOST_REPLY_BYTES`].
+
+use super::store::{Range, Stored};
+use block::{Buffer, Data, Error, Result, Status};
+use runtime::net::{Address, Stream};
+use serde_json::Value;
+use std::time::Duration;
+
+/// Largest reply, in bytes.
+pub const MOST_REPLY_BYTES: usize = 512 << 20;
+/// Deepest nesting of arrays.
+const DEEPEST: usize = 8;
+/// Longest line: a length, or a text.
+const LONGEST_LINE: usize = 64 << 10;
+const RECEIVED_BYTES: usize = 256 << 10;
+
+/// A reply of RESP 2.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// A text such as `OK`.
+    Simple(String),
+    /// An error: a code and a text.
+    Error(String),
+    /// A number.
+    Integer(i64),
+    /// Bytes; `None` for null.
+    Bulk(Option<Vec<u8>>),
+    /// Replies.
+    Array(Vec<Reply>),
+}
+
+fn wrong(what: &str) -> Error {
+    Error::protocol(format!("reply of the server: {what}; expected one of RESP 2"))
+}
+
+/// Reads a line and its end from the front of bytes; `None` while it is incomplete.
+fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
+    let Some(end) = bytes.windows(2).take(LONGEST_LINE).position(|pair| pair == b"\r\n") else {
+        return match bytes.len() > LONGEST_LINE {
+            true => Err(wrong("a line is too long")),
+            false => Ok(None),
+        };
+    };
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| wrong("a line isn't UTF-8"))?;
+    Ok(Some((text, end + 2)))
+}
+
+/// Parses the reply at the front of bytes; `None` while it is incomplete. Returns its length, too.
+///
+/// # Errors
+/// [`Error::Protocol`] for bytes that aren't a reply of RESP 2, and for one that is too large.
+pub fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>> {
+    parse_at(bytes, DEEPEST)
+}
+
+fn parse_at(bytes: &[u8], depth: usize) -> Result<Option<(Reply, usize)>> {
+    let Some((kind, rest)) = bytes.split_first() else { return Ok(None) };
+    let Some((text, taken)) = line(rest)? else { return Ok(None) };
+    let number = || text.parse::<i64>().map_err(|_| wrong("a number is invalid"));
+    let begin = 1 + taken;
+    let reply = match kind {
+        b'+' => Reply::Simple(text.to_owned()),
+        b'-' => Reply::Error(text.to_owned()),
+        b':' => Reply::Integer(number()?),
+        b'$' => match number()? {
+            -1 => Reply::Bulk(None),
+            length => {
+                let length = usize::try_from(length).ok().filter(|length| *length <= MOST_REPLY_BYTES);
+                let end = begin + length.ok_or_else(|| wrong("a length is out of range"))?;
+                if bytes.len() < end + 2 {
+                    return Ok(None);
+                }
+                if &bytes[end..end + 2] != b"\r\n" {
+                    return Err(wrong("bytes aren't followed by a line end"));
+                }
+                return Ok(Some((Reply::Bulk(Some(bytes[begin..end].to_vec())), end + 2)));
+            }
+        },
+        b'*' => {
+            let count =
+                usize::try_from(number()?).ok().filter(|count| *count <= MOST_REPLY_BYTES && depth > 0);
+            let count = count.ok_or_else(|| wrong("an array is too long or nested too deeply"))?;
+            let (mut replies, mut at) = (Vec::new(), begin);
+            for _ in 0..count {
+                let Some((reply, taken)) = parse_at(&bytes[at..], depth - 1)? else { return Ok(None) };
+                replies.push(reply);
+                at += taken;
+            }
+            return Ok(Some((Reply::Array(replies), at)));
+        }
+        other => return Err(wrong(&format!("it begins with byte {other:#04x}"))),
+    };
+    Ok(Some((reply, begin)))
+}
+
+/// A connection to a server.
+pub struct Client {
+    stream: Stream,
+    address: Address,
+    received: Vec<u8>,
+}
+
+impl Client {
+    /// Connects to the server of a store.
+    ///
+    /// # Errors
+    /// Those of connecting; [`Error::Protocol`] for a server of something else.
+    pub async fn connect(address: &Address) -> Result<Client> {
+        let stream = Stream::connect(address).await?;
+        let mut client = Client { stream, address: address.clone(), received: Vec::new() };
+        match client.ask(&[b"INFO", b"server"]).await? {
+            Reply::Bulk(Some(text)) if String::from_utf8_lossy(&text).contains("siltstone_version:") => {
+                Ok(client)
+            }
+            _ => Err(Error::protocol(format!("the server at {address} isn't one of siltstone"))),
+        }
+    }
+
+    /// Address of the server.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Sends a command and returns its reply.
+    ///
+    /// # Errors
+    /// The error that the server replies; [`Error::Disconnected`]; errors of the connection.
+    pub async fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
+        let mut command = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            command.extend(format!("${}\r\n", word.len()).as_bytes());
+            command.extend_from_slice(word);
+            command.extend(b"\r\n");
+        }
+        self.stream.send(Data::copy_of(&command).into()).await.0?;
+        loop {
+            if let Some((reply, length)) = parse(&self.received)? {
+                self.received.drain(..length);
+                return match reply {
+                    Reply::Error(text) => Err(error(&text)),
+                    reply => Ok(reply),
+                };
+            }
+            if self.received.len() > MOST_REPLY_BYTES {
+                return Err(wrong("it is too large"));
+            }
+            let (outcome, buffer) = self.stream.receive(Buffer::new(RECEIVED_BYTES)).await;
+            if outcome? == 0 {
+                return Err(Error::disconnected(format!(
+                    "the server at {} has closed the connection",
+                    self.address
+                )));
+            }
+            self.received.extend_from_slice(buffer.filled());
+        }
+    }
+
+    async fn ask_ok(&mut self, words: &[&[u8]]) -> Result<()> {
+        match self.ask(words).await? {
+            Reply::Simple(_) => Ok(()),
+            _ => Err(wrong("not a text")),
+        }
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask), for all methods.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Stored>> {
+        let range =
+            Range { from: key.to_vec(), to: Some([key, &[0]].concat()), is_backward: false, limit: 1 };
+        Ok(self.scan(&range, false).await?.pop().map(|(_, stored)| stored))
+    }
+
+    /// Sets a key, for a time if there is one.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub async fn put(&mut self, key: &[u8], value: &[u8], expires_in: Option<Duration>) -> Result<()> {
+        let Some(time) = expires_in else { return self.ask_ok(&[b"SET", key, value]).await };
+        let time = time.as_millis().max(1).to_string();
+        self.ask_ok(&[b"SET", key, value, b"PX", time.as_bytes()]).await
+    }
+
+    /// Deletes a key; returns whether it existed.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub async fn delete(&mut self, key: &[u8]) -> Result<bool> {
+        match self.ask(&[b"DEL", key]).await? {
+            Reply::Integer(count) => Ok(count > 0),
+            _ => Err(wrong("not a number")),
+        }
+    }
+
+    /// The next keys of a range, with their values unless `only_keys`; none if there are no more.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub async fn scan(&mut self, range: &Range, only_keys: bool) -> Result<Vec<(Vec<u8>, Stored)>> {
+        let limit = range.limit.to_string();
+        let mut words: Vec<&[u8]> = vec![b"KV.SCAN", b"FROM", &range.from, b"LIMIT", limit.as_bytes()];
+        if let Some(to) = &range.to {
+            words.extend([b"TO", to.as_slice()]);
+        }
+        if range.is_backward {
+            words.push(b"REVERSE");
+        }
+        if only_keys {
+            words.push(b"KEYS");
+        }
+        let Reply::Array(replies) = self.ask(&words).await? else { return Err(wrong("not an array")) };
+        let mut replies = replies.into_iter();
+        let mut pairs = Vec::new();
+        while let Some(key) = replies.next() {
+            let Reply::Bulk(Some(key)) = key else { return Err(wrong("not a key")) };
+            let stored = match only_keys {
+                true => Stored { value: Data::copy_of(&[]), expires: None },
+                false => match (replies.next(), replies.next()) {
+                    (Some(Reply::Bulk(Some(value))), Some(Reply::Integer(expires))) => {
+                        Stored { value: Data::copy_of(&value), expires: u64::try_from(expires).ok() }
+                    }
+                    _ => return Err(wrong("a key without a value or a time")),
+                },
+            };
+            pairs.push((key, stored));
+        }
+        Ok(pairs)
+    }
+
+    /// Lets [`scan`](Self::scan) read what the store has now, as long as the connection lasts.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub async fn take_snapshot(&mut self) -> Result<()> {
+        self.ask_ok(&[b"KV.SNAPSHOT"]).await
+    }
+
+    /// Merges all tables.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub async fn compact(&mut self) -> Result<()> {
+        self.ask_ok(&[b"KV.COMPACT"]).await
+    }
+
+    /// Status of the store.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub async fn status(&mut self) -> Result<Status> {
+        match self.ask(&[b"INFO", b"store"]).await? {
+            Reply::Bulk(Some(text)) => Ok(parse_status(&String::from_utf8_lossy(&text))),
+            _ => Err(wrong("not a text")),
+        }
+    }
+}
+
+/// Error of an error reply.
+fn error(text: &str) -> Error {
+    match text.split_once(' ') {
+        Some(("READONLY", text)) => Error::read_only(text.to_owned()),
+        Some(("OOM", text)) => Error::no_space(text.to_owned()),
+        Some(("ERR", text)) => Error::io(text.to_owned()),
+        _ => Error::io(text.to_owned()),
+    }
+}
+
+/// Reads a section of `INFO` back: names of inner objects come before their own, after a dot.
+fn parse_status(text: &str) -> Status {
+    let mut status = Status::new();
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once(':') else { continue };
+        let is_text = !value.starts_with(|letter: char| letter.is_ascii_digit() || "-[{tfn".contains(letter));
+        let parsed = if is_text { None } else { serde_json::from_str::<Value>(value).ok() };
+        let value = parsed.unwrap_or_else(|| Value::from(value));
+        match name.split_once('.') {
+            None => drop(status.insert(name.to_owned(), value)),
+            Some((outer, inner)) => {
+                let entry = status.entry(outer).or_insert_with(|| Value::Object(Status::new()));
+                if let Some(object) = entry.as_object_mut() {
+                    object.insert(inner.to_owned(), value);
+                }
+            }
+        }
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn replies_are_parsed_once_they_are_complete() {
+        let all = b"+OK\r\n-ERR no\r\n:-7\r\n$3\r\na\r\n\r\n$-1\r\n*3\r\n$0\r\n\r\n*0\r\n:1\r\n";
+        let expected = [
+            Reply::Simple("OK".into()),
+            Reply::Error("ERR no".into()),
+            Reply::Integer(-7),
+            Reply::Bulk(Some(b"a\r\n".to_vec())),
+            Reply::Bulk(None),
+            Reply::Array(vec![Reply::Bulk(Some(Vec::new())), Reply::Array(Vec::new()), Reply::Integer(1)]),
+        ];
+        let mut at = 0;
+        for reply in expected {
+            let (found, length) = parse(&all[at..]).unwrap().unwrap();
+            assert_eq!(found, reply);
+            for cut in 0..length {
+                assert_eq!(parse(&all[at..at + cut]).unwrap(), None, "cut at {cut} of {reply:?}");
+            }
+            at += length;
+        }
+        assert_eq!(at, all.len());
+    }
+
+    #[test]
+    fn invalid_replies_are_errors() {
+        for bytes in [
+            &b"?\r\n"[..],
+            b":x\r\n",
+            b"$-2\r\n",
+            b"$1\r\nabc",
+            b"$999999999999\r\n",
+            b"*-1\r\n",
+            b"+\xFF\r\n",
+        ] {
+            assert!(matches!(parse(bytes), Err(Error::Protocol(_))), "{bytes:?}");
+        }
+        assert!(parse("*1\r\n".repeat(DEEPEST + 1).as_bytes()).is_err());
+        assert!(parse(&vec![b'+'; LONGEST_LINE + 2]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_parsed_without_panic(bytes in proptest::collection::vec(
+            prop_oneof![proptest::sample::select(&b"+-:$*\r\n0123"[..]), any::<u8>()], 0..60)) {
+            if let Ok(Some((_, length))) = parse(&bytes) {
+                prop_assert!(length <= bytes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_status_is_read_back() {
+        let text = "# Store\r\nshards:2\r\nlevels:[[{\"tables\":1}]]\r\ndelete_persistence.seconds:10.5\r\n\
+                    delete_persistence.reason:a zone\r\nname:nobody\r\n";
+        let expected = json!({
+            "shards": 2, "levels": [[{"tables": 1}]], "delete_persistence": {"seconds": 10.5, "reason": "a zone"}, "name": "nobody",
+        });
+        assert_eq!(Value::Object(parse_status(text)), expected);
+    }
+}

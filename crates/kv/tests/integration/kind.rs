@@ -1,0 +1,177 @@
+//! The kind `kv` in stacks: what is refused before anything is opened, and a store that is built, found again and checked.
+
+use block::{Call, Durable, EraseGuarantee, Error, ZoneGeometry};
+use kv::redis::store::Range;
+use runtime::Config;
+use stack::{Contract, Kind, Registry, Shape, Stack};
+use std::path::Path;
+
+/// Zones that promise nothing about what a reset leaves. They are planned only.
+static FORGETFUL: Kind = Kind {
+    name: "forgetful",
+    contract: Contract::Zones,
+    summary: "zones without an erase guarantee",
+    keys: &[],
+    messages: &[],
+    shareable: false,
+    example: "forgetful",
+    plan: |_| {
+        Ok(Shape::of_zones(ZoneGeometry {
+            zones: 64,
+            zone_size: 1 << 20,
+            zone_capacity: 1 << 20,
+            append_granularity: 4096,
+            read_granularity: 4096,
+            max_append: 256 << 10,
+            max_open: 14,
+            max_active: 14,
+            durable: Durable::OnFlush,
+            erase: EraseGuarantee::None,
+        }))
+    },
+    build: |_| Call::ready(Err(Error::unsupported("zones that are planned only"))),
+};
+
+fn registry() -> Registry {
+    Registry::new(vec![&disks::ram::KIND, &disks::file::KIND, &zns::KIND, &FORGETFUL, &kv::KIND])
+}
+
+/// The problems of a stack that is to be formatted; empty if there are none.
+fn problems(line: &str) -> String {
+    let stack = match Stack::from_line("line", line, &registry()) {
+        Ok(stack) => stack,
+        Err(problems) => return problems.to_string(),
+    };
+    match stack.with_base_directory(Path::new("/srv")).check(true) {
+        Ok(_) => String::new(),
+        Err(problems) => problems.to_string(),
+    }
+}
+
+const ZNS: &str = "zns-emulator(zones=32, zone_size=4MiB)";
+
+#[test]
+fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
+    for (keys, expected) in [
+        ("listen=\"unix:kv.sock\"", ""),
+        ("listen=\"127.0.0.1:6379\", acknowledge=flushed, compression=none", ""),
+        ("listen=\"0.0.0.0:6379\", allow_remote=true", ""),
+        (
+            "listen=\"0.0.0.0:6379\"",
+            "there is no authentication; expected a unix socket or a loopback address",
+        ),
+        ("listen=\"somewhere\"", "expected unix:PATH or IP:PORT"),
+        ("allow_remote=true", "allow_remote without listen; expected both"),
+        ("zone_size=4MiB", "the store is on zones, which have a size; expected no zone_size"),
+        ("shards=6", ""),
+        ("shards=7", "32 zones are too few for a store of 7 shards; expected at least 36"),
+        ("shards=0", "expected a whole number from 1 to 256"),
+        ("acknowledge=sometimes", "It takes buffered, written, flushed"),
+        ("acknowlege=flushed", "acknowledge"),
+        ("compaction=tiered", "It takes saturation, fade, zap"),
+        ("placement=anywhere", "It takes lifetime, zap"),
+        ("buffer=4KiB", "buffer 4KiB: expected at least 64KiB, 64KiB for each of 1 shards"),
+        ("table_size=4KiB", "table_size 4KiB: expected 16KiB to 1GiB"),
+        ("table_size=2MiB, level_size=1MiB", "level_size 1MiB: expected at least table_size, 2MiB"),
+        ("multiplier=1", "expected a whole number from 2 to 100"),
+        ("delete_persistence=\"10m\"", ""),
+        ("delete_persistence=\"10m\", erase=erased", ""),
+        (
+            "delete_persistence=\"10m\", erase=key",
+            "erase \"key\": a reset of these zones gives at most \"erased\"",
+        ),
+        ("delete_persistence=\"10m\", compaction=fade", ""),
+        (
+            "delete_persistence=\"10m\", compaction=saturation",
+            "compaction \"saturation\" knows no deadline; expected fade or zap",
+        ),
+        ("delete_persistence=\"1ms\"", "expected at least 10 ms"),
+        ("erase=erased", "erase without delete_persistence has no effect; expected both"),
+    ] {
+        let found = problems(&format!("kv({ZNS}, {keys})"));
+        assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{keys}: {found}");
+    }
+    let found = problems("kv(forgetful, delete_persistence=\"10m\")");
+    assert!(found.contains("a reset of these zones gives no guarantee that data is gone"), "{found}");
+    assert_eq!(problems("kv(forgetful, delete_persistence=\"10m\", erase=none)"), "");
+    assert_eq!(
+        problems(
+            "kv(zns-emulator(zones=32, zone_size=4MiB, encrypted=true), delete_persistence=\"10m\", erase=key)"
+        ),
+        ""
+    );
+    assert_eq!(problems("kv(ram(size=64MiB), zone_size=1MiB)"), "");
+}
+
+#[test]
+fn a_store_is_made_found_again_with_its_shards_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let main = move || async move {
+        let plan = |keys: &str, format: bool| {
+            let line = format!("kv(file(disk.img, size=64MiB){keys})");
+            let stack =
+                Stack::from_line("line", &line, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
+            stack.with_base_directory(&path).check(format).unwrap_or_else(|wrong| panic!("{wrong}"))
+        };
+        // A door without an address is open and serves nobody.
+        let built = plan(", shards=2", true).build().await.unwrap();
+        built.start().await.unwrap();
+        let (name, door) = built.doors().next().unwrap();
+        assert!(door.addresses().is_empty());
+        let status = built.status().await;
+        assert_eq!(status["doors"][name]["shards"], 2);
+        built.close().await.unwrap();
+        drop(built);
+
+        let wrong = plan(", shards=3", false).build().await.unwrap_err().to_string();
+        assert!(wrong.contains("shards 3: the existing store has 2; leave the key out"), "{wrong}");
+        let plan = plan("", false);
+        let (below, arguments) = plan.build_below_door("top").await.unwrap();
+        let store = kv::kind::open(&arguments).await.unwrap();
+        store.put(b"key", b"value").await.unwrap();
+        let found = kv::redis::store::Store::scan(&store, None, Range::from(Vec::new(), 10)).await.unwrap();
+        assert_eq!(found.len(), 1);
+        store.close().await.unwrap();
+        assert!(kv::kind::contents(&arguments).await.unwrap().unwrap().contains("zones that aren't empty"));
+        let zones = kv::kind::zones_to_read(&arguments).await.unwrap().open().await.unwrap();
+        let report = kv::check::check(&*zones, 10, &|_, _| {}).await.unwrap();
+        assert!(report.is_sound() && report.is_clean, "{report:?}");
+        assert_eq!((report.shards, report.tables, report.entries), (2, 1, 1));
+        drop((zones, arguments));
+        below.close().await.unwrap();
+    };
+    runtime::run(Config::default().with_shards(2), main).unwrap();
+}
+
+#[test]
+fn storage_without_a_store_is_refused_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let main = move || async move {
+        let open = async |line: &str| {
+            let stack = Stack::from_line("line", line, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let plan =
+                stack.with_base_directory(&path).check(false).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let (below, arguments) = plan.build_below_door("top").await.unwrap();
+            let empty = kv::kind::contents(&arguments).await.unwrap();
+            let error = kv::kind::open(&arguments).await.unwrap_err();
+            drop(arguments);
+            below.close().await.unwrap();
+            (empty, error)
+        };
+        for line in
+            ["kv(file(disk.img, size=64MiB))", "kv(zns-emulator(drive.zns, zones=32, zone_size=4MiB))"]
+        {
+            let (empty, error) = open(line).await;
+            assert_eq!(empty, None);
+            assert!(
+                matches!(&error, Error::Protocol(text) if text.contains("siltstone kv serve STACK --format")),
+                "{error}"
+            );
+        }
+        std::fs::write(path.join("disk.img"), vec![b'x'; 64 << 20]).unwrap();
+        assert!(open("kv(file(disk.img))").await.0.is_some(), "it isn't empty");
+    };
+    runtime::run(Config::default(), main).unwrap();
+}

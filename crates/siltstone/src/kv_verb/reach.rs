@@ -1,0 +1,277 @@
+//! The store of a stack: through its server if it is being served, else opened for the verb and closed again.
+
+use crate::arguments::KvStore;
+use crate::failure::Failure;
+use crate::kinds::registry;
+use crate::lifted;
+use crate::load;
+use crate::output::say;
+use block::{Error, Result, Status};
+use kv::redis::client::Client;
+use kv::redis::store::{Range, Store as _, Stored, Write};
+use kv::store::Snapshot;
+use kv::{Store, Update};
+use runtime::Config;
+use runtime::net::Address;
+use stack::{Part, Plan, Stack, Value};
+use std::path::Path;
+use std::time::Duration;
+
+/// Bytes of a batch of writes.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// A store.
+pub enum Reached {
+    /// One that this process has opened, with the snapshot that scans read.
+    Own(Box<Store>, Option<Snapshot>),
+    /// One that another process serves.
+    Served(Box<Client>),
+}
+
+impl Reached {
+    /// The value of a key.
+    pub async fn get(&mut self, key: &[u8]) -> Result<Option<Stored>> {
+        match self {
+            Reached::Own(store, _) => kv::redis::store::Store::get(&**store, key).await,
+            Reached::Served(client) => client.get(key).await,
+        }
+    }
+
+    /// Sets a key, for a time if there is one.
+    pub async fn put(&mut self, key: &[u8], value: &[u8], expires_in: Option<Duration>) -> Result<()> {
+        match self {
+            Reached::Own(store, _) => {
+                let Some(time) = expires_in else { return store.put(key, value).await };
+                let expires = (runtime::wall_clock() + time).as_millis() as u64;
+                store.put_until(key, value, expires).await
+            }
+            Reached::Served(client) => client.put(key, value, expires_in).await,
+        }
+    }
+
+    /// Deletes a key; returns whether it existed.
+    pub async fn delete(&mut self, key: &[u8]) -> Result<bool> {
+        match self {
+            Reached::Own(store, _) => {
+                let delete =
+                    |found: Option<kv::Stored>| (found.is_some().then_some(Update::Delete), found.is_some());
+                Store::update(store, key, delete).await
+            }
+            Reached::Served(client) => client.delete(key).await,
+        }
+    }
+
+    /// The next keys of a range; none if there are no more.
+    pub async fn scan(&mut self, range: &Range, only_keys: bool) -> Result<Vec<(Vec<u8>, Stored)>> {
+        match self {
+            Reached::Own(store, snapshot) => {
+                kv::redis::store::Store::scan(&**store, snapshot.as_ref(), range.clone()).await
+            }
+            Reached::Served(client) => client.scan(range, only_keys).await,
+        }
+    }
+
+    /// Lets [`scan`](Self::scan) read what the store has now.
+    pub async fn take_snapshot(&mut self) -> Result<()> {
+        match self {
+            Reached::Own(store, snapshot) => {
+                *snapshot = Some(Store::snapshot(store).await?);
+                Ok(())
+            }
+            Reached::Served(client) => client.take_snapshot().await,
+        }
+    }
+
+    /// Merges all tables.
+    pub async fn compact(&mut self) -> Result<()> {
+        match self {
+            Reached::Own(store, _) => Store::compact(store).await,
+            Reached::Served(client) => client.compact().await,
+        }
+    }
+
+    /// Status of the store.
+    pub async fn status(&mut self) -> Result<Status> {
+        match self {
+            Reached::Own(store, _) => Store::status(store).await,
+            Reached::Served(client) => client.status().await,
+        }
+    }
+}
+
+/// Walks through a range of keys.
+pub struct Walk {
+    range: Range,
+    only_keys: bool,
+}
+
+impl Walk {
+    /// A walk through this range.
+    pub fn new(range: Range, only_keys: bool) -> Walk {
+        Walk { range, only_keys }
+    }
+
+    /// The next keys; none at the end.
+    pub async fn next(&mut self, store: &mut Reached) -> Result<Vec<(Vec<u8>, Stored)>> {
+        let page = store.scan(&self.range, self.only_keys).await?;
+        if let Some((last, _)) = page.last() {
+            match self.range.is_backward {
+                true => self.range.to = Some(last.clone()),
+                false => self.range.from = [last.as_slice(), &[0]].concat(),
+            }
+        }
+        Ok(page)
+    }
+}
+
+/// Copies all keys that a store's scans see to a new store; returns the numbers of keys and bytes.
+pub async fn copy(from: &mut Reached, to: &Store) -> Result<(u64, u64)> {
+    let mut walk = Walk::new(Range::from(Vec::new(), 1000), false);
+    let (mut keys, mut bytes) = (0, 0);
+    loop {
+        let page = walk.next(from).await?;
+        if page.is_empty() {
+            return Ok((keys, bytes));
+        }
+        let (mut writes, mut size) = (Vec::new(), 0);
+        for (key, Stored { value, expires }) in page {
+            (keys, bytes) = (keys + 1, bytes + (key.len() + value.len()) as u64);
+            size += key.len() + value.len();
+            writes.push(Write::Put { key, value: value.to_vec(), expires });
+            if size >= BATCH_BYTES {
+                to.write_each(std::mem::take(&mut writes)).await?;
+                size = 0;
+            }
+        }
+        to.write_each(writes).await?;
+    }
+}
+
+/// The part of kind kv of a stack.
+fn part_of<'a>(stack: &'a Stack, argument: &str, wanted: Option<&str>) -> Result<&'a Part, Failure> {
+    let parts: Vec<&Part> = stack.parts().filter(|part| part.kind().name == kv::KIND.name).collect();
+    let (kind, names) =
+        (kv::KIND.name, || parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", "));
+    let wrong = |what: String| Err(Failure::Usage(format!("{argument}: {what}")));
+    match (wanted, parts.as_slice()) {
+        (_, []) => wrong(format!("this stack has no part of kind \"{kind}\"; expected one")),
+        (None, [one]) => Ok(one),
+        (None, several) => wrong(format!(
+            "{} parts are of kind \"{kind}\"; expected --part with one of {}",
+            several.len(),
+            names()
+        )),
+        (Some(name), parts) => match parts.iter().find(|part| part.name() == name) {
+            Some(part) => Ok(part),
+            None => wrong(format!("--part {name}: expected a part of kind \"{kind}\": {}", names())),
+        },
+    }
+}
+
+/// A stack with a store, read and checked.
+pub struct Planned {
+    /// The stack as named on the command line.
+    pub argument: String,
+    /// Its plan.
+    pub plan: Plan,
+    /// Name of the part.
+    pub part: String,
+    listen: Option<Address>,
+    /// Whether a server of this stack answers operators.
+    is_served: bool,
+}
+
+impl Planned {
+    /// Reads a stack and plans it, for formatting or not.
+    ///
+    /// # Errors
+    /// A wrong stack, one without a store, an unknown part.
+    pub fn new(store: &KvStore, format: bool) -> Result<Planned, Failure> {
+        let stack = load::stack(&store.stack, &registry())?;
+        Planned::of(&stack, store, format)
+    }
+
+    /// Plans this stack.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of(stack: &Stack, store: &KvStore, format: bool) -> Result<Planned, Failure> {
+        let part = part_of(stack, &store.stack, store.part.as_deref())?;
+        let listen = match part.value("listen") {
+            Some(Value::Text(text)) => {
+                Some(kv::kind::parse_listen(text, |path: &Path| stack.absolute(path))?)
+            }
+            _ => None,
+        };
+        let part = part.name().to_owned();
+        let is_served = lifted::server_of(&store.stack, stack)?.is_some();
+        Ok(Planned { argument: store.stack.clone(), plan: stack.check(format)?, part, listen, is_served })
+    }
+
+    /// Configuration of a runtime for the stack.
+    pub fn config(&self) -> Config {
+        Config::default().with_shards(self.plan.stack().shards())
+    }
+
+    /// Opens the store, or reaches its server, calls `work`, and closes it.
+    ///
+    /// # Errors
+    /// Those of opening and closing, of the connection, and of `work`.
+    pub async fn with<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut Reached) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        if self.is_served {
+            // The files of the stack are locked: waiting for them would take a second.
+            return work(&mut self.served("its server is running").await?).await;
+        }
+        let (built, arguments) = match self.plan.build_below_door(&self.part).await {
+            Ok(below) => below,
+            Err(Error::Busy(detail)) => return work(&mut self.served(&detail).await?).await,
+            Err(error) => return Err(error.in_context(&self.argument).into()),
+        };
+        say("not served: opened for this request, and closed again");
+        let worked = match kv::kind::open(&arguments).await {
+            Ok(store) => {
+                let mut reached = Reached::Own(Box::new(store.clone()), None);
+                let worked = work(&mut reached).await;
+                drop(reached);
+                let closed = store.close().await;
+                worked.and_then(|value| closed.map(|()| value).map_err(Failure::from))
+            }
+            Err(error) => Err(error.in_context(&self.argument).into()),
+        };
+        drop(arguments);
+        let closed = built.close().await;
+        worked.and_then(|value| closed.map(|()| value).map_err(Failure::from))
+    }
+
+    /// Connects to the server of a store that is in use.
+    async fn served(&self, detail: &str) -> Result<Reached, Failure> {
+        let stack = &self.argument;
+        let Some(address) = &self.listen else {
+            return Err(Failure::World(format!(
+                "{stack}: it is in use ({detail}), and has no key listen, by which its server could be asked; stop the server first, or give it an address"
+            )));
+        };
+        let client = Client::connect(address).await.map_err(|error| {
+            Failure::World(format!(
+                "{stack}: it is in use ({detail}), and no server answers at {address}: {error}"
+            ))
+        })?;
+        say(&format!("live: answered by its server, at {address}"));
+        Ok(Reached::Served(Box::new(client)))
+    }
+}
+
+/// Runs `work` on a store in a runtime of its own.
+///
+/// # Errors
+/// As [`Planned::with`].
+pub fn with_store<T: Send + 'static>(
+    store: &KvStore,
+    work: impl AsyncFnOnce(&mut Reached) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let planned = Planned::new(store, false)?;
+    runtime::run(planned.config(), move || async move { planned.with(work).await })?
+}
