@@ -3,7 +3,7 @@
 //! A write is appended to the log, and takes effect in the active buffer when its record commits. A full buffer is frozen, and written as a table of
 //! level 0; compaction merges tables of one level with those of the next. An edit of the manifest adds and removes tables, in one record.
 //!
-//! Left to others: what the log kit asks of its owner ([`owner`]), flushes and compactions (`jobs`), reads (`reads`), recovery (`recovery`), and clients
+//! Left to others: what the log kit asks of its owner (`owner`), flushes and compactions (`jobs`), reads (`reads`), recovery (`recovery`), and clients
 //! (`store`).
 
 mod owner;
@@ -446,13 +446,13 @@ impl Core {
         pending.is_applied = is_applied;
         pending.bytes.extend_from_slice(bytes);
         pending.requests.extend(request);
-        // Nothing waits for writes that are acknowledged: the first of them begins a time, and enough of them end it.
-        let is_first = is_applied && pending.since.is_none();
-        if is_first {
-            pending.since = Some(runtime::now());
+        let is_due = pending.bytes.len() >= BUFFERED_BYTES;
+        let is_told = is_applied && pending.since.is_some() && !is_due;
+        if is_applied {
+            pending.since.get_or_insert_with(runtime::now);
         }
-        if is_first || !is_applied || pending.bytes.len() >= BUFFERED_BYTES {
-            drop(pending);
+        drop(pending);
+        if !is_told {
             self.has_pending.notify_one();
         }
     }
@@ -483,7 +483,8 @@ impl Core {
     /// Time until the pending writes are put into an item; `None` for now.
     fn wait_of_pending(&self) -> Option<Duration> {
         let pending = self.pending.borrow();
-        let since = pending.since.filter(|_| pending.bytes.len() < BUFFERED_BYTES && !self.kit.is_closing())?;
+        let since =
+            pending.since.filter(|_| pending.bytes.len() < BUFFERED_BYTES && !self.kit.is_closing())?;
         BUFFERED_TIME.checked_sub(since.elapsed()).filter(|wait| !wait.is_zero())
     }
 

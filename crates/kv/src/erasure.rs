@@ -155,7 +155,7 @@ mod tests {
         erasure.stale_since(Stale { zone: 2, generation: 0, since: now - 11_000 });
         erasure.stale_since(Stale { zone: 2, generation: 0, since: now });
         assert!(erasure.due(0.0).is_empty(), "nothing was deleted");
-        erasure.deleted(now);
+        erasure.deleted(now - 11_000);
         assert_eq!(
             erasure.due(0.5),
             [Stale { zone: 2, generation: 0, since: now - 11_000 }],

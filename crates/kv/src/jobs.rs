@@ -216,8 +216,8 @@ impl Core {
             };
             self.is_compacting.set(true);
             let outcome = self.compact(&job).await;
-            self.is_compacting.set(false);
             drop(alone);
+            self.is_compacting.set(false);
             if !self.note_outcome(outcome).await {
                 return;
             }

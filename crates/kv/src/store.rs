@@ -342,17 +342,6 @@ impl Store {
         Ok(())
     }
 
-    /// Waits until no compaction is due.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`]; the failure of the log.
-    pub async fn wait_for_compactions(&self) -> Result<()> {
-        for home in self.homes.iter() {
-            home.with(|core: Rc<Core>| async move { core.wait_for_compactions().await }).await?;
-        }
-        Ok(())
-    }
-
     /// Merges all tables down to the last level, with the buffers: what was overwritten or deleted before takes no space in tables any more, unless a
     /// snapshot sees it.
     ///
@@ -362,6 +351,17 @@ impl Store {
         let asked =
             self.homes.iter().map(|home| home.with(|core: Rc<Core>| async move { core.compact_all().await }));
         runtime::join_all(asked).await.into_iter().collect()
+    }
+
+    /// Waits until no compaction is due.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the failure of the log.
+    pub async fn wait_for_compactions(&self) -> Result<()> {
+        for home in self.homes.iter() {
+            home.with(|core: Rc<Core>| async move { core.wait_for_compactions().await }).await?;
+        }
+        Ok(())
     }
 
     /// Writes what isn't written yet and a last checkpoint, and closes the store.

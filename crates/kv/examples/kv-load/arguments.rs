@@ -199,8 +199,12 @@ impl Job {
                 "--benchmarks: a fill needs a new store; expected it first, without --use_existing_db";
             return Err(Error::invalid(message));
         }
-        if self.benchmarks.iter().any(|name| name == "deletion") && (self.benchmarks.len() > 1 || self.deletes > 50) {
-            return Err(Error::invalid("--benchmarks=deletion: expected it alone, with --deletes of at most 50"));
+        if self.benchmarks.iter().any(|name| name == "deletion")
+            && (self.benchmarks.len() > 1 || self.deletes > 50)
+        {
+            return Err(Error::invalid(
+                "--benchmarks=deletion: expected it alone, with --deletes of at most 50",
+            ));
         }
         if self.key_size < 8 {
             return Err(Error::invalid(format!("--key_size={}: expected at least 8", self.key_size)));

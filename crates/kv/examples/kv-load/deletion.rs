@@ -114,7 +114,8 @@ impl Counters {
 /// Waits for the time at which an operation is due, at so many a second.
 async fn pace(from: Instant, operation: u64, rate: u64) {
     if rate > 0 && operation.is_multiple_of(BATCH) {
-        let due = from + Duration::from_nanos((u128::from(operation) * 1_000_000_000 / u128::from(rate)) as u64);
+        let due =
+            from + Duration::from_nanos((u128::from(operation) * 1_000_000_000 / u128::from(rate)) as u64);
         match now() < due {
             true => runtime::sleep_until(due).await,
             false => runtime::yield_now().await,
@@ -144,7 +145,14 @@ async fn write(job: Job, store: Store, live: Rc<Live>, deletes: Rc<Cell<u64>>) -
 }
 
 /// Reads of existing keys at a rate, until a time or until `stop`. Returns their latencies.
-async fn read(job: Job, store: Store, live: Rc<Live>, until: Option<Instant>, stop: Rc<Cell<bool>>, rate: u64) -> Result<Latencies> {
+async fn read(
+    job: Job,
+    store: Store,
+    live: Rc<Live>,
+    until: Option<Instant>,
+    stop: Rc<Cell<bool>>,
+    rate: u64,
+) -> Result<Latencies> {
     let mut random = Random::new(job.seed + 3);
     let mut bytes = vec![b'0'; job.key_size];
     let mut latencies = Latencies::new();
@@ -166,7 +174,12 @@ async fn read(job: Job, store: Store, live: Rc<Live>, until: Option<Instant>, st
 }
 
 /// Samples the size of the tables, the tombstones and the deletes until `stop`.
-async fn sample(store: Store, from: Instant, deletes: Rc<Cell<u64>>, stop: Rc<Cell<bool>>) -> Result<Vec<Value>> {
+async fn sample(
+    store: Store,
+    from: Instant,
+    deletes: Rc<Cell<u64>>,
+    stop: Rc<Cell<bool>>,
+) -> Result<Vec<Value>> {
     let mut samples = Vec::new();
     while !stop.get() {
         let status = store.status().await?;
@@ -189,7 +202,12 @@ async fn ages(store: &Store) -> Result<Vec<(f64, u64)>> {
     let mut ages: Vec<(f64, u64)> = tables
         .iter()
         .filter(|table| table.tombstones > 0)
-        .map(|table| (present.saturating_sub(table.oldest_tombstone.unwrap_or(present)) as f64 / 1000.0, table.tombstones))
+        .map(|table| {
+            (
+                present.saturating_sub(table.oldest_tombstone.unwrap_or(present)) as f64 / 1000.0,
+                table.tombstones,
+            )
+        })
         .collect();
     ages.sort_by(|a, b| a.0.total_cmp(&b.0));
     Ok(ages)
@@ -213,7 +231,8 @@ pub async fn run(job: &Job, store: &Store, medium: &Medium) -> Result<()> {
     let before = Counters::read(store, medium).await?;
     let (stop, deletes) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
     let (from, cpu) = (now(), runtime::process_cpu_time());
-    let reading = runtime::spawn(read(job.clone(), store.clone(), live.clone(), None, stop.clone(), job.read_rate));
+    let reading =
+        runtime::spawn(read(job.clone(), store.clone(), live.clone(), None, stop.clone(), job.read_rate));
     let sampling = runtime::spawn(sample(store.clone(), from, deletes.clone(), stop.clone()));
     let written = write(job.clone(), store.clone(), live.clone(), deletes.clone()).await;
     stop.set(true);
@@ -228,7 +247,8 @@ pub async fn run(job: &Job, store: &Store, medium: &Medium) -> Result<()> {
     let duration = job.duration.unwrap_or(Duration::from_secs(2));
     let begun = now();
     let alone =
-        read(job.clone(), store.clone(), live.clone(), Some(begun + duration), Rc::new(Cell::new(false)), 0).await?;
+        read(job.clone(), store.clone(), live.clone(), Some(begun + duration), Rc::new(Cell::new(false)), 0)
+            .await?;
     let alone_seconds = begun.elapsed().as_secs_f64();
     // What was deleted last is due now.
     let missing = persistence(job).saturating_sub(begun.elapsed());
@@ -237,8 +257,11 @@ pub async fn run(job: &Job, store: &Store, medium: &Medium) -> Result<()> {
     }
     let status = store.status().await?;
     let left = self::ages(store).await?;
-    let overdue: u64 =
-        left.iter().filter(|(age, _)| *age > persistence(job).as_secs_f64()).map(|(_, tombstones)| tombstones).sum();
+    let overdue: u64 = left
+        .iter()
+        .filter(|(age, _)| *age > persistence(job).as_secs_f64())
+        .map(|(_, tombstones)| tombstones)
+        .sum();
     let factor = counters.appended as f64 / counters.client as f64;
     let (shown, shown_seconds) = if job.phase == 2 { (&beside, seconds) } else { (&alone, alone_seconds) };
     let fio = json!({

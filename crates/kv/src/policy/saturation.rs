@@ -96,7 +96,8 @@ mod tests {
     fn level_0_waits_for_a_level_that_is_too_full_by_a_larger_factor() {
         let level0 = |tables: u64| (0..tables).map(|id| table(100 + id, "a", "z")).collect::<Vec<_>>();
         let keys = "abcdefghijklmnopqrstuvwxyz";
-        let level1 = |tables: usize| (0..tables).map(|at| table(at as u64, &keys[at..=at], &keys[at..=at])).collect();
+        let level1 =
+            |tables: usize| (0..tables).map(|at| table(at as u64, &keys[at..=at], &keys[at..=at])).collect();
         let reason = |tables0, tables1| {
             let tree = Tree { levels: vec![level0(tables0), level1(tables1)] };
             COMPACTIONS.map(|name| compaction(name, parameters()).unwrap().next(&tree, 0).unwrap().reason)
