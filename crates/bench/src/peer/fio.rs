@@ -99,10 +99,9 @@ pub fn measurement(text: &str) -> Result<Measurement> {
         cpu_seconds: cpu_percent / 100.0 * number(job, "job_runtime") / 1000.0,
         ..Measurement::default()
     };
-    measurement.write_amplification = job.get("write_amplification").map(|factor| WriteAmplification {
-        data: number(factor, "data"),
-        all: number(factor, "all"),
-    });
+    measurement.write_amplification = job
+        .get("write_amplification")
+        .map(|factor| WriteAmplification { data: number(factor, "data"), all: number(factor, "all") });
     if let [direction] = used[..] {
         let points = curve(direction);
         measurement.latency_ns = latency(direction, &points);

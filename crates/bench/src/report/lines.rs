@@ -14,8 +14,10 @@ pub(super) fn chart(table: &Table) -> Option<String> {
         .iter()
         .filter_map(|name| {
             let column = table.column(name)?;
-            let number = |row: &serde_json::Map<String, Value>, name: &str| row.get(name).and_then(Value::as_f64);
-            let points = table.rows.iter().filter_map(|row| Some((number(row, &over.name)?, number(row, name)?)));
+            let number =
+                |row: &serde_json::Map<String, Value>, name: &str| row.get(name).and_then(Value::as_f64);
+            let points =
+                table.rows.iter().filter_map(|row| Some((number(row, &over.name)?, number(row, name)?)));
             Some((column, points.collect()))
         })
         .collect();
@@ -41,7 +43,8 @@ pub(super) fn chart(table: &Table) -> Option<String> {
         svg.polyline(&format!("trace s{colour}"), &places);
         for ((over_value, value), place) in points.iter().zip(&places) {
             let at = over.unit.say(Some(&(*over_value).into()));
-            let tip = format!("{}: {} at {} {at}", column.title, unit.say(Some(&(*value).into())), over.title);
+            let tip =
+                format!("{}: {} at {} {at}", column.title, unit.say(Some(&(*value).into())), over.title);
             svg.circle(&format!("hit point s{colour}"), *place, 2.2, &tip);
         }
     }

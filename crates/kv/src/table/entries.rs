@@ -112,7 +112,7 @@ impl Entries {
     }
 
     /// Reads where the parts of the entry at `at` are.
-    #[inline]
+    #[inline(always)]
     pub(super) fn header(&self, at: usize) -> Result<Header> {
         self.try_header(at).ok_or_else(|| self.corrupt(at, "its lengths are out of range"))
     }
