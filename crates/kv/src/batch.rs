@@ -65,6 +65,7 @@ impl<'a> Write<'a> {
         }
     }
 
+    #[inline]
     fn decode(source: &mut Source<'a>) -> Result<Self> {
         let kind = source.byte()?;
         Ok(match kind {
@@ -131,6 +132,28 @@ impl Batch {
     /// Returns a batch without writes.
     pub fn new() -> Self {
         Batch::default()
+    }
+
+    /// Returns a batch of one write.
+    pub(crate) fn of(write: Write<'_>) -> Self {
+        let (first, second): (&[u8], &[u8]) = match write {
+            Write::Put { key, value, .. } => (key, value),
+            Write::Delete { key, .. } => (key, &[]),
+            Write::DeleteRange { from, to, .. } => (from, to),
+        };
+        // A byte for the kind, up to 5 for each length, and 10 for a time.
+        let mut batch = Batch { bytes: Vec::with_capacity(first.len() + second.len() + 21), writes: 0 };
+        batch.push(write);
+        batch
+    }
+
+    /// The key of a batch that is a single write of a key.
+    pub(crate) fn only_key(&self) -> Option<&[u8]> {
+        let mut source = Source::new(&self.bytes, "a batch");
+        match (self.writes, Write::decode(&mut source)) {
+            (1, Ok(Write::Put { key, .. } | Write::Delete { key, .. })) => Some(key),
+            _ => None,
+        }
     }
 
     /// Adds a write.

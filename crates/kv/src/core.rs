@@ -528,7 +528,7 @@ impl Core {
 
     /// Queues what is pending as one item.
     pub(crate) fn submit(&self) {
-        let Pending { bytes, requests, is_applied, .. } = self.pending.take();
+        let Pending { mut bytes, requests, is_applied, .. } = self.pending.take();
         if bytes.is_empty() {
             return;
         }
@@ -536,6 +536,9 @@ impl Core {
         add(&self.submitted, 1);
         add(&self.unwritten, body.len() as u64);
         let item = Item::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes());
+        // Its memory is used again.
+        bytes.clear();
+        self.pending.borrow_mut().bytes = bytes;
         lane::push(self, WRITE_CLASS, item);
         self.kit.events.work.notify_one();
     }

@@ -44,18 +44,25 @@ impl<'a> Source<'a> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] where fewer are left.
+    #[inline]
     pub fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let Some((taken, rest)) = self.rest.split_at_checked(count) else {
-            return Err(self.corrupt(&format!("{count} bytes are expected")));
+            return Err(self.missing(count));
         };
         self.rest = rest;
         Ok(taken)
+    }
+
+    #[cold]
+    fn missing(&self, count: usize) -> Error {
+        self.corrupt(&format!("{count} bytes are expected"))
     }
 
     /// Takes one byte.
     ///
     /// # Errors
     /// [`Error::Corrupt`] at the end.
+    #[inline]
     pub fn byte(&mut self) -> Result<u8> {
         Ok(self.take(1)?[0])
     }
@@ -64,7 +71,18 @@ impl<'a> Source<'a> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for one that is cut or above 64 bits.
+    #[inline]
     pub fn number(&mut self) -> Result<u64> {
+        match self.rest.split_first() {
+            Some((&byte, rest)) if byte < 0x80 => {
+                self.rest = rest;
+                Ok(u64::from(byte))
+            }
+            _ => self.long_number(),
+        }
+    }
+
+    fn long_number(&mut self) -> Result<u64> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -84,6 +102,7 @@ impl<'a> Source<'a> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for one that is cut or longer.
+    #[inline]
     pub fn bytes(&mut self, most: usize) -> Result<&'a [u8]> {
         match self.number()? {
             length if length <= most as u64 => self.take(length as usize),

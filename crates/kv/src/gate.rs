@@ -3,6 +3,7 @@
 //! Keys share a number of slots by their hash. Writes of a slot are in it together; an update has it alone.
 
 use crate::batch::{Batch, Write};
+use crate::table::key_hash;
 use runtime::sync::{Permit, Semaphore};
 use smallvec::SmallVec;
 use std::rc::Rc;
@@ -30,16 +31,18 @@ impl Default for KeyGate {
 pub type Entered = SmallVec<[Permit; 2]>;
 
 fn slot_of(key: &[u8]) -> usize {
-    let hash = key.iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
-    });
-    (hash >> 32) as usize % SLOTS
+    (key_hash(key) >> 32) as usize % SLOTS
 }
 
 impl KeyGate {
     /// Enters with the writes of a batch, once no update has a slot of theirs. Slots are entered in rising order, so that no two
     /// batches wait for each other.
     pub async fn enter(&self, batch: &Batch) -> Entered {
+        let mut entered = Entered::new();
+        if let Some(key) = batch.only_key() {
+            entered.push(self.slots[slot_of(key)].acquire(1).await);
+            return entered;
+        }
         let mut slots: SmallVec<[usize; 4]> = SmallVec::new();
         let mut deletes_range = false;
         batch.for_each(|write| match write {
@@ -48,7 +51,6 @@ impl KeyGate {
         });
         slots.sort_unstable();
         slots.dedup();
-        let mut entered = Entered::new();
         if deletes_range {
             entered.push(self.updates.acquire(PERMITS).await);
         }

@@ -13,7 +13,7 @@
 //!
 //! A shard:
 //! - [`core`](mod@core): the owner of the log; `buffer`: write buffers; [`tables`]: tables in zones, and the block cache; `gate`: writes of a key take turns.
-//! - `jobs`: flushes and compactions; `compact`: compaction on request; `reads`: gets and scans; `joint`: batches and snapshots of all shards.
+//! - `jobs`: flushes and compactions; `compact`: compaction on request; `reads`: gets and scans, `pairs`: what scans return; `joint`: batches and snapshots of all shards.
 //! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage. [`erasure`], `eraser`: deletes are persistent in time.
 //!
 //! [`store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks. [`audit`](mod@audit) looks for deleted keys
@@ -43,6 +43,7 @@ pub mod kind;
 pub mod manifest;
 pub mod memtable;
 pub mod merge;
+mod pairs;
 pub mod policy;
 mod reads;
 mod recovery;
@@ -56,6 +57,7 @@ pub mod visible;
 
 pub use batch::{Batch, Write};
 pub use kind::KIND;
-pub use reads::{Pairs, Scan, Stored};
+pub use pairs::{Pair, Pairs};
+pub use reads::{Scan, Stored};
 pub use settings::{Acknowledge, Settings};
 pub use store::{Iterator, Snapshot, Store, TableFacts, Update};

@@ -102,6 +102,19 @@ impl<C: Cursor> Merge<C> {
         if self.direction != direction {
             return self.turn(direction).await;
         }
+        // A cursor that is alone isn't compared. While the heap is empty, the merge is at no entry.
+        if let [head] = self.heap[..] {
+            self.heap.clear();
+            let cursor = &mut self.cursors[head.cursor];
+            match direction {
+                Direction::Forward => cursor.next().await?,
+                Direction::Backward => cursor.previous().await?,
+            }
+            if cursor.entry().is_some() {
+                self.heap.push(head);
+            }
+            return Ok(());
+        }
         // While it is taken out, the cursor is at no entry.
         let mut heap = std::mem::take(&mut self.heap);
         // Other cursors at the same entry are among the children of the top, or below one that is.

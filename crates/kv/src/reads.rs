@@ -5,6 +5,7 @@ use crate::cursors::{AnyCursor, LevelCursor};
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::memtable::Memtable;
 use crate::merge::Merge;
+use crate::pairs::{Pair, Pairs};
 use crate::table::key_hash;
 use crate::tables::Table;
 use crate::visible::{RangeTombstones, View, Visible};
@@ -19,9 +20,6 @@ pub struct Stored {
     /// Time at which the key ends to exist; `None` for never.
     pub expires: Option<Timestamp>,
 }
-
-/// Keys with their values.
-pub type Pairs = Vec<(Vec<u8>, Stored)>;
 
 /// What a scan asks of a shard.
 #[derive(Debug, Clone)]
@@ -153,13 +151,12 @@ impl Core {
             true => visible.seek_last().await?,
             false => visible.seek_first().await?,
         }
-        let (mut pairs, mut bytes) = (Pairs::new(), 0);
+        let mut pairs = Pairs::new();
         while let Some((key, value)) = visible.pair() {
-            if pairs.len() == scan.most || bytes >= scan.most_bytes {
+            if pairs.len() == scan.most || pairs.bytes() >= scan.most_bytes {
                 return Ok((pairs, true));
             }
-            bytes += key.len() + value.len();
-            pairs.push((key.to_vec(), Stored { value: value.to_vec(), expires: visible.expires() }));
+            pairs.push(Pair { key, value, expires: visible.expires() });
             match scan.is_backward {
                 true => visible.previous().await?,
                 false => visible.next().await?,

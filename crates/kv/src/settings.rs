@@ -42,7 +42,7 @@ pub struct Settings {
     pub acknowledge: Acknowledge,
     /// Memory of the active write buffers of all shards, in bytes.
     pub buffer_bytes: u64,
-    /// Memory of the block cache, in bytes.
+    /// Memory of the block cache, in bytes; besides, tables keep their filters and indexes, up to half of it.
     pub cache_bytes: u64,
     /// Size at which a table is ended, in bytes.
     pub table_bytes: u64,

@@ -5,7 +5,8 @@
 use crate::batch::{Batch, Write, now};
 use crate::core::Core;
 use crate::entry::{Sequence, Timestamp};
-use crate::reads::{Pairs, Scan, Stored};
+use crate::pairs::{Pair, Pairs};
+use crate::reads::{Scan, Stored};
 use crate::recovery;
 use crate::settings::{Acknowledge, Settings};
 use block::{Error, Result, Status, ZonesPart};
@@ -40,6 +41,9 @@ impl std::fmt::Debug for Store {
 
 /// Shard of a key, of so many.
 pub fn shard_of_key(key: &[u8], shards: usize) -> u16 {
+    if shards == 1 {
+        return 0;
+    }
     let hash = key.iter().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
     });
@@ -174,8 +178,7 @@ impl Store {
         write.check()?;
         let (Write::Put { key, .. } | Write::Delete { key, .. } | Write::DeleteRange { from: key, .. }) =
             write;
-        let mut batch = Batch::new();
-        batch.push(write);
+        let batch = Batch::of(write);
         self.write_to(self.home(key), batch, self.acknowledge).await
     }
 
@@ -247,9 +250,7 @@ impl Store {
                     Update::Delete => Write::Delete { key: &key, deleted: now() },
                 };
                 write.check()?;
-                let mut batch = Batch::new();
-                batch.push(write);
-                core.write_entered(batch, acknowledge).await?;
+                core.write_entered(Batch::of(write), acknowledge).await?;
             }
             drop(entered);
             if acknowledge == Acknowledge::Flushed {
@@ -507,34 +508,32 @@ fn join(answers: Vec<(Pairs, bool)>, is_backward: bool, most: usize) -> (Pairs, 
         return answers.into_iter().next().unwrap_or_default();
     }
     let is_before = |a: &[u8], b: &[u8]| if is_backward { a > b } else { a < b };
-    let ends = answers
-        .iter()
-        .filter(|(_, has_more)| *has_more)
-        .map(|(pairs, _)| pairs.last().map(|(key, _)| key.clone()));
-    let mut end: Option<Vec<u8>> = None;
+    let ends =
+        answers.iter().filter(|(_, has_more)| *has_more).map(|(pairs, _)| pairs.last().map(|pair| pair.key));
+    let mut end: Option<&[u8]> = None;
     let mut has_more = false;
     for last in ends {
         has_more = true;
         if let Some(last) = last
-            && end.as_ref().is_none_or(|end| is_before(&last, end))
+            && end.is_none_or(|end| is_before(last, end))
         {
             end = Some(last);
         }
     }
-    let mut pairs: Pairs = answers.into_iter().flat_map(|(pairs, _)| pairs).collect();
+    let mut pairs: Vec<Pair<'_>> = answers.iter().flat_map(|(pairs, _)| pairs.iter()).collect();
     match is_backward {
-        true => pairs.sort_by(|a, b| b.0.cmp(&a.0)),
-        false => pairs.sort_by(|a, b| a.0.cmp(&b.0)),
+        true => pairs.sort_by(|a, b| b.key.cmp(a.key)),
+        false => pairs.sort_by(|a, b| a.key.cmp(b.key)),
     }
     if let Some(end) = end {
-        let known = pairs.partition_point(|(key, _)| !is_before(&end, key));
+        let known = pairs.partition_point(|pair| !is_before(end, pair.key));
         pairs.truncate(known);
     }
     if pairs.len() > most {
         pairs.truncate(most);
         has_more = true;
     }
-    (pairs, has_more)
+    (pairs.into_iter().collect(), has_more)
 }
 
 /// Walks through the keys of a snapshot, in both directions.
@@ -555,12 +554,12 @@ pub struct Iterator {
 impl Iterator {
     /// The key and the value at which it is; `None` where there is none.
     pub fn pair(&self) -> Option<(&[u8], &[u8])> {
-        self.fetched.get(self.at).map(|(key, stored)| (key.as_slice(), stored.value.as_slice()))
+        self.fetched.get(self.at).map(|pair| (pair.key, pair.value))
     }
 
     /// Time at which the key at which it is ends to exist; `None` for never, and where there is no key.
     pub fn expires(&self) -> Option<Timestamp> {
-        self.fetched.get(self.at)?.1.expires
+        self.fetched.get(self.at)?.expires
     }
 
     /// The snapshot that it walks through.
@@ -613,13 +612,13 @@ impl Iterator {
     /// # Errors
     /// What reading returns.
     pub async fn next(&mut self) -> Result<()> {
-        let Some((key, _)) = self.fetched.get(self.at) else { return Ok(()) };
+        let Some(Pair { key, .. }) = self.fetched.get(self.at) else { return Ok(()) };
         if !self.is_backward && (self.at + 1 < self.fetched.len() || !self.has_more) {
             self.at += 1;
             return Ok(());
         }
         // The first key after this one.
-        let mut after = key.clone();
+        let mut after = key.to_vec();
         after.push(0);
         self.fetch(after, self.to.clone(), false).await
     }
@@ -629,12 +628,12 @@ impl Iterator {
     /// # Errors
     /// What reading returns.
     pub async fn previous(&mut self) -> Result<()> {
-        let Some((key, _)) = self.fetched.get(self.at) else { return Ok(()) };
+        let Some(Pair { key, .. }) = self.fetched.get(self.at) else { return Ok(()) };
         if self.is_backward && (self.at + 1 < self.fetched.len() || !self.has_more) {
             self.at += 1;
             return Ok(());
         }
-        let key = key.clone();
+        let key = key.to_vec();
         self.fetch(self.from.clone(), Some(key), true).await
     }
 }

@@ -226,6 +226,9 @@ pub struct BlockCache {
     blocks: RefCell<Blocks>,
     hits: Cell<u64>,
     misses: Cell<u64>,
+    /// Bytes of filters and indexes that readers keep by themselves, and most of them.
+    kept: Cell<u64>,
+    most_kept: u64,
 }
 
 impl std::fmt::Debug for BlockCache {
@@ -235,7 +238,7 @@ impl std::fmt::Debug for BlockCache {
 }
 
 impl BlockCache {
-    /// A cache of this many bytes.
+    /// A cache of this many bytes, besides which readers may keep half as many of filters and indexes.
     pub fn new(bytes: u64) -> Self {
         let blocks = Blocks::with(
             (bytes / 4096).max(16) as usize,
@@ -244,7 +247,8 @@ impl BlockCache {
             BuildHasherDefault::default(),
             Default::default(),
         );
-        BlockCache { blocks: RefCell::new(blocks), hits: Cell::new(0), misses: Cell::new(0) }
+        let [hits, misses, kept] = [0; 3].map(Cell::new);
+        BlockCache { blocks: RefCell::new(blocks), hits, misses, kept, most_kept: bytes / 2 }
     }
 
     /// Bytes in use, and the numbers of hits and misses.
@@ -283,6 +287,19 @@ impl Source for Cached {
         let block = Arc::new(decode(&self.file, buffer.filled(), from, handle)?);
         self.cache.insert(key, &block);
         Ok(block)
+    }
+
+    fn may_keep(&self, bytes: usize) -> bool {
+        let kept = self.cache.kept.get() + bytes as u64;
+        let fits = kept <= self.cache.most_kept;
+        if fits {
+            self.cache.kept.set(kept);
+        }
+        fits
+    }
+
+    fn dropped(&self, bytes: usize) {
+        self.cache.kept.set(self.cache.kept.get() - bytes as u64);
     }
 }
 

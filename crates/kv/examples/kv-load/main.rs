@@ -162,8 +162,8 @@ impl Client {
                     most_bytes: usize::MAX,
                 };
                 let (pairs, _) = store.scan(None, scan).await?;
-                let bytes = pairs.iter().map(|(key, value)| (key.len() + value.value.len()) as u64).sum();
-                Ok((pairs.first().is_some_and(|(found, _)| found == key), bytes))
+                let bytes = pairs.bytes() as u64;
+                Ok((pairs.get(0).is_some_and(|found| found.key == key), bytes))
             }
         }
     }

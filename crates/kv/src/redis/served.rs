@@ -3,6 +3,7 @@
 use super::store::{Range, Store as Served, Stored, Write};
 use crate::batch::{Batch, Write as Change};
 use crate::entry::MOST_KEY_BYTES;
+use crate::pairs::Pair;
 use crate::reads::{Scan, Stored as Found};
 use crate::store::{Snapshot, Store, Update, shard_of_key};
 use block::{Data, Error, Result, Status};
@@ -89,7 +90,10 @@ impl Served for Store {
         let Range { from, to, is_backward, limit } = range;
         let scan = Scan { from, to, is_backward, snapshot: None, most: limit, most_bytes: SCAN_BYTES };
         let (pairs, _) = Store::scan(self, snapshot, scan).await?;
-        Ok(pairs.into_iter().map(|(key, found)| (key, stored(found))).collect())
+        let stored = |pair: Pair<'_>| {
+            (pair.key.to_vec(), Stored { value: Data::copy_of(pair.value), expires: pair.expires })
+        };
+        Ok(pairs.iter().map(stored).collect())
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {

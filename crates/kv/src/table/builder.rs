@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 use zones::bytes::Writer;
 
 /// Entries of a data block between restart points.
-const RESTART_INTERVAL: usize = 16;
+const RESTART_INTERVAL: usize = 4;
 /// Largest size of data blocks that may be chosen, in bytes.
 const MOST_DATA_BLOCK_BYTES: usize = 16 << 20;
 /// Index blocks are ended when they reach this length, in bytes: then the index gets a second level.

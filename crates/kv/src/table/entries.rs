@@ -112,7 +112,7 @@ impl Entries {
     }
 
     /// Reads where the parts of the entry at `at` are.
-    #[inline]
+    #[inline(always)]
     pub(super) fn header(&self, at: usize) -> Result<Header> {
         self.try_header(at).ok_or_else(|| self.corrupt(at, "its lengths are out of range"))
     }
@@ -218,7 +218,7 @@ impl Entries {
         key.ok_or_else(|| self.corrupt(self.restart(index), "a restart point without a whole key"))
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_key_at_restart(&self, index: usize) -> Option<&[u8]> {
         let entries = &self.bytes[..self.end];
         let at = self.restart(index);
@@ -239,10 +239,16 @@ impl Entries {
         sequence_of: impl Fn(&Header) -> Result<Sequence>,
     ) -> Result<usize> {
         let (mut low, mut high) = (0, self.restarts);
+        let prefix = key.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
         while low < high {
             let middle = low.midpoint(high);
             let found = self.key_at_restart(middle)?;
-            let order = match order_after(common_prefix(found, key), found, key) {
+            // The first bytes decide most comparisons.
+            let order = match (found.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)), prefix) {
+                (Some(found), Some(prefix)) if found != prefix => found.cmp(&prefix),
+                _ => found.cmp(key),
+            };
+            let order = match order {
                 Ordering::Equal => sequence.cmp(&sequence_of(&self.header_at_restart(middle)?)?),
                 order => order,
             };

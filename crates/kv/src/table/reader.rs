@@ -7,6 +7,7 @@ use super::stored::BlockHandle;
 use super::summary::Summary;
 use crate::entry::{RangeTombstone, Sequence, Value};
 use block::Result;
+use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 /// The blocks of a table: the store's cache, and the zones below it.
@@ -16,19 +17,35 @@ pub trait Source {
     /// # Errors
     /// What reading and decoding return.
     fn read(&self, handle: BlockHandle) -> impl Future<Output = Result<Arc<Block>>>;
+
+    /// Whether a reader may keep this many bytes of blocks for as long as it lives, by itself; it then says when it has dropped them.
+    fn may_keep(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    /// Notes that a reader has dropped blocks that it was allowed to keep.
+    fn dropped(&self, _bytes: usize) {}
 }
 
 /// Finds entries in a table.
 #[derive(Debug)]
-pub struct Reader<S> {
+pub struct Reader<S: Source> {
     source: S,
     salt: u32,
     index: Option<BlockHandle>,
     levels: usize,
     filter: Option<BlockHandle>,
     range_tombstones: Option<BlockHandle>,
-    pinned_index: Option<Arc<Block>>,
-    pinned_filter: Option<Arc<Block>>,
+    pinned_index: OnceCell<Arc<Block>>,
+    pinned_filter: OnceCell<Arc<Block>>,
+    /// Bytes that the source allowed to keep.
+    kept: Cell<usize>,
+}
+
+impl<S: Source> Drop for Reader<S> {
+    fn drop(&mut self) {
+        self.source.dropped(self.kept.get());
+    }
 }
 
 /// A version of a key that was found; it holds the block, so that the value isn't copied.
@@ -60,8 +77,9 @@ impl<S: Source> Reader<S> {
             levels: summary.index_levels.into(),
             filter: summary.filter,
             range_tombstones: summary.range_tombstone_block,
-            pinned_index: None,
-            pinned_filter: None,
+            pinned_index: OnceCell::new(),
+            pinned_filter: OnceCell::new(),
+            kept: Cell::new(0),
         }
     }
 
@@ -71,10 +89,10 @@ impl<S: Source> Reader<S> {
     /// # Errors
     /// What reading returns.
     pub async fn pin(&mut self) -> Result<usize> {
-        self.pinned_filter = self.filter().await?;
-        self.pinned_index = self.root().await?;
+        self.pinned_filter = self.filter().await?.map_or_else(OnceCell::new, OnceCell::from);
+        self.pinned_index = self.root().await?.map_or_else(OnceCell::new, OnceCell::from);
         let pinned = [&self.pinned_filter, &self.pinned_index];
-        Ok(pinned.into_iter().flatten().map(|block| block.memory_bytes()).sum())
+        Ok(pinned.into_iter().filter_map(|pinned| pinned.get()).map(|block| block.memory_bytes()).sum())
     }
 
     /// Finds the newest version of a key that `snapshot` sees, a tombstone too. `hash` is [`key_hash`](super::key_hash) of the key.
@@ -83,7 +101,7 @@ impl<S: Source> Reader<S> {
     /// # Errors
     /// What reading returns.
     pub async fn get(&self, key: &[u8], hash: u64, snapshot: Sequence) -> Result<Option<Found>> {
-        let may_contain = match &self.pinned_filter {
+        let may_contain = match self.pinned_filter.get() {
             Some(filter) => filter.filter()?.may_contain(hash),
             None => match self.filter().await? {
                 Some(filter) => filter.filter()?.may_contain(hash),
@@ -93,7 +111,7 @@ impl<S: Source> Reader<S> {
         if !may_contain {
             return Ok(None);
         }
-        let mut handle = match &self.pinned_index {
+        let mut handle = match self.pinned_index.get() {
             Some(root) => self.child_of(root, key, snapshot)?,
             None => match self.root().await? {
                 Some(root) => self.child_of(&root, key, snapshot)?,
@@ -141,14 +159,21 @@ impl<S: Source> Reader<S> {
 
     async fn pinned_or_read(
         &self,
-        pinned: &Option<Arc<Block>>,
+        pinned: &OnceCell<Arc<Block>>,
         at: Option<BlockHandle>,
     ) -> Result<Option<Arc<Block>>> {
-        match (pinned, at) {
-            (Some(block), _) => Ok(Some(Arc::clone(block))),
-            (None, Some(handle)) => Ok(Some(self.source.read(handle).await?)),
-            (None, None) => Ok(None),
+        if let Some(block) = pinned.get() {
+            return Ok(Some(Arc::clone(block)));
         }
+        let Some(handle) = at else { return Ok(None) };
+        let block = self.source.read(handle).await?;
+        let bytes = block.memory_bytes();
+        // Another read may have kept it meanwhile.
+        if pinned.get().is_none() && self.source.may_keep(bytes) {
+            self.kept.set(self.kept.get() + bytes);
+            pinned.get_or_init(|| Arc::clone(&block));
+        }
+        Ok(Some(block))
     }
 
     /// Reads the block that is child `at` of an index block.

@@ -1,0 +1,105 @@
+//! Keys with their values, as scans return them: all bytes are in one piece of memory.
+
+use crate::entry::Timestamp;
+
+/// A key with its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// The value.
+    pub value: &'a [u8],
+    /// Time at which the key ends to exist; `None` for never.
+    pub expires: Option<Timestamp>,
+}
+
+/// Pairs one after another. Their keys and values have less than 4 GiB.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pairs {
+    bytes: Vec<u8>,
+    ends: Vec<End>,
+}
+
+/// Where the parts of a pair end in the bytes; the key begins at the end of the pair before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct End {
+    key: u32,
+    value: u32,
+    expires: Option<Timestamp>,
+}
+
+impl Pairs {
+    /// Returns no pairs.
+    pub fn new() -> Self {
+        Pairs::default()
+    }
+
+    /// Number of pairs.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Bytes of all keys and values.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Adds a pair.
+    pub fn push(&mut self, pair: Pair<'_>) {
+        self.bytes.extend_from_slice(pair.key);
+        let key = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(pair.value);
+        self.ends.push(End { key, value: self.bytes.len() as u32, expires: pair.expires });
+    }
+
+    /// The pair with this number.
+    pub fn get(&self, number: usize) -> Option<Pair<'_>> {
+        let end = self.ends.get(number)?;
+        let begin = number.checked_sub(1).map_or(0, |before| self.ends[before].value);
+        Some(Pair {
+            key: &self.bytes[begin as usize..end.key as usize],
+            value: &self.bytes[end.key as usize..end.value as usize],
+            expires: end.expires,
+        })
+    }
+
+    /// The last pair.
+    pub fn last(&self) -> Option<Pair<'_>> {
+        self.get(self.len().checked_sub(1)?)
+    }
+
+    /// All pairs in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Pair<'_>> {
+        (0..self.len()).filter_map(|number| self.get(number))
+    }
+}
+
+impl<'a> FromIterator<Pair<'a>> for Pairs {
+    fn from_iter<I: IntoIterator<Item = Pair<'a>>>(pairs: I) -> Self {
+        let mut all = Pairs::new();
+        pairs.into_iter().for_each(|pair| all.push(pair));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_found_by_number_empty_ones_too() {
+        let given =
+            [(&b"a"[..], &b"1"[..], None), (b"", b"", Some(7)), (b"b", b"", None), (b"", b"22", None)];
+        let given = given.map(|(key, value, expires)| Pair { key, value, expires });
+        let pairs: Pairs = given.into_iter().collect();
+        assert_eq!((pairs.len(), pairs.bytes(), pairs.last()), (4, 5, Some(given[3])));
+        assert!((0..4).all(|number| pairs.get(number) == Some(given[number])) && pairs.get(4).is_none());
+        assert!(pairs.iter().rev().eq(given.into_iter().rev()));
+        assert_eq!((Pairs::new().last(), Pairs::new().is_empty()), (None, true));
+    }
+}
