@@ -61,42 +61,39 @@ fn all_writers_are_answered_when_the_power_is_cut() {
 
 #[test]
 fn a_full_store_refuses_puts_and_takes_deletes_and_then_puts() {
-    for buffer_bytes in [64 << 10, 8 << 20] {
-        simulate(2, 1, move || async move {
-            let drive = drive(40);
-            let zones: Arc<dyn ZonesPart> = drive.clone();
-            let settings = Settings { buffer_bytes, ..small() };
-            let store = format(&zones, &settings).await;
-            let (keys, error) = fill(&store, Acknowledge::Written).await;
-            assert!(matches!(error, Error::NoSpace(_)), "{error}");
-            // 40 zones of 768 KiB.
-            assert!(keys > 5000, "{keys} keys with buffers of {buffer_bytes} bytes");
-            let again = async |work: &mut dyn AsyncTry| {
-                for _ in 0..30 {
-                    if work.attempt(&store).await.is_ok() {
-                        return;
-                    }
-                    runtime::sleep(Duration::from_secs(1)).await;
+    simulate(2, 1, move || async move {
+        let drive = drive(40);
+        let zones: Arc<dyn ZonesPart> = drive.clone();
+        let settings = small();
+        let store = format(&zones, &settings).await;
+        let (keys, error) = fill(&store, Acknowledge::Written).await;
+        assert!(matches!(error, Error::NoSpace(_)), "{error}");
+        // 40 zones of 768 KiB.
+        assert!(keys > 5000, "{keys} keys");
+        let again = async |work: &mut dyn AsyncTry| {
+            for _ in 0..30 {
+                if work.attempt(&store).await.is_ok() {
+                    return;
                 }
-                panic!("refused for 30 s: {:?}", store.status().await);
-            };
-            again(&mut DeleteAll).await;
-            again(&mut PutOne(0)).await;
-            // It gives back the space of what was deleted.
-            store.compact().await.unwrap();
-            let mut taken = 0;
-            for number in 0..60 {
-                taken += u32::from(store.put(&key(number), b"y").await.is_ok());
-                runtime::sleep(Duration::from_millis(100)).await;
+                runtime::sleep(Duration::from_secs(1)).await;
             }
-            assert_eq!(taken, 60, "{:?}", store.status().await);
-            let closed = runtime::timeout(Duration::from_secs(600), store.close()).await;
-            closed.expect("closing ends").unwrap();
-            let store =
-                runtime::timeout(Duration::from_secs(600), Store::open(zones.clone(), &settings)).await;
-            assert!(store.expect("opening ends").unwrap().get(&key(59)).await.unwrap().is_some());
-        });
-    }
+            panic!("refused for 30 s: {:?}", store.status().await);
+        };
+        again(&mut DeleteAll).await;
+        again(&mut PutOne(0)).await;
+        // It gives back the space of what was deleted.
+        store.compact().await.unwrap();
+        let mut taken = 0;
+        for number in 0..60 {
+            taken += u32::from(store.put(&key(number), b"y").await.is_ok());
+            runtime::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(taken, 60, "{:?}", store.status().await);
+        let closed = runtime::timeout(Duration::from_secs(600), store.close()).await;
+        closed.expect("closing ends").unwrap();
+        let store = runtime::timeout(Duration::from_secs(600), Store::open(zones.clone(), &settings)).await;
+        assert!(store.expect("opening ends").unwrap().get(&key(59)).await.unwrap().is_some());
+    });
 }
 
 /// A write that is tried again.
