@@ -37,6 +37,8 @@ const MOST_PENDING: usize = 4 << 20;
 /// Bytes of writes that are acknowledged, and longest time until these are put into a record: small records would have more headers than writes.
 const BUFFERED_BYTES: usize = 256 << 10;
 const BUFFERED_TIME: Duration = Duration::from_millis(10);
+/// Time between two looks whether the log has failed.
+const FAILURE_LOOK: Duration = Duration::from_millis(200);
 /// Most frozen buffers: with more, writes wait for a flush.
 const MOST_FROZEN: usize = 3;
 
@@ -346,6 +348,18 @@ impl Core {
         if self.shard == 0 {
             tasks.spawn(self.clone().run_eraser()).detach();
         }
+        // A failure of the log, also on another shard, wakes all that wait here.
+        let core = Rc::downgrade(self);
+        let watch = async move {
+            while let Some(core) = core.upgrade().filter(|core| !core.kit.is_closing()) {
+                if core.kit.failure().is_some() {
+                    core.wake();
+                }
+                drop(core);
+                runtime::sleep(FAILURE_LOOK).await;
+            }
+        };
+        runtime::spawn(watch).detach();
     }
 
     /// Options of the format of a new table.
