@@ -30,14 +30,43 @@ impl Mount {
     /// It can't be made or mounted.
     #[track_caller]
     pub fn formatted(options: &[&str]) -> Mount {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::create_dir(folder.path().join("mnt")).expect("a folder");
-        let mount = Mount { folder, server: None };
+        let mount = Self::in_folder(tempfile::tempdir());
         let image = mount.image();
         let mut arguments = vec!["fs", "format", &image];
         arguments.extend_from_slice(options);
         run(&program(), &arguments).ok();
         mount.mounted()
+    }
+
+    /// An image that is to be made, at [`image`](Self::image), before it is [`mounted`](Self::mounted). It is in memory, if there
+    /// is a file system for that: nothing waits for a disk.
+    ///
+    /// # Panics
+    /// There can't be a folder for it.
+    pub fn without_image() -> Mount {
+        Self::in_folder(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()))
+    }
+
+    fn in_folder(folder: std::io::Result<TempDir>) -> Mount {
+        let folder = folder.expect("a folder");
+        std::fs::create_dir(folder.path().join("mnt")).expect("a folder");
+        Mount { folder, server: None }
+    }
+
+    /// Formats a stack in TOML that mounts a file system at `mnt`, and serves it, with the control socket
+    /// [`beside`](Self::beside) it as `control`. [`stopped`](Self::stopped) ends that.
+    ///
+    /// # Panics
+    /// It can't be made or mounted.
+    #[track_caller]
+    pub fn of_stack(toml: &str) -> Mount {
+        let mut mount = Self::in_folder(tempfile::tempdir());
+        let (stack, control) = (mount.beside("stack.toml"), mount.beside("control"));
+        std::fs::write(&stack, toml).expect("a file");
+        let (stack, control) = (stack.display().to_string(), control.display().to_string());
+        let arguments = ["serve", &stack, "--format", "--control", &control];
+        mount.server = Some(Server::start_with(&arguments, PathBuf::new()));
+        mount
     }
 
     /// Mounts it again.
@@ -95,6 +124,18 @@ impl Mount {
         let at = self.at("").display().to_string();
         run_shell(&format!("umount '{at}' || fusermount3 -u '{at}'")).ok();
         let mut server = self.server.take().expect("it is mounted");
+        assert!(server.process.wait().success(), "{}", server.process.err());
+        self
+    }
+
+    /// Asks the server to stop, and waits for its end in good order.
+    ///
+    /// # Panics
+    /// The server fails.
+    #[track_caller]
+    pub fn stopped(mut self) -> Mount {
+        let mut server = self.server.take().expect("it is mounted");
+        server.process.signal(Signal::TERM);
         assert!(server.process.wait().success(), "{}", server.process.err());
         self
     }
