@@ -34,6 +34,8 @@ pub struct Options {
     pub nvdimms: Vec<PathBuf>,
     /// Folders that the guest writes to, under the same names.
     pub shares: Vec<PathBuf>,
+    /// Arguments of QEMU, as they are: devices of other kinds.
+    pub qemu: Vec<String>,
     /// Modules of the kernel that are loaded before.
     pub modules: Vec<&'static str>,
     /// Number of processors.
@@ -52,6 +54,7 @@ impl Default for Options {
             serial: None,
             nvdimms: Vec::new(),
             shares: Vec::new(),
+            qemu: Vec::new(),
             modules: Vec::new(),
             processors: 1,
             memory: 1024,
@@ -122,6 +125,7 @@ impl Guest {
         }
         options.nvdimms.iter().for_each(|file| more("--nvdimm", path(file)));
         options.shares.iter().for_each(|folder| more("--share", path(folder)));
+        options.qemu.iter().for_each(|argument| more("--qemu", argument.clone()));
         options.modules.iter().for_each(|module| more("--module", (*module).to_owned()));
         more("--processors", options.processors.to_string());
         more("--memory", format!("{}M", options.memory));

@@ -8,3 +8,4 @@ pub mod key_value;
 pub mod oracle;
 pub mod stacked;
 pub mod worlds;
+pub mod zoned;

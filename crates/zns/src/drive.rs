@@ -9,7 +9,7 @@
 
 use crate::flash::{Layout, Schedule};
 use crate::format::{self, AREA, Superblock};
-use crate::machine::{Command, Resources, State, ZoneStatus};
+use crate::machine::{Command, Lengths, Resources, State, ZoneStatus};
 use crate::profile::Profile;
 use crate::reliability::{self, PageId, Reliability, Stress};
 use crate::zone::{Program, Slot, Zone, apply_key};
@@ -180,6 +180,11 @@ impl Drive {
         self.lock_unowned(zone, epoch).await?.owned = true;
         slot.gate.wait_until(|| slot.lock().in_flight == 0 || self.check_alive(epoch).is_err()).await;
         self.check_alive(epoch)
+    }
+
+    /// Lengths of a zone, as the state machine takes them.
+    pub(crate) fn lengths(&self) -> Lengths {
+        Lengths { size: self.geometry.zone_size, capacity: self.geometry.zone_capacity }
     }
 
     #[cold]
@@ -417,7 +422,7 @@ impl Drive {
             zone.machine.write_pointer += length;
         } else {
             let command = Command::Write { at: start, length };
-            let applied = zone.machine.apply(command, capacity, &mut lock(&self.resources));
+            let applied = zone.machine.apply(command, self.lengths(), &mut lock(&self.resources));
             applied.map_err(|status| self.refusal(index, zone, status, length, wanted))?;
         }
         let deadline = self.accept(index, zone, start, length)?;

@@ -4,7 +4,7 @@
 //! anything: a refused command leaves zone and resources as they were.
 //!
 //! Order of checks of a write: state of the zone, write pointer, capacity, limits. The specification leaves the choice among
-//! several errors to the controller; this is the order of QEMU's `nvme-ns`.
+//! several errors to the controller; this is the order of QEMU's `nvme-ns`, with which the tests compare it (`tests/zoned/differences.rs`).
 
 use std::fmt;
 
@@ -69,7 +69,7 @@ impl State {
 pub enum ZoneStatus {
     /// An append that doesn't name the start of its zone, or a length of 0.
     InvalidField = 0x02,
-    /// The command reaches past the capacity of the zone.
+    /// A write reaches past the capacity of the zone, or a read past its end.
     BoundaryError = 0xB8,
     /// The zone is full.
     Full = 0xB9,
@@ -172,6 +172,15 @@ impl Resources {
     }
 }
 
+/// Lengths of a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lengths {
+    /// Distance to the start of the next zone: the boundary of reads.
+    pub size: u64,
+    /// Length that can be written, at most `size`.
+    pub capacity: u64,
+}
+
 /// State and write pointer of one zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Zone {
@@ -205,16 +214,18 @@ impl Zone {
         }
     }
 
-    /// Carries out a command. Returns the offset of a write, append or read, and 0 for other commands.
+    /// Carries out a command. Returns the offset of a write, append or read, and 0 for other commands. Reads may reach up to the end of
+    /// the zone: what isn't written, or can't be, is deallocated.
     ///
     /// # Errors
     /// The status of a refused command, which has changed nothing.
     pub fn apply(
         &mut self,
         command: Command,
-        capacity: u64,
+        lengths: Lengths,
         resources: &mut Resources,
     ) -> Result<u64, ZoneStatus> {
+        let Lengths { size, capacity } = lengths;
         match command {
             Command::Write { at, length } => self.write(Some(at), length, capacity, resources),
             Command::Append { at: 0, length } => self.write(None, length, capacity, resources),
@@ -224,7 +235,7 @@ impl Zone {
                     return Err(ZoneStatus::Offline);
                 }
                 match at.checked_add(length) {
-                    Some(end) if end <= capacity => Ok(at),
+                    Some(end) if end <= size => Ok(at),
                     _ => Err(ZoneStatus::BoundaryError),
                 }
             }
@@ -311,6 +322,7 @@ mod tests {
     };
 
     const CAPACITY: u64 = 8;
+    const LENGTHS: Lengths = Lengths { size: 10, capacity: CAPACITY };
 
     fn zone(state: State) -> Zone {
         let write_pointer = if state == Empty { 0 } else { 3 };
@@ -354,7 +366,10 @@ mod tests {
             (Command::Append { at: 0, length: 0 }, [Err(S::InvalidField); 7]),
             (Command::Write { at: 3, length: 0 }, [Err(S::InvalidField); 7]),
             (Command::Read { at: 0, length: 8 }, reads(Ok(()))),
-            (Command::Read { at: 5, length: 4 }, reads(Err(S::BoundaryError))),
+            // Beyond the capacity, up to the end of the zone.
+            (Command::Read { at: 5, length: 5 }, reads(Ok(()))),
+            (Command::Read { at: 8, length: 2 }, reads(Ok(()))),
+            (Command::Read { at: 5, length: 6 }, reads(Err(S::BoundaryError))),
             (Command::Read { at: u64::MAX, length: 4 }, reads(Err(S::BoundaryError))),
             (
                 Command::Open,
@@ -379,7 +394,7 @@ mod tests {
             for (state, expected) in State::ALL.into_iter().zip(row) {
                 let (mut zone, mut resources) = (zone(state), resources(state, 0, 0));
                 let (before, counted) = (zone, resources);
-                let outcome = zone.apply(command, CAPACITY, &mut resources);
+                let outcome = zone.apply(command, LENGTHS, &mut resources);
                 assert_eq!(outcome.map(|_| zone.state), expected, "{command:?} in {state:?}");
                 match outcome {
                     Err(_) => assert_eq!((zone, resources), (before, counted), "{command:?} in {state:?}"),
@@ -433,7 +448,7 @@ mod tests {
                         }
                         other => other,
                     };
-                    let outcome = zone.apply(command, CAPACITY, &mut counts).map(|_| zone.state);
+                    let outcome = zone.apply(command, LENGTHS, &mut counts).map(|_| zone.state);
                     assert_eq!(outcome, expected, "{command:?} in {state:?}, limits {max_open} {max_active}");
                     if outcome.is_err() {
                         assert_eq!((zone, counts), before, "{command:?} in {state:?}");
@@ -461,7 +476,7 @@ mod tests {
                     5 => Command::Finish,
                     _ => Command::Reset,
                 };
-                let _ = zone.apply(command, CAPACITY, &mut counts);
+                let _ = zone.apply(command, LENGTHS, &mut counts);
                 assert!(zone.write_pointer <= CAPACITY);
                 let open = zones.iter().filter(|zone| zone.state.is_open()).count() as u32;
                 let active = zones.iter().filter(|zone| zone.state.is_active()).count() as u32;
@@ -479,6 +494,6 @@ mod tests {
         assert_eq!(named(ZoneStatus::InvalidTransition), "Invalid Zone State Transition, NVMe status BFh");
         let numbers = State::ALL.map(State::number);
         assert_eq!(numbers, [0x1, 0x2, 0x3, 0x4, 0xE, 0xD, 0xF]);
-        assert_eq!(zone(ReadOnly).apply(Command::Offline, CAPACITY, &mut resources(ReadOnly, 1, 1)), Ok(0));
+        assert_eq!(zone(ReadOnly).apply(Command::Offline, LENGTHS, &mut resources(ReadOnly, 1, 1)), Ok(0));
     }
 }

@@ -20,7 +20,7 @@ impl Drive {
                 return Ok(());
             }
             let mut resources = lock(&self.resources);
-            let opened = guard.machine.apply(Command::Open, self.geometry.zone_capacity, &mut resources);
+            let opened = guard.machine.apply(Command::Open, self.lengths(), &mut resources);
             if let Err(status) = opened {
                 return Err(self.refusal(zone, &guard, status, 0, None));
             }
@@ -156,7 +156,7 @@ impl Drive {
             }
             if guard.machine.state != State::Empty {
                 let mut resources = lock(&self.resources);
-                let opened = guard.machine.apply(Command::Open, self.geometry.zone_capacity, &mut resources);
+                let opened = guard.machine.apply(Command::Open, self.lengths(), &mut resources);
                 return opened.map(drop).map_err(|status| self.refusal(index, &guard, status, 0, None));
             }
         }
@@ -169,7 +169,7 @@ impl Drive {
             return Err(Self::interrupted(index, &guard));
         }
         let mut resources = lock(&self.resources);
-        let closed = guard.machine.apply(Command::Close, self.geometry.zone_capacity, &mut resources);
+        let closed = guard.machine.apply(Command::Close, self.lengths(), &mut resources);
         closed.map(drop).map_err(|status| self.refusal(index, &guard, status, 0, None))
     }
 
@@ -253,7 +253,7 @@ impl Drive {
                 let mut guard = self.slot(index).lock();
                 self.check_alive(access.epoch)?;
                 let mut resources = lock(&self.resources);
-                let done = guard.machine.apply(Command::Finish, self.geometry.zone_capacity, &mut resources);
+                let done = guard.machine.apply(Command::Finish, self.lengths(), &mut resources);
                 drop(resources);
                 done.map_err(|status| self.refusal(index, &guard, status, 0, None))?;
                 (guard.interrupted, guard.sealed, guard.trouble) = (false, true, None);
@@ -302,7 +302,7 @@ impl Drive {
                 let mut guard = self.slot(index).lock();
                 self.check_alive(access.epoch)?;
                 let mut resources = lock(&self.resources);
-                let reset = guard.machine.apply(Command::Reset, self.geometry.zone_capacity, &mut resources);
+                let reset = guard.machine.apply(Command::Reset, self.lengths(), &mut resources);
                 drop(resources);
                 reset.map_err(|status| self.refusal(index, &guard, status, 0, None))?;
                 guard.emptied();
