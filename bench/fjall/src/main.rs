@@ -1,7 +1,7 @@
 //! Load on fjall, with the arguments and the workloads of `bench/db-bench`: it prints fio's JSON.
 //!
 //! ```text
-//! fjall-load DIRECTORY BENCHMARK VALUE_SIZE THREADS NUM SECONDS buffered|written|flushed CACHE_SIZE
+//! fjall-load DIRECTORY BENCHMARK VALUE_SIZE THREADS NUM SECONDS buffered|written|flushed CACHE_SIZE WRITE_RATE
 //! ```
 //!
 //! Acknowledgement: `buffered` is `manual_journal_persist`, `written` is fjall's default (the journal is in the page cache), and `flushed` adds
@@ -31,13 +31,15 @@ struct Job {
     seconds: Duration,
     acknowledge: String,
     cache_size: u64,
+    /// Bytes per second of the client of `readwhilewriting` that writes; 0 for no limit.
+    write_rate: u64,
 }
 
 impl Job {
     fn parse() -> Outcome<Job> {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let [directory, benchmark, value_size, threads, num, seconds, acknowledge, cache_size] = &arguments[..] else {
-            return Err("expected DIRECTORY BENCHMARK VALUE_SIZE THREADS NUM SECONDS ACKNOWLEDGE CACHE_SIZE".into());
+        let [directory, benchmark, value_size, threads, num, seconds, acknowledge, cache_size, write_rate] = &arguments[..] else {
+            return Err("expected DIRECTORY BENCHMARK VALUE_SIZE THREADS NUM SECONDS ACKNOWLEDGE CACHE_SIZE WRITE_RATE".into());
         };
         if !["buffered", "written", "flushed"].contains(&acknowledge.as_str()) {
             return Err(format!("{acknowledge}: expected buffered, written or flushed").into());
@@ -51,6 +53,7 @@ impl Job {
             seconds: Duration::from_secs_f64(seconds.parse()?),
             acknowledge: acknowledge.clone(),
             cache_size: cache_size.parse()?,
+            write_rate: write_rate.parse()?,
         })
     }
 
@@ -111,6 +114,8 @@ struct Client<'a> {
     operations: u64,
     until: Option<Instant>,
     stop: Option<&'a AtomicBool>,
+    /// Most bytes of keys and values per second; 0 for no limit.
+    rate: u64,
 }
 
 impl Client<'_> {
@@ -120,7 +125,8 @@ impl Client<'_> {
         let size = self.job.value_size;
         let source = bytes(self.seed, size.max(1 << 20));
         let (mut at, mut latencies) = (0, Vec::new());
-        let mut begun = Instant::now();
+        let (first, mut written) = (Instant::now(), 0);
+        let mut begun = first;
         for _ in 0..self.operations {
             let key = key(random.below(self.job.num));
             match self.work {
@@ -128,6 +134,7 @@ impl Client<'_> {
                     at = if at + size > source.len() { 0 } else { at };
                     self.items.insert(key, &source[at..at + size])?;
                     at += size;
+                    written += (KEY_BYTES + size) as u64;
                     if self.is_durable {
                         self.database.persist(PersistMode::SyncData)?;
                     }
@@ -147,6 +154,13 @@ impl Client<'_> {
             let is_stopped = || self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
             if self.until.is_some_and(|until| ended >= until) || is_stopped() {
                 break;
+            }
+            if let Some(due) = (written * 1_000_000_000).checked_div(self.rate) {
+                let ahead = (first + Duration::from_nanos(due)).saturating_duration_since(ended);
+                if ahead >= Duration::from_millis(1) {
+                    std::thread::sleep(ahead);
+                    begun = Instant::now();
+                }
             }
         }
         Ok(latencies)
@@ -216,6 +230,7 @@ fn run(job: &Job) -> Outcome<()> {
         operations: u64::MAX,
         until: None,
         stop: None,
+        rate: 0,
     };
     let work = match job.benchmark.as_str() {
         "fillrandom" | "overwrite" | "fillsync" => Work::Write,
@@ -237,7 +252,7 @@ fn run(job: &Job) -> Outcome<()> {
         ..client(work, number + 1)
     });
     let ended = AtomicBool::new(false);
-    let writer = Client { stop: Some(&ended), ..client(Work::Write, 2000) };
+    let writer = Client { stop: Some(&ended), rate: job.write_rate, ..client(Work::Write, 2000) };
     let mut latencies = std::thread::scope(|scope| {
         let writing = (job.benchmark == "readwhilewriting").then(|| scope.spawn(|| writer.run()));
         let latencies = run_all(clients.collect());

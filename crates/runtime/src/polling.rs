@@ -1,25 +1,42 @@
-//! When a shard polls its ring before it sleeps.
+//! When a shard polls before it sleeps.
 //!
 //! The wake-up of a sleeping thread takes 20 to 40 µs on a virtual machine, several times as long as a request from memory. A client with
-//! one request at a time pays it for each. So a shard whose last wait was short polls for that time before it sleeps. A wait that exceeds
-//! the limit ends the polling until a wait is short again: a shard without work uses no processor time.
+//! one request at a time pays it for each, and shards that ask each other pay it twice. So a shard whose last wait was short polls for that
+//! time before it sleeps. A wait that exceeds the limit ends the polling until a wait is short again: a shard without work uses no processor time.
 
 use std::time::Duration;
 
 /// Longest time of polling.
 pub(crate) const LIMIT: Duration = Duration::from_micros(50);
 
+/// What ended a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndedBy {
+    /// A message of another shard.
+    Message,
+    /// Anything else: a completion, or a timer.
+    Other,
+}
+
 /// Expectation of a shard about its next wait.
 #[derive(Debug, Default)]
 pub(crate) struct Polling {
+    /// Whether it polls for anything.
     is_allowed: bool,
+    /// Whether it polls for messages of other shards.
+    is_allowed_for_messages: bool,
     expects_short_wait: bool,
 }
 
 impl Polling {
-    /// Polling is allowed if the shards leave a processor to others: their clients need one to send the next request.
+    /// Polling for anything is allowed, where it is wanted, if the shards leave a processor to others: their clients need one to send the next
+    /// request. Polling for messages is allowed if each shard has a processor: the sender needs no other one.
     pub(crate) fn new(is_wanted: bool, shards: usize, processors: usize) -> Polling {
-        Polling { is_allowed: is_wanted && shards < processors, expects_short_wait: false }
+        Polling {
+            is_allowed: is_wanted && shards < processors,
+            is_allowed_for_messages: shards > 1 && shards <= processors,
+            expects_short_wait: false,
+        }
     }
 
     /// Longest time to poll before the next wait, which ends after `limit`; `None` to sleep at once.
@@ -31,13 +48,14 @@ impl Polling {
     /// Whether the lengths of waits matter.
     #[inline]
     pub(crate) fn is_allowed(&self) -> bool {
-        self.is_allowed
+        self.is_allowed || self.is_allowed_for_messages
     }
 
     /// Records the length of a wait, polling included.
     #[inline]
-    pub(crate) fn waited(&mut self, time: Duration) {
-        self.expects_short_wait = self.is_allowed && time < LIMIT;
+    pub(crate) fn waited(&mut self, time: Duration, ended_by: EndedBy) {
+        let is_allowed = self.is_allowed || self.is_allowed_for_messages && ended_by == EndedBy::Message;
+        self.expects_short_wait = is_allowed && time < LIMIT;
     }
 }
 
@@ -51,18 +69,24 @@ mod tests {
     fn a_short_wait_is_followed_by_polling_and_a_long_one_by_sleep() {
         let mut polling = Polling::new(true, 1, 2);
         assert_eq!(polling.time(None), None, "nothing is known yet");
-        polling.waited(SHORT);
+        polling.waited(SHORT, EndedBy::Other);
         assert_eq!(polling.time(None), Some(LIMIT));
         assert_eq!(polling.time(Some(SHORT)), Some(SHORT), "a timer is due before");
-        polling.waited(LIMIT);
+        polling.waited(LIMIT, EndedBy::Other);
         assert_eq!(polling.time(None), None);
     }
 
     #[test]
-    fn shards_that_have_all_processors_sleep() {
-        for (is_wanted, shards, processors) in [(true, 2, 2), (true, 3, 2), (false, 1, 2)] {
+    fn shards_that_have_all_processors_poll_for_messages_of_each_other_only() {
+        for (is_wanted, shards, processors, after_message) in
+            [(true, 2, 2, true), (false, 2, 2, true), (true, 3, 2, false), (false, 1, 2, false)]
+        {
             let mut polling = Polling::new(is_wanted, shards, processors);
-            polling.waited(SHORT);
+            polling.waited(SHORT, EndedBy::Other);
+            assert_eq!(polling.time(None), None, "{shards} shards, {processors} processors");
+            polling.waited(SHORT, EndedBy::Message);
+            assert_eq!(polling.time(None).is_some(), after_message, "{shards} shards, {processors} processors");
+            polling.waited(LIMIT, EndedBy::Message);
             assert_eq!(polling.time(None), None, "{shards} shards, {processors} processors");
         }
     }

@@ -94,6 +94,12 @@ impl Mailbox {
         true
     }
 
+    /// Whether work has arrived.
+    #[inline]
+    pub(crate) fn has_letters(&self) -> bool {
+        self.has_letters.load(Ordering::Acquire)
+    }
+
     pub(crate) fn wake_up(&self) {
         self.sleeping.store(false, Ordering::SeqCst);
     }

@@ -252,13 +252,6 @@ impl Ring {
             return;
         }
         self.held_back = false;
-        let waiting_since = (wait && self.polling.is_allowed()).then(crate::now);
-        let wait = wait && (has_work || !self.poll(limit));
-        // A timer is due at the same time, polled or not.
-        let limit = match (limit, waiting_since) {
-            (Some(limit), Some(since)) => Some(limit.saturating_sub(crate::now() - since)),
-            (limit, _) => limit,
-        };
         let result = match (wait, limit) {
             (true, Some(limit)) => {
                 let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
@@ -274,9 +267,6 @@ impl Ring {
             Err(error) => self.pause_after(&error),
         }
         self.unsubmitted = self.ring.submission().len();
-        if let Some(since) = waiting_since {
-            self.polling.waited(crate::now() - since);
-        }
     }
 
     /// Submits the batched entries, and has the kernel post deferred completions.
@@ -287,8 +277,8 @@ impl Ring {
         unsafe { self.ring.submitter().enter::<libc::sigset_t>(unsubmitted, 0, GET_EVENTS, None) }
     }
 
-    /// Submits the batched entries, and polls for a completion if the wait is expected to be short. Returns whether there is one.
-    fn poll(&mut self, limit: Option<Duration>) -> bool {
+    /// Submits the batched entries, and polls for a completion or a message if the wait is expected to be short. Returns whether there is one.
+    pub(crate) fn poll(&mut self, limit: Option<Duration>, has_message: impl Fn() -> bool) -> bool {
         let Some(time) = self.polling.time(limit) else { return false };
         if self.unsubmitted > 0 {
             match self.enter_without_waiting() {
@@ -299,7 +289,7 @@ impl Ring {
         }
         let end = crate::now() + time;
         loop {
-            if self.ring.submission().taskrun() || !self.ring.completion().is_empty() {
+            if has_message() || self.ring.submission().taskrun() || !self.ring.completion().is_empty() {
                 return true;
             }
             if crate::now() >= end {
@@ -307,6 +297,11 @@ impl Ring {
             }
             std::hint::spin_loop();
         }
+    }
+
+    /// What decides whether to poll.
+    pub(crate) fn polling(&mut self) -> &mut Polling {
+        &mut self.polling
     }
 
     /// Pauses after a failed submission. EINTR and EBUSY (completions have to be reaped first) pass by themselves;

@@ -2,6 +2,7 @@
 
 use crate::clock::{self, now};
 use crate::operation::{Descriptor, Operation};
+use crate::polling::EndedBy;
 use crate::random::Random;
 use crate::remote::Mailbox;
 use crate::ring::Ring;
@@ -279,18 +280,23 @@ impl Shard {
         self.run_ready();
         self.mailbox.deliver(self);
         self.expire_timers();
-        let mut wait = self.queue.borrow().is_empty();
-        let deadline = self.timers.borrow().next_deadline().filter(|_| wait);
-        let limit = deadline.map(|deadline| deadline - now());
-        if wait && !self.mailbox.fall_asleep() {
-            wait = false;
-        }
+        let is_idle = self.queue.borrow().is_empty();
+        let deadline = self.timers.borrow().next_deadline().filter(|_| is_idle);
+        let limit = || deadline.map(|deadline| deadline - now());
         {
             let mut ring = ring.borrow_mut();
             let ring = ring.as_mut().expect("a shard that turns has its ring");
-            ring.turn(wait, limit);
+            let idle_since = (is_idle && ring.polling().is_allowed()).then(now);
+            let wait = is_idle
+                && !ring.poll(limit(), || self.mailbox.has_letters() || self.mailbox.is_stopped())
+                && self.mailbox.fall_asleep();
+            ring.turn(wait, limit());
             if wait {
                 self.mailbox.wake_up();
+            }
+            if let Some(since) = idle_since {
+                let by = if self.mailbox.has_letters() { EndedBy::Message } else { EndedBy::Other };
+                ring.polling().waited(now() - since, by);
             }
             ring.reap(|key, result| self.complete_inside_turn(key, result));
         }

@@ -28,6 +28,8 @@ pub struct Job {
     /// Writes of all clients together.
     pub operations: Option<u64>,
     pub duration: Option<Duration>,
+    /// Bytes per second of the client of `readwhilewriting` that writes; 0 for no limit.
+    pub write_rate: u64,
     pub seek_nexts: usize,
     pub shards: usize,
     pub turn: u64,
@@ -73,9 +75,10 @@ impl Default for Job {
             writes: None,
             operations: None,
             duration: None,
+            write_rate: 0,
             seek_nexts: 0,
             shards: 1,
-            turn: 32,
+            turn: 1,
             poll: false,
             seed: 1,
             deletes: 10,
@@ -140,6 +143,7 @@ impl Job {
             "writes" => self.writes = Some(number()?),
             "operations" => self.operations = Some(number()?),
             "duration" => self.duration = Some(seconds()?).filter(|time| !time.is_zero()),
+            "benchmark_write_rate_limit" => self.write_rate = number()?,
             "seek_nexts" => self.seek_nexts = number()? as usize,
             "shards" => self.shards = number()? as usize,
             "turn" => self.turn = positive()?,

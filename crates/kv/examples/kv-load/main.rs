@@ -7,7 +7,7 @@
 //!         [--delete_persistence=SECONDS] [--compaction_rate=BYTES] [--cache_size=BYTES] [--write_buffer_size=BYTES] [--target_file_size_base=BYTES]
 //!         [--max_bytes_for_level_base=BYTES] [--max_bytes_for_level_multiplier=N] [--level0_file_num_compaction_trigger=N] [--block_size=BYTES]
 //!         [--bloom_bits=N] [--compression_type=lz4|none] [--compression_ratio=SHARE] [--turn=N] [--poll=0|1] [--seed=N]
-//!         [--deletes=PERCENT] [--threshold=PERCENT] [--rate=N] [--read_rate=N] [--phase=2|3]
+//!         [--benchmark_write_rate_limit=BYTES] [--deletes=PERCENT] [--threshold=PERCENT] [--rate=N] [--read_rate=N] [--phase=2|3]
 //! ```
 //!
 //! The store is on zones of a file, opened with O_DIRECT unless `--direct=0`, or on an emulated ZNS drive, in memory or in a file. It is
@@ -17,7 +17,7 @@
 //! - `fillseq`, `fillrandom`, `overwrite`, `deleterandom`: each client writes `--writes` keys of `--num`, all of them by default.
 //! - `fillsync`: as `fillrandom`, each write durable, with a thousandth of the keys.
 //! - `readrandom`, `seekrandom`: each client reads `--reads` keys, or seeks and reads `--seek_nexts` pairs.
-//! - `readwhilewriting`: as `readrandom`, while one more client writes, which isn't counted.
+//! - `readwhilewriting`: as `readrandom`, while one more client writes, which isn't counted, at most `--benchmark_write_rate_limit` bytes per second.
 //! - `flush`, `waitforcompaction`: write what is in memory as tables, and wait until no compaction is due; not measured.
 //! - `deletion`: inserts, updates and deletes, then reads, with deletes that are persistent in time: see its module.
 //!
@@ -93,6 +93,8 @@ struct Client {
     operations: u64,
     until: Option<Instant>,
     acknowledge: Acknowledge,
+    /// Most bytes of keys and values per second; 0 for no limit.
+    rate: u64,
 }
 
 impl Client {
@@ -101,7 +103,8 @@ impl Client {
         let mut values = Values::new(&job, self.number);
         let mut measured = Measured::default();
         let mut key = vec![b'0'; job.key_size];
-        let mut begun = now();
+        let first = now();
+        let mut begun = first;
         for operation in 0..self.operations {
             let number = match self.work {
                 Work::WriteInOrder => operation % self.keys.count,
@@ -116,6 +119,13 @@ impl Client {
             begun = ended;
             if self.until.is_some_and(|until| ended >= until) {
                 break;
+            }
+            if let Some(due) = (measured.bytes * 1_000_000_000).checked_div(self.rate) {
+                let ahead = first + Duration::from_nanos(due) - ended;
+                if ahead >= SHORTEST_SLEEP {
+                    runtime::sleep(ahead).await;
+                    begun = now();
+                }
             }
             if (operation + 1) % job.turn == 0 {
                 runtime::yield_now().await;
@@ -222,11 +232,12 @@ async fn measure(
     };
     // Another benchmark draws other keys.
     let seed = job.seed.wrapping_add(at as u64 * 1000);
-    let client = |number: u64| Client { work, seed, number, keys, operations, until, acknowledge };
+    let client = |number: u64| Client { work, seed, number, keys, operations, until, acknowledge, rate: 0 };
     let clients: Vec<_> = (0..job.threads).map(|number| start(client(number))).collect();
     let writer = (name == "readwhilewriting").then(|| {
         let until = Some(until.unwrap_or(from + LONGEST_WRITER));
-        start(Client { work: Work::Write, operations: u64::MAX, until, ..client(job.threads) })
+        let rate = job.write_rate;
+        start(Client { work: Work::Write, operations: u64::MAX, until, rate, ..client(job.threads) })
     });
     let mut measured = Measured::default();
     for client in clients {
@@ -241,6 +252,8 @@ async fn measure(
     Ok(Outcome { name: name.to_owned(), writes: work.writes(), measured, time, cpu, written_before })
 }
 
+/// A client that is ahead of its rate by less goes on.
+const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 /// Longest time of the writer of `readwhilewriting` without a duration.
 const LONGEST_WRITER: Duration = Duration::from_secs(3600);
 
