@@ -99,13 +99,11 @@ mod tests {
 
     #[test]
     fn old_tables_of_level_0_go_first_then_each_level_table_by_table() {
-        let mut tree = Tree {
-            levels: vec![
-                vec![table(9, "a", "z"), table(8, "c", "d"), table(7, "b", "b")],
-                vec![table(1, "a", "a"), table(2, "b", "c"), table(3, "d", "f"), table(4, "g", "h")],
-                vec![table(5, "c", "d"), table(6, "h", "z")],
-            ],
-        };
+        let mut tree = Tree::of(vec![
+            vec![table(9, "a", "z"), table(8, "c", "d"), table(7, "b", "b")],
+            vec![table(1, "a", "a"), table(2, "b", "c"), table(3, "d", "f"), table(4, "g", "h")],
+            vec![table(5, "c", "d"), table(6, "h", "z")],
+        ]);
         let found =
             |tree: &Tree<'_>| next(tree, 2, 9).map(|job| (job.level, job.inputs, job.target, job.overlapped));
         assert_eq!(found(&tree), Some((0, vec![8, 7], 1, vec![2, 3])), "9 is newer");

@@ -32,6 +32,8 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Appends in flight.
+const LANES: u32 = 2;
 /// Most bytes of writes that are acknowledged, or wait, before they are in a record.
 const MOST_PENDING: usize = 4 << 20;
 /// Bytes of writes that are acknowledged, and longest time until these are put into a record: small records would have more headers than writes.
@@ -181,17 +183,21 @@ pub fn kit_settings(
     (shard, shards): (u16, u16),
 ) -> logkit::Settings {
     let table_blocks = layout.blocks_in(settings.table_bytes);
+    let cleaner_reserve = 1 + 2 * u32::from(shards);
+    let buffered =
+        cleaner_reserve + 2 + zones_of_buffered(layout, settings.buffer_bytes * MOST_FROZEN as u64);
+    let low_watermark = 0.05_f64.max(f64::from(buffered) / f64::from(layout.zones)).min(0.3);
     logkit::Settings {
         user_stream: write_stream(shard),
         cleaner_stream: table_stream(shard),
-        appends_in_flight: 2,
+        appends_in_flight: LANES,
         data_blocks: layout.data_blocks(LONGEST_META),
         record_blocks: layout.record_blocks(LONGEST_META),
         // The pieces of a victim go to zones of each shard; a flush of a buffer must be possible, or the log can't be freed.
-        cleaner_reserve: 1 + 2 * u32::from(shards),
+        cleaner_reserve,
         checkpoint_blocks: (4 * layout.blocks_in(settings.buffer_bytes)).max(4 * table_blocks),
-        low_watermark: 0.05,
-        high_watermark: 0.15,
+        low_watermark,
+        high_watermark: low_watermark + 0.1,
         most_steps: u64::MAX,
         read_request_bytes: logkit::READ_REQUEST_BYTES,
         prepare_zones: false,
@@ -405,7 +411,7 @@ impl Core {
 
     /// Freezes the active buffer if its records take much more space than its writes, or if zones are short: it has got another zone.
     pub(crate) fn freeze_if_wasteful(&self) {
-        let zone_bytes = u64::from(self.kit.layout.zone_blocks) * self.kit.layout.block_size.bytes();
+        let zone_bytes = zone_bytes(&self.kit.layout);
         let log_bytes = self.active.borrow().zones() as u64 * zone_bytes;
         let is_short = self.kit.pool.free() <= self.kept_zones() + 2 * u32::from(self.shards);
         let is_wasteful = log_bytes > 2 * zone_bytes + 4 * self.buffer_bytes() as u64;
@@ -635,9 +641,7 @@ impl Core {
         let frozen: usize = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum();
         let buffers = (self.active.borrow().memtable.bytes() + frozen) as u64;
         let bytes = self.unwritten.get() + self.pending.borrow().bytes.len() as u64 + buffers;
-        let zone_bytes = u64::from(self.kit.layout.zone_blocks) * self.kit.layout.block_size.bytes();
-        let needed = self.kit.settings.appends_in_flight + 3 + (2 * bytes / zone_bytes) as u32;
-        self.kit.pool.free() > self.kept_zones() + needed
+        self.kit.pool.free() > self.kept_zones() + zones_of_buffered(&self.kit.layout, bytes)
     }
 
     /// Sequences of the live snapshots, rising.
@@ -649,6 +653,16 @@ impl Core {
 /// Salt of the checksums of a table: another one for each table, for as long as a block of one may be taken for one of another.
 pub(crate) fn salt_of(table: TableId, shard: u16) -> u32 {
     (table as u32) << 8 | u32::from(shard)
+}
+
+/// Zones that must be free for writes of this many bytes that are acknowledged before they are in the log.
+fn zones_of_buffered(layout: &logkit::Layout, bytes: u64) -> u32 {
+    LANES + 3 + (2 * bytes / zone_bytes(layout)) as u32
+}
+
+/// Bytes that a zone takes.
+fn zone_bytes(layout: &logkit::Layout) -> u64 {
+    u64::from(layout.zone_blocks) * layout.block_size.bytes()
 }
 
 /// Size at which the active buffer of one of so many shards is full.

@@ -1,12 +1,13 @@
 //! Carries out what [`erasure`](crate::erasure) asks: zones with stale data are sealed, emptied, covered by a checkpoint, and reset.
 
 use crate::core::Core;
+use crate::entry::Timestamp;
 use crate::item::Item;
 use crate::jobs::oldest_delete;
 use crate::manifest::Extent;
 use crate::memtable::Memtable;
 use crate::policy::placement::LOG;
-use crate::tables::TableFile;
+use crate::tables::{Table, TableFile};
 use block::Result;
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
 use logkit::{Mover, checkpoint, reset};
@@ -17,8 +18,8 @@ use std::time::Duration;
 const LOOKS: u32 = 16;
 /// Shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// Share of its time after which a zone is emptied: until then it may die by itself.
-const EMPTY_AFTER: f64 = 0.4;
+/// Time before it is due at which a zone is emptied, as a share of the limit: until then it may die by itself.
+const EMPTY_BEFORE: f64 = 0.35;
 /// Share of the limit after which a buffer with tombstones is written.
 const BUFFER_AFTER: f64 = 0.5;
 /// Blocks that are moved at a time.
@@ -55,7 +56,7 @@ impl Core {
             has_tombstones |= home.with(look).await?;
         }
         self.note_full_zones();
-        let due = self.erasure.due(EMPTY_AFTER);
+        let due = self.erasure.due_within(limit.mul_f64(EMPTY_BEFORE));
         if due.is_empty() {
             if !has_tombstones && self.erasure.all().is_empty() {
                 self.erasure.forget(deletes);
@@ -84,6 +85,24 @@ impl Core {
             || self.levels.borrow().all().any(|table| oldest_delete(&table.meta.summary).is_some())
     }
 
+    /// Time by which zones must be reset that have stale blocks of a table of the tree: see [`erasure`](crate::erasure).
+    pub(crate) fn due_of(&self, table: &Table) -> Option<Timestamp> {
+        // Without a promise nothing is looked for.
+        self.erasure.limit()?;
+        let of_buffer = |memtable: &Memtable| {
+            memtable.oldest_tombstone().into_iter().chain(memtable.earliest_expiry()).min()
+        };
+        let active = of_buffer(&self.active.borrow().memtable);
+        let frozen = self.frozen.borrow().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
+        let levels = self.levels.borrow().clone();
+        let overlapping = levels.all().filter(|other| other.overlaps(table));
+        let tables = overlapping.filter_map(|other| oldest_delete(&other.meta.summary)).min();
+        let own = oldest_delete(&table.meta.summary);
+        let oldest = [active, frozen, tables, own].into_iter().flatten().min();
+        let now = crate::batch::now();
+        self.erasure.due_after(oldest.map_or(now, |oldest| oldest.min(now)))
+    }
+
     /// Freezes the active buffer if its oldest tombstone is old.
     fn freeze_old(&self, limit: Duration) {
         let oldest = self.active.borrow().memtable.oldest_tombstone();
@@ -99,7 +118,7 @@ impl Core {
             if zone.usage == Usage::Full && zone.live < zone.written
                 || zone.usage == Usage::Damaged && zone.written > 0
             {
-                self.erasure.stale(number);
+                self.erasure.stale(number, None);
             }
         }
     }
@@ -162,8 +181,7 @@ impl Core {
     pub(crate) fn note_append(&self, zone: u32, generation: u64, has_edit: bool) {
         let class = self.kit.pool.get(zone).class;
         if self.erasure.limit().is_some() && (class == LOG || class == CHECKPOINT_CLASS || has_edit) {
-            let since = crate::batch::now();
-            self.erasure.stale_since(crate::erasure::Stale { zone, generation, since });
+            self.erasure.stale_in(zone, generation);
         }
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! A delete is persistent once every zone that held an older version of the key, or the tombstone, has been reset. With `delete_persistence` of time D
 //! the store divides that time. Buffers with tombstones are written, and compaction brings tombstones to the bottom, within `1 - reset_share` of D
-//! ([`policy`](crate::policy)). Every zone is reset within `reset_share` of D after the first of its data has become stale.
+//! ([`policy`](crate::policy)). A zone has what is left:
+//! - Blocks of a table are stale when it is removed and no reader has it, or when they were moved. What they have of keys that are deleted later may stay for D. The
+//!   tombstones of what was deleted before are in buffers and in tables whose keys overlap. So the zone is due D after the oldest of these deletions, and D from
+//!   now on at the latest.
+//! - A zone of the write-ahead log, of the manifest's edits or of checkpoints is due `reset_share` of D after the first record is appended to it. So is a zone whose
+//!   stale data isn't known more closely.
 //!
-//! That is enough: a copy of a deleted key that is stale before the delete is gone `reset_share` of D after that, and one that becomes stale by a compaction,
-//! at most D after the delete. Data is stale when its table is removed and no reader has it, when it was moved, or when the writes of a record are in a table.
-//! A zone of the write-ahead log, of the manifest's edits or of checkpoints counts as stale when the first record is appended to it. As long as nothing is
-//! deleted, no zone is due.
+//! As long as nothing is deleted, no zone is due.
 //!
 //! The state is shared by all shards; the home carries it out (`eraser`).
 
@@ -26,17 +28,24 @@ pub struct Stale {
     pub zone: u32,
     /// Number of times that it had been reset.
     pub generation: u64,
-    /// When the first of its data became stale.
-    pub since: Timestamp,
+    /// Time by which it must be reset.
+    pub due: Timestamp,
+}
+
+/// A zone that must be reset, and when that was noted first.
+#[derive(Debug, Clone, Copy)]
+struct Noted {
+    stale: Stale,
+    since: Timestamp,
 }
 
 /// Zones that must be reset, of all shards.
 #[derive(Debug)]
 pub struct Erasure {
     pool: Arc<ZonePool>,
-    /// Time between the moment at which data is stale and the reset; `None` without a promise.
-    limit: Option<Duration>,
-    stale: Mutex<BTreeMap<u32, Stale>>,
+    /// Time by which a delete is persistent; `None` without a promise.
+    persistence: Option<Duration>,
+    stale: Mutex<BTreeMap<u32, Noted>>,
     /// Number of deletes that may have left something.
     deletes: AtomicU64,
     /// Largest time that a zone has taken, in milliseconds.
@@ -45,36 +54,57 @@ pub struct Erasure {
     late: AtomicU64,
 }
 
+/// Share of the time of a delete that a zone has whose stale data isn't known more closely.
+fn limit_of(persistence: Duration) -> Duration {
+    persistence.mul_f64(CompactionParameters::default().reset_share)
+}
+
+/// Time by which a zone must be reset whose stale data isn't known more closely, if it became stale at a time.
+pub(crate) fn due_since(since: Timestamp, persistence: Option<Duration>) -> Timestamp {
+    since.saturating_add(persistence.map_or(0, |persistence| limit_of(persistence).as_millis() as u64))
+}
+
 impl Erasure {
     /// The state of a store with this time for deletes; `stale` are the zones that a checkpoint names.
-    pub fn new(pool: Arc<ZonePool>, delete_persistence: Option<Duration>, stale: Vec<Stale>) -> Arc<Self> {
-        let share = CompactionParameters::default().reset_share;
-        let deletes = AtomicU64::new(stale.len() as u64);
-        Arc::new(Erasure {
+    pub fn new(pool: Arc<ZonePool>, persistence: Option<Duration>, stale: Vec<Stale>) -> Arc<Self> {
+        let erasure = Erasure {
             pool,
-            limit: delete_persistence.map(|time| time.mul_f64(share)),
-            stale: Mutex::new(stale.into_iter().map(|stale| (stale.zone, stale)).collect()),
-            deletes,
+            persistence,
+            stale: Mutex::default(),
+            deletes: AtomicU64::new(stale.len() as u64),
             longest: AtomicU64::new(0),
             late: AtomicU64::new(0),
-        })
+        };
+        // The store may have been opened with a longer time before.
+        let latest = erasure.due_after(crate::batch::now()).unwrap_or(0);
+        stale.into_iter().for_each(|found| erasure.note(Stale { due: found.due.min(latest), ..found }));
+        Arc::new(erasure)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Stale>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Noted>> {
         self.stale.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time between the moment at which data is stale and the reset; `None` without a promise.
+    /// Time of a zone whose stale data isn't known more closely; `None` without a promise.
     pub fn limit(&self) -> Option<Duration> {
-        self.limit
+        self.persistence.map(limit_of)
+    }
+
+    /// Time by which a zone must be reset whose stale data is of no key that was deleted before `oldest`; `None` without a promise.
+    pub fn due_after(&self, oldest: Timestamp) -> Option<Timestamp> {
+        Some(oldest.saturating_add(self.persistence?.as_millis() as u64))
     }
 
     /// Notes a delete, or the time at which a value expires. From the first one on, zones with stale data are due.
     pub fn deleted(&self, at: Timestamp) {
-        if self.limit.is_some() && self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
+        if self.persistence.is_some() && self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
             // A value that will expire may be overwritten, and deleted, before that.
             let at = at.min(crate::batch::now());
-            self.lock().values_mut().for_each(|stale| stale.since = stale.since.max(at));
+            let due = due_since(at, self.persistence);
+            self.lock().values_mut().for_each(|noted| {
+                noted.since = noted.since.max(at);
+                noted.stale.due = noted.stale.due.max(due);
+            });
         }
     }
 
@@ -89,59 +119,66 @@ impl Erasure {
         let _newer = self.deletes.compare_exchange(deletes, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Notes that data in a zone is stale, from now on.
-    pub fn stale(&self, zone: u32) {
-        if self.limit.is_some() {
+    /// Notes that data in a zone is stale from now on, which must be gone at a time: one of [`due_after`](Self::due_after), or that of data that isn't known
+    /// more closely.
+    pub fn stale(&self, zone: u32, due: Option<Timestamp>) {
+        if self.persistence.is_some() {
             let generation = self.pool.get(zone).generation;
-            self.stale_since(Stale { zone, generation, since: crate::batch::now() });
+            let due = due.unwrap_or_else(|| due_since(crate::batch::now(), self.persistence));
+            self.note(Stale { zone, generation, due });
         }
     }
 
-    /// Notes that data in a zone is stale.
-    pub fn stale_since(&self, found: Stale) {
-        if self.limit.is_none() {
+    /// Notes that a zone has stale data from now on that isn't known more closely, also if it is reset meanwhile.
+    pub fn stale_in(&self, zone: u32, generation: u64) {
+        self.note(Stale { zone, generation, due: due_since(crate::batch::now(), self.persistence) });
+    }
+
+    fn note(&self, found: Stale) {
+        if self.persistence.is_none() {
             return;
         }
+        let new = Noted { stale: found, since: crate::batch::now() };
         let mut all = self.lock();
-        let known = all.entry(found.zone).or_insert(found);
-        if known.generation < found.generation {
-            *known = found;
-        } else if known.generation == found.generation {
-            known.since = known.since.min(found.since);
+        let known = all.entry(found.zone).or_insert(new);
+        if known.stale.generation < found.generation {
+            *known = new;
+        } else if known.stale.generation == found.generation {
+            known.stale.due = known.stale.due.min(found.due);
         }
     }
 
     /// All zones that must be reset; those that were reset since are forgotten.
     pub fn all(&self) -> Vec<Stale> {
-        let Some(limit) = self.limit else { return Vec::new() };
         let now = crate::batch::now();
         let mut all = self.lock();
-        all.retain(|zone, stale| {
-            let is_reset = self.pool.have_been_reset(&[(*zone, stale.generation)]);
+        all.retain(|zone, noted| {
+            let is_reset = self.pool.have_been_reset(&[(*zone, noted.stale.generation)]);
             if is_reset {
-                let took = now.saturating_sub(stale.since);
-                self.longest.fetch_max(took, Ordering::Relaxed);
-                let is_late = took > limit.as_millis() as u64 && self.deletes() > 0;
+                self.longest.fetch_max(now.saturating_sub(noted.since), Ordering::Relaxed);
+                let is_late = now > noted.stale.due && self.deletes() > 0;
                 self.late.fetch_add(is_late.into(), Ordering::Relaxed);
             }
             !is_reset
         });
-        all.values().copied().collect()
+        all.values().map(|noted| noted.stale).collect()
     }
 
-    /// Zones that are to be reset now: a share of their time has passed.
-    pub fn due(&self, share: f64) -> Vec<Stale> {
-        let Some(limit) = self.limit else { return Vec::new() };
-        let now = crate::batch::now();
-        let after = limit.mul_f64(share).as_millis() as u64;
+    /// Zones that are due within a time.
+    pub fn due_within(&self, time: Duration) -> Vec<Stale> {
+        let until = crate::batch::now().saturating_add(time.as_millis() as u64);
         let mut due = self.all();
-        due.retain(|stale| stale.since + after <= now && self.deletes() > 0);
+        due.retain(|stale| stale.due <= until && self.deletes() > 0);
         due
     }
 
     /// Number of zones that are overdue now, of zones that were reset too late, and the longest time of a zone in milliseconds.
     pub fn alarms(&self) -> (usize, u64, u64) {
-        (self.due(1.0).len(), self.late.load(Ordering::Relaxed), self.longest.load(Ordering::Relaxed))
+        (
+            self.due_within(Duration::ZERO).len(),
+            self.late.load(Ordering::Relaxed),
+            self.longest.load(Ordering::Relaxed),
+        )
     }
 }
 
@@ -154,22 +191,28 @@ mod tests {
         let pool = Arc::new(ZonePool::new(4));
         let erasure = Erasure::new(pool.clone(), Some(Duration::from_secs(40)), Vec::new());
         let now = crate::batch::now();
-        erasure.stale_since(Stale { zone: 2, generation: 0, since: now - 11_000 });
-        erasure.stale_since(Stale { zone: 2, generation: 0, since: now });
-        assert!(erasure.due(0.0).is_empty(), "nothing was deleted");
+        erasure.stale(2, Some(now - 1000));
+        erasure.stale(2, Some(now + 60_000));
+        assert!(erasure.due_within(Duration::ZERO).is_empty(), "nothing was deleted");
         erasure.deleted(now - 11_000);
         assert_eq!(
-            erasure.due(0.5),
-            [Stale { zone: 2, generation: 0, since: now - 11_000 }],
-            "the earliest time stays"
+            erasure.due_within(Duration::ZERO),
+            [Stale { zone: 2, generation: 0, due: now - 1000 }],
+            "the earliest time stays; a quarter of 40 s has passed since the first delete"
         );
-        assert_eq!(erasure.alarms().0, 1, "a quarter of 40 s has passed");
+        assert_eq!(erasure.alarms().0, 1);
+        erasure.stale(1, erasure.due_after(now - 30_000));
+        erasure.stale(3, None);
+        let zones = |seconds| -> Vec<u32> {
+            erasure.due_within(Duration::from_secs(seconds)).iter().map(|stale| stale.zone).collect()
+        };
+        assert_eq!([zones(8), zones(11)], [vec![2], vec![1, 2, 3]], "10 s are left in zones 1 and 3");
         pool.set_free(2, 1);
-        assert!(erasure.all().is_empty());
-        let (overdue, late, longest) = erasure.alarms();
-        assert!(overdue == 0 && late == 1 && longest >= 10_500);
+        assert_eq!(erasure.all().len(), 2);
+        let (overdue, late, _) = erasure.alarms();
+        assert!(overdue == 0 && late == 1);
         let without = Erasure::new(pool, None, Vec::new());
-        without.stale(3);
+        without.stale(3, None);
         assert!(without.all().is_empty());
     }
 }

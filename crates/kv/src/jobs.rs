@@ -230,7 +230,9 @@ impl Core {
     /// Shows the tree to a policy.
     pub(crate) fn with_tree<T>(&self, look: impl FnOnce(&Tree<'_>) -> T) -> T {
         let levels = self.levels.borrow().clone();
-        let mut tree = Tree::default();
+        // After a job that found no space, a small one is tried.
+        let is_short = matches!(&*self.background_error.borrow(), Some(Error::NoSpace(_)));
+        let mut tree = Tree { is_short, ..Tree::default() };
         for level in &levels.0 {
             tree.levels.push(level.iter().map(|table| self.view(table)).collect());
         }

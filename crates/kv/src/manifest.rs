@@ -189,7 +189,7 @@ impl State {
         for stale in &self.stale {
             writer.u32(stale.zone);
             writer.u64(stale.generation);
-            writer.u64(stale.since);
+            writer.u64(stale.due);
         }
         writer.0
     }
@@ -212,7 +212,7 @@ impl State {
         }
         let mut stale = Vec::new();
         for _ in 0..reader.count(20)? {
-            stale.push(Stale { zone: reader.u32()?, generation: reader.u64()?, since: reader.u64()? });
+            stale.push(Stale { zone: reader.u32()?, generation: reader.u64()?, due: reader.u64()? });
         }
         reader.end()?;
         match (1..=usize::from(MOST_SHARDS)).contains(&shards.len()) {

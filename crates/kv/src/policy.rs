@@ -88,9 +88,16 @@ impl TableView<'_> {
 pub struct Tree<'a> {
     /// The levels, from 0; levels at the end may be empty or missing.
     pub levels: Vec<Vec<TableView<'a>>>,
+    /// The drive had no space for the outputs of a job: the next ones take no more inputs than they must.
+    pub is_short: bool,
 }
 
 impl<'a> Tree<'a> {
+    /// A tree of these levels, on a drive with space.
+    pub fn of(levels: Vec<Vec<TableView<'a>>>) -> Self {
+        Tree { levels, is_short: false }
+    }
+
     /// Returns the tables of a level; none for a level that is missing.
     pub fn level(&self, level: usize) -> &[TableView<'a>] {
         self.levels.get(level).map_or(&[], Vec::as_slice)

@@ -3,7 +3,7 @@
 //! The writes are replayed into buffers, and written as tables before the store is open, so that it has its memory for new ones.
 
 use crate::core::{Core, Found as FoundShard, ReplayedWrites, kit_settings};
-use crate::erasure::{Erasure, Stale};
+use crate::erasure::{self, Erasure, Stale};
 use crate::item::{Place, Recorded, decode_parts};
 use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, table_stream, write_stream};
 use crate::settings::Settings;
@@ -95,11 +95,8 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec
     let (mut opening, Replayed { shards: found, mut stale, clock }) = replay_all(&*handle).await?;
     let opening_unlisted = std::mem::take(&mut opening.unlisted);
     let parts = opening.finish(&*handle, clock).await?;
-    stale.extend(opening_unlisted.into_iter().map(|(zone, generation)| Stale {
-        zone,
-        generation,
-        since: crate::batch::now(),
-    }));
+    let due = erasure::due_since(crate::batch::now(), settings.delete_persistence);
+    stale.extend(opening_unlisted.into_iter().map(|(zone, generation)| Stale { zone, generation, due }));
     let homes = start((zones, handle), parts, (found, stale), settings).await?;
     for home in &homes {
         let flush = |core: Rc<Core>| async move { core.flush_replayed().await };

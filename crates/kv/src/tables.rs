@@ -1,6 +1,6 @@
 //! Tables in zones: where their blocks are, and reads of them through the cache.
 
-use crate::entry::Sequence;
+use crate::entry::{Sequence, Timestamp};
 use crate::erasure::Erasure;
 use crate::item::Place;
 use crate::manifest::{Extent, TableId, TableMeta};
@@ -27,6 +27,8 @@ pub struct TableFile {
     extents: RefCell<Vec<Extent>>,
     /// Newest snapshot that was live when it was written and may keep its tombstones.
     held_by: Cell<Option<Sequence>>,
+    /// Time by which zones must be reset that have stale blocks of it, if it is known.
+    due: Cell<Option<Timestamp>>,
 }
 
 impl std::fmt::Debug for TableFile {
@@ -44,7 +46,8 @@ impl TableFile {
     /// A table whose blocks are counted as live already.
     pub fn with(id: TableId, kit: &Rc<Kit>, erasure: &Arc<Erasure>, extents: Vec<Extent>) -> Rc<Self> {
         let (kit, erasure) = (kit.clone(), erasure.clone());
-        Rc::new(TableFile { id, kit, erasure, extents: RefCell::new(extents), held_by: Cell::new(None) })
+        let (held_by, due) = (Cell::new(None), Cell::new(None));
+        Rc::new(TableFile { id, kit, erasure, extents: RefCell::new(extents), held_by, due })
     }
 
     /// Notes the newest snapshot that may keep its tombstones.
@@ -55,6 +58,11 @@ impl TableFile {
     /// The newest snapshot that may keep its tombstones.
     pub fn held_by(&self) -> Option<Sequence> {
         self.held_by.get()
+    }
+
+    /// Notes the time by which zones must be reset in which blocks of it become stale from now on.
+    pub fn set_due(&self, due: Option<Timestamp>) {
+        self.due.set(due);
     }
 
     /// Its blocks.
@@ -89,7 +97,7 @@ impl TableFile {
             }
         });
         drop(accounts);
-        stale.into_iter().for_each(|zone| self.erasure.stale(zone));
+        stale.into_iter().for_each(|zone| self.erasure.stale(zone, self.due.get()));
     }
 
     /// Visits the runs of the table that are in a zone.
@@ -184,7 +192,9 @@ impl Drop for TableFile {
             .iter()
             .for_each(|extent| accounts.remove_live(extent.place.zone, extent.blocks, clock));
         drop(accounts);
-        self.extents.borrow().iter().for_each(|extent| self.erasure.stale(extent.place.zone));
+        let zones =
+            self.extents.borrow().iter().map(|extent| extent.place.zone).collect::<SmallVec<[u32; 8]>>();
+        zones.into_iter().for_each(|zone| self.erasure.stale(zone, self.due.get()));
         self.kit.events.cleaner.notify_all();
     }
 }
@@ -400,6 +410,12 @@ impl Table {
     /// Whether it says anything of a key, by its bounds.
     pub fn may_have(&self, key: &[u8]) -> bool {
         self.meta.summary.covers(key)
+    }
+
+    /// Whether it has keys in the range of another one, both ends included.
+    pub fn overlaps(&self, other: &Table) -> bool {
+        let (own, others) = (&self.meta.summary, &other.meta.summary);
+        own.smallest <= others.largest && others.smallest <= own.largest
     }
 
     /// The meta for the manifest, with the present places.

@@ -85,7 +85,11 @@ mod tests {
             polling.waited(SHORT, EndedBy::Other);
             assert_eq!(polling.time(None), None, "{shards} shards, {processors} processors");
             polling.waited(SHORT, EndedBy::Message);
-            assert_eq!(polling.time(None).is_some(), after_message, "{shards} shards, {processors} processors");
+            assert_eq!(
+                polling.time(None).is_some(),
+                after_message,
+                "{shards} shards, {processors} processors"
+            );
             polling.waited(LIMIT, EndedBy::Message);
             assert_eq!(polling.time(None), None, "{shards} shards, {processors} processors");
         }

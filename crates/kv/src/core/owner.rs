@@ -101,6 +101,12 @@ impl Core {
             let file = file.expect("an edit adds tables that were written, or are in another level");
             tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads));
         }
+        let is_kept = |id: TableId| edit.added.iter().any(|added| added.id == id);
+        // While the tables are in the tree.
+        moved
+            .iter()
+            .filter(|table| !is_kept(table.meta.id))
+            .for_each(|table| table.file.set_due(self.due_of(table)));
         self.set_levels(tables);
         if let Some(flushed) = edit.flushed {
             self.flushed.set(flushed);
@@ -111,7 +117,7 @@ impl Core {
             }
         }
         let now = crate::batch::now();
-        let died = moved.iter().filter(|table| !edit.added.iter().any(|added| added.id == table.meta.id));
+        let died = moved.iter().filter(|table| !is_kept(table.meta.id));
         let mut lives = self.lives.borrow_mut();
         died.for_each(|table| lives.died(table.meta.level.into(), table.meta.created, now));
         drop(lives);
@@ -226,6 +232,11 @@ impl Owner for Core {
                     self.end(item, &outcome);
                 }
                 Origin::Piece { table, first, from } => {
+                    if *from != Place::NOWHERE
+                        && let Some(live) = self.levels.borrow().all().find(|live| live.meta.id == table.id)
+                    {
+                        table.set_due(self.due_of(live));
+                    }
                     table.written(*first, blocks, *from, place);
                     let moved = *from != Place::NOWHERE;
                     let bytes = u64::from(blocks) * self.kit.layout.block_size.bytes();

@@ -119,7 +119,7 @@ mod tests {
         let level1 = vec![deleted(10, "a", "b", 900), deleted(11, "c", "d", 880), deleted(12, "k", "l", 880)];
         let level1 = level1.into_iter().map(|table| TableView { tombstones: table.id, ..table }).collect();
         let level2 = vec![deleted(5, "a", "d", 0), table(6, "e", "z")];
-        Tree { levels: vec![vec![], level1, level2, vec![table(1, "a", "z")]] }
+        Tree::of(vec![vec![], level1, level2, vec![table(1, "a", "z")]])
     }
 
     #[test]
@@ -144,16 +144,16 @@ mod tests {
             table(13, "d", "d"),
             table(14, "e", "e"),
         ];
-        let job = fade().next(&Tree { levels: vec![vec![], level1, vec![table(1, "a", "z")]] }, 0).unwrap();
+        let job = fade().next(&Tree::of(vec![vec![], level1, vec![table(1, "a", "z")]]), 0).unwrap();
         assert_eq!((job.inputs.contains(&12), job.reason), (true, Reason::Size));
     }
 
     #[test]
     fn tombstones_of_the_last_level_go_by_a_rewrite_unless_a_snapshot_holds_them() {
         let table = deleted(10, "a", "b", 0);
-        let job = fade().next(&Tree { levels: vec![vec![], vec![table]] }, 1000).unwrap();
+        let job = fade().next(&Tree::of(vec![vec![], vec![table]]), 1000).unwrap();
         assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[10][..], 1, false));
-        let held = Tree { levels: vec![vec![], vec![TableView { is_held: true, ..table }]] };
+        let held = Tree::of(vec![vec![], vec![TableView { is_held: true, ..table }]]);
         assert_eq!((fade().next(&held, 1000), fade().wakes_at(&held)), (None, None));
     }
 
@@ -161,7 +161,7 @@ mod tests {
     fn an_expired_table_is_moved_only_where_one_below_overlaps_it() {
         let move_to = |last: Vec<TableView<'static>>| {
             let level1 = vec![deleted(10, "a", "b", 0)];
-            fade().next(&Tree { levels: vec![vec![], level1, vec![table(2, "x", "y")], last] }, 1000).unwrap()
+            fade().next(&Tree::of(vec![vec![], level1, vec![table(2, "x", "y")], last]), 1000).unwrap()
         };
         assert!(move_to(vec![table(1, "a", "z")]).is_trivial_move, "level 3 has older versions");
         assert!(!move_to(vec![table(1, "p", "z")]).is_trivial_move, "the merge drops the tombstones");

@@ -131,7 +131,7 @@ impl Owned {
 }
 
 fn view(levels: &[Vec<Owned>]) -> Tree<'_> {
-    Tree { levels: levels.iter().map(|tables| tables.iter().map(Owned::view).collect()).collect() }
+    Tree::of(levels.iter().map(|tables| tables.iter().map(Owned::view).collect()).collect())
 }
 
 /// Carries out a job as if no entry hid another: its outputs have the bytes of its inputs, in one table.

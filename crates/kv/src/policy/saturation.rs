@@ -70,8 +70,7 @@ mod tests {
     #[test]
     fn a_tree_within_its_limits_has_no_job_for_any_policy() {
         let level1 = vec![table(5, "a", "b"), table(4, "c", "d"), table(3, "e", "f"), table(2, "g", "h")];
-        let tree =
-            Tree { levels: vec![vec![table(9, "a", "z"), table(8, "a", "z"), table(7, "a", "z")], level1] };
+        let tree = Tree::of(vec![vec![table(9, "a", "z"), table(8, "a", "z"), table(7, "a", "z")], level1]);
         for name in COMPACTIONS {
             let policy = compaction(name, parameters()).unwrap();
             assert_eq!((policy.next(&tree, 0), policy.wakes_at(&tree)), (None, None), "{name}");
@@ -83,7 +82,7 @@ mod tests {
     fn tables_of_level_0_that_overlap_go_together() {
         let level0 = vec![table(9, "x", "z"), table(8, "c", "e"), table(7, "p", "q"), table(6, "a", "d")];
         let level1 = vec![table(1, "d", "g"), table(2, "h", "m")];
-        let job = saturation().next(&Tree { levels: vec![level0, level1] }, 0).unwrap();
+        let job = saturation().next(&Tree::of(vec![level0, level1]), 0).unwrap();
         assert_eq!(
             (&job.inputs[..], &job.overlapped[..]),
             (&[8, 6][..], &[1][..]),
@@ -99,7 +98,7 @@ mod tests {
         let level1 =
             |tables: usize| (0..tables).map(|at| table(at as u64, &keys[at..=at], &keys[at..=at])).collect();
         let reason = |tables0, tables1| {
-            let tree = Tree { levels: vec![level0(tables0), level1(tables1)] };
+            let tree = Tree::of(vec![level0(tables0), level1(tables1)]);
             COMPACTIONS.map(|name| compaction(name, parameters()).unwrap().next(&tree, 0).unwrap().reason)
         };
         // Four tables of level 0 make a job due, and four tables are the size of level 1.
@@ -112,7 +111,7 @@ mod tests {
     #[test]
     fn tables_of_sequential_keys_are_moved() {
         let level0 = vec![table(9, "j", "k"), table(8, "h", "i"), table(7, "f", "g"), table(6, "d", "e")];
-        let job = saturation().next(&Tree { levels: vec![level0, vec![table(1, "a", "c")]] }, 0).unwrap();
+        let job = saturation().next(&Tree::of(vec![level0, vec![table(1, "a", "c")]]), 0).unwrap();
         assert_eq!(job.inputs, [6]);
         assert!(job.is_trivial_move);
     }
@@ -133,7 +132,7 @@ mod tests {
             table(4, "g", "l"),
             table(5, "m", "z"),
         ];
-        let job = saturation().next(&Tree { levels: vec![vec![], level1, level2] }, 0).unwrap();
+        let job = saturation().next(&Tree::of(vec![vec![], level1, level2]), 0).unwrap();
         assert_eq!(
             (&job.inputs[..], &job.overlapped[..]),
             (&[11, 12][..], &[3][..]),
@@ -151,7 +150,7 @@ mod tests {
                 ["b", "d", "f", "h", "j"][index as usize],
             )
         });
-        let tree = Tree { levels: vec![vec![], level1.collect(), vec![table(1, "a", "z")]] };
+        let tree = Tree::of(vec![vec![], level1.collect(), vec![table(1, "a", "z")]]);
         let policy =
             compaction("saturation", CompactionParameters { job_bytes: 300, ..parameters() }).unwrap();
         let job = policy.next(&tree, 0).unwrap();
@@ -160,13 +159,13 @@ mod tests {
 
     #[test]
     fn without_overlap_a_table_is_moved_unless_its_tombstones_have_expired() {
-        let tree = |oldest| Tree {
-            levels: vec![
+        let tree = |oldest| {
+            Tree::of(vec![
                 vec![],
                 ["a", "b", "c", "d", "e"]
                     .map(|key| deleted(key.as_bytes()[0].into(), key, key, oldest))
                     .to_vec(),
-            ],
+            ])
         };
         assert!(saturation().next(&tree(500), 1499).unwrap().is_trivial_move);
         let job = saturation().next(&tree(500), 1500).unwrap();
@@ -181,6 +180,6 @@ mod tests {
             })
             .collect();
         let policy = compaction("saturation", CompactionParameters { levels: 2, ..parameters() }).unwrap();
-        assert_eq!(policy.next(&Tree { levels: vec![vec![], full] }, 0), None);
+        assert_eq!(policy.next(&Tree::of(vec![vec![], full]), 0), None);
     }
 }

@@ -114,7 +114,7 @@ impl Shape {
         let (smallest, largest) = range(tables[run.clone()].iter());
         let overlapped = &tree.level(target)[tree.overlapping(target, smallest, largest)];
         let Some((first, last)) = overlapped.first().zip(overlapped.last()) else { return run };
-        if target != level + 1 {
+        if target != level + 1 || tree.is_short {
             return run;
         }
         let mut bytes: u64 = tables[run.clone()].iter().chain(overlapped).map(|table| table.bytes).sum();
@@ -132,8 +132,8 @@ impl Shape {
         start..end
     }
 
-    /// Returns the run with neighbours for which `wanted` holds, as long as the job stays within this size in bytes and
-    /// the most for a job.
+    /// Returns the run with neighbours for which `wanted` holds, as long as the job stays within this size in bytes, and the most for a job;
+    /// without neighbours if the drive is short of space.
     pub(super) fn extend(
         &self,
         tree: &Tree<'_>,
@@ -143,6 +143,9 @@ impl Shape {
         wanted: impl Fn(&TableView<'_>) -> bool,
     ) -> Range<usize> {
         let tables = tree.level(level);
+        if tree.is_short {
+            return index..index + 1;
+        }
         let fits = |run: Range<usize>| {
             let (smallest, largest) = range(tables[run.clone()].iter());
             let own: u64 = tables[run].iter().map(|table| table.bytes).sum();

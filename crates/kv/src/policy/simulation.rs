@@ -342,7 +342,7 @@ impl World {
 }
 
 fn tree(levels: &[Vec<Table>]) -> Tree<'_> {
-    Tree { levels: levels.iter().map(|tables| tables.iter().map(Table::view).collect()).collect() }
+    Tree::of(levels.iter().map(|tables| tables.iter().map(Table::view).collect()).collect())
 }
 
 /// Random numbers from a seed (splitmix64).

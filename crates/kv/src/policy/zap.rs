@@ -6,6 +6,10 @@
 //! tombstones and its zones. (The paper weighs high levels only. Here low levels do too: an old tombstone that arrives in the level
 //! above the last one makes all tables that it is merged with due early.)
 //!
+//! # Zones
+//! A zone with stale data must be emptied in time, so what lives in it is moved. A job leaves such zones at both ends of the range that it rewrites, and the
+//! zones between them die as a whole. So a job of saturation takes neighbours along, up to [`JOB_TABLES`] with what they overlap, where RocksDB takes one table.
+//!
 //! # Laziness
 //! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, the choice of saturation prefers old
 //! tombstones, and a forced job takes along neighbours that are due soon. Let D be `delete_persistence` without the share for resets,
@@ -49,6 +53,8 @@ const GARBAGE_WEIGHT: f64 = 0.2;
 const TOMBSTONE_WEIGHT: f64 = 0.2;
 /// Share of the deadline for a job.
 const JOB_SHARE: f64 = 1.0 / 32.0;
+/// Tables up to which a job of saturation takes neighbours.
+const JOB_TABLES: u64 = 24;
 /// Share of the time in a level within which a neighbour of a forced table is taken along.
 const NEIGHBOUR_WINDOW: f64 = 0.5;
 
@@ -159,7 +165,9 @@ impl Zap {
         let age = self.age(level, tree.last());
         let index =
             self.shape.cheapest(tree, level, |table, overlapped| self.cost(table, overlapped, age, now))?;
-        Some(self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size))
+        let table_bytes = tree.bytes(level) / tree.level(level).len() as u64;
+        let run = self.shape.extend(tree, level, index, JOB_TABLES * table_bytes, |_| true);
+        Some(self.shape.push(tree, level, run, level + 1, Reason::Size))
     }
 
     /// Returns the cost of choosing a table of a level that is too large: its overlap ratio, made cheaper by old and by many
@@ -232,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_job_is_forced_as_late_as_possible() {
-        let tree = Tree { levels: vec![vec![], vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]] };
+        let tree = Tree::of(vec![vec![], vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]]);
         let wake = 1000 - RUNNING;
         assert_eq!(zap().wakes_at(&tree), Some(wake), "200 bytes take no time at this rate");
         assert_eq!(zap().next(&tree, wake - 1), None);
@@ -245,7 +253,7 @@ mod tests {
     fn jobs_that_are_due_together_begin_as_early_as_they_need_but_not_before_half_of_the_time() {
         let level1 = ["a", "b", "c", "d"].map(|key| deleted(key.as_bytes()[0].into(), key, key, 0));
         let level2 = ["a", "b", "c", "d"].map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key));
-        let tree = Tree { levels: vec![vec![], level1.to_vec(), level2.to_vec()] };
+        let tree = Tree::of(vec![vec![], level1.to_vec(), level2.to_vec()]);
         let wake = |bytes_per_second| {
             let policy =
                 compaction("zap", CompactionParameters { bytes_per_second, ..parameters() }).unwrap();
@@ -272,7 +280,7 @@ mod tests {
         ];
         let level2 =
             ["b", "d", "f", "h"].map(|key| table(u64::from(key.as_bytes()[0]) - 90, key, key)).to_vec();
-        let job = zap().next(&Tree { levels: vec![vec![], level1, level2] }, 1000).unwrap();
+        let job = zap().next(&Tree::of(vec![vec![], level1, level2]), 1000).unwrap();
         assert_eq!(
             (&job.inputs[..], &job.overlapped[..]),
             (&[10, 11, 12][..], &[8, 10, 12][..]),
@@ -284,17 +292,17 @@ mod tests {
     fn a_forced_table_passes_levels_without_overlap_and_is_rewritten_in_the_lowest() {
         let level1 = vec![deleted(10, "a", "b", 0)];
         let levels = |level3| vec![vec![], level1.clone(), vec![table(2, "x", "y")], level3];
-        let job = zap().next(&Tree { levels: levels(vec![table(1, "a", "z")]) }, 1000).unwrap();
+        let job = zap().next(&Tree::of(levels(vec![table(1, "a", "z")])), 1000).unwrap();
         assert_eq!((&job.inputs[..], &job.overlapped[..], job.target), (&[10][..], &[1][..], 3));
-        let job = zap().next(&Tree { levels: levels(vec![table(1, "p", "z")]) }, 1000).unwrap();
+        let job = zap().next(&Tree::of(levels(vec![table(1, "p", "z")])), 1000).unwrap();
         assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[10][..], 1, false));
         let held = vec![TableView { is_held: true, ..level1[0] }];
-        assert_eq!(zap().next(&Tree { levels: vec![vec![], held] }, 5000), None);
+        assert_eq!(zap().next(&Tree::of(vec![vec![], held]), 5000), None);
     }
 
     #[test]
     fn a_value_that_expires_later_forces_nothing_yet() {
-        let tree = Tree { levels: vec![vec![], vec![deleted(10, "a", "b", 9000)]] };
+        let tree = Tree::of(vec![vec![], vec![deleted(10, "a", "b", 9000)]]);
         let slow = compaction("zap", CompactionParameters { bytes_per_second: 1, ..parameters() }).unwrap();
         assert_eq!(slow.next(&tree, 9499), None, "a rewrite would keep the value");
         assert_eq!(slow.wakes_at(&tree), Some(9500));
@@ -309,9 +317,11 @@ mod tests {
         let chosen = |special: TableView<'static>| {
             let mut level1 = keys.map(|key| deleted(key.as_bytes()[0].into(), key, key, 0)).to_vec();
             level1[3] = TableView { id: 100, smallest: b"d", largest: b"d", ..special };
-            let job = zap().next(&Tree { levels: vec![vec![], level1, level2.clone()] }, 10).unwrap();
-            assert_eq!(job.reason, Reason::Size);
-            job.inputs
+            let mut tree = Tree::of(vec![vec![], level1, level2.clone()]);
+            let job = zap().next(&tree, 10).unwrap();
+            assert_eq!((job.reason, job.inputs.len()), (Reason::Size, 5), "neighbours go along");
+            tree.is_short = true;
+            zap().next(&tree, 10).unwrap().inputs
         };
         let same = deleted(0, "", "", 0);
         assert_eq!(chosen(same), [97], "of equals the oldest");
@@ -323,8 +333,7 @@ mod tests {
     #[test]
     fn writers_that_wait_go_before_forced_jobs() {
         let level0: Vec<_> = (0..8).rev().map(|index| table(20 + index, "a", "z")).collect();
-        let tree =
-            |level0| Tree { levels: vec![level0, vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]] };
+        let tree = |level0| Tree::of(vec![level0, vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]]);
         assert_eq!(zap().next(&tree(level0.clone()), 5000).unwrap().reason, Reason::Level0);
         assert_eq!(zap().next(&tree(level0[1..].to_vec()), 5000).unwrap().reason, Reason::Deadline);
     }
