@@ -13,7 +13,7 @@ pub enum Write<'a> {
         key: &'a [u8],
         /// Its value.
         value: &'a [u8],
-        /// Time at which the key ends to exist; `None` for never.
+        /// Time at which the key expires; `None` for never.
         expires: Option<Timestamp>,
     },
     /// Deletes a key.
@@ -65,19 +65,20 @@ impl<'a> Write<'a> {
         }
     }
 
+    /// Decodes a write of any size: [`check`](Self::check) bounds what is written.
     #[inline]
     fn decode(source: &mut Source<'a>) -> Result<Self> {
         let kind = source.byte()?;
         Ok(match kind {
             PUT | PUT_EXPIRING => {
-                let (key, value) = (source.bytes(MOST_KEY_BYTES)?, source.bytes(MOST_VALUE_BYTES)?);
+                let (key, value) = (source.bytes(usize::MAX)?, source.bytes(usize::MAX)?);
                 let expires = if kind == PUT_EXPIRING { Some(source.number()?) } else { None };
                 Write::Put { key, value, expires }
             }
-            DELETE => Write::Delete { key: source.bytes(MOST_KEY_BYTES)?, deleted: source.number()? },
+            DELETE => Write::Delete { key: source.bytes(usize::MAX)?, deleted: source.number()? },
             DELETE_RANGE => Write::DeleteRange {
-                from: source.bytes(MOST_KEY_BYTES)?,
-                to: source.bytes(MOST_KEY_BYTES)?,
+                from: source.bytes(usize::MAX)?,
+                to: source.bytes(usize::MAX)?,
                 deleted: source.number()?,
             },
             kind => return Err(source.corrupt(&format!("a write of unknown kind {kind}"))),
@@ -115,7 +116,7 @@ impl<'a> Write<'a> {
             Write::Delete { key, .. } => check("key", key, MOST_KEY_BYTES),
             Write::DeleteRange { from, to, .. } => {
                 check("first key of a range", from, MOST_KEY_BYTES)?;
-                check("last key of a range", to, MOST_KEY_BYTES)
+                check("end of a range", to, MOST_KEY_BYTES)
             }
         }
     }

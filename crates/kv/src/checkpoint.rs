@@ -7,8 +7,48 @@ use block::{Error, Result};
 use logkit::Sequences;
 use logkit::checkpoint::{self, Cut};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a checkpoint takes on the zones, about: the same for all shards, so that they leave the same zones to it.
+#[derive(Debug)]
+pub(crate) struct CheckpointSize {
+    /// Bytes of the manifest of each shard.
+    manifests: Box<[AtomicU64]>,
+    /// Blocks of the last checkpoint.
+    directory: AtomicU64,
+}
+
+impl CheckpointSize {
+    /// The size for a store of `shards` shards without tables.
+    pub fn new(shards: u16) -> Arc<Self> {
+        let manifests = (0..shards).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(CheckpointSize { manifests, directory: AtomicU64::new(0) })
+    }
+
+    /// Sets the bytes of a shard's manifest.
+    pub fn set_manifest(&self, shard: u16, bytes: u64) {
+        self.manifests[usize::from(shard)].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of all manifests.
+    pub fn manifest_bytes(&self) -> u64 {
+        self.manifests.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Blocks of the last checkpoint.
+    pub fn directory_blocks(&self) -> u64 {
+        self.directory.load(Ordering::Relaxed)
+    }
+}
 
 impl Core {
+    /// Notes how much the last checkpoint has taken, on the home.
+    pub(crate) fn note_directory(&self) {
+        let blocks = self.kit.checkpoints.directory_blocks(&self.kit);
+        self.checkpoint_size.directory.store(blocks, Ordering::Relaxed);
+    }
+
     /// Takes a checkpoint, on the home. With `clean`, all buffers are in tables.
     pub(crate) async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         let homes = self.homes.borrow().clone();
@@ -25,7 +65,9 @@ impl Core {
             state.stale = stale;
             checkpoint::commit(self, cut, &state.encode(), clean).await
         };
-        checkpoint::take(self, write).await
+        let taken = checkpoint::take(self, write).await;
+        self.note_directory();
+        taken
     }
 
     /// Writes what was replayed as tables, so that a checkpoint covers it.

@@ -10,6 +10,7 @@ mod owner;
 
 use crate::batch::{Batch, Write};
 use crate::buffer::WriteBuffer;
+use crate::checkpoint::CheckpointSize;
 use crate::entry::{Entry, RangeTombstone, Sequence, Value};
 use crate::erasure::Erasure;
 use crate::gate::{Entered, KeyGate};
@@ -154,8 +155,7 @@ pub struct Core {
     pub(crate) has_new_zone: Cell<bool>,
     /// Bytes of the items of writes in flight.
     unwritten: Cell<u64>,
-    /// Bytes that the manifest of this shard takes, about.
-    pub(crate) manifest_bytes: Cell<u64>,
+    pub(crate) checkpoint_size: Arc<CheckpointSize>,
     /// Items of writes that were submitted, and those that have ended.
     submitted: Cell<u64>,
     ended: Cell<u64>,
@@ -241,6 +241,7 @@ impl Core {
         settings: &Settings,
         found: Found,
         erasure: impl FnOnce(&Rc<Kit>) -> Arc<Erasure>,
+        checkpoint_size: &Arc<CheckpointSize>,
     ) -> Result<Rc<Self>> {
         let placement = settings.placement()?;
         let policy = crate::cleaning::TableCleaning::new(placement.classes());
@@ -268,7 +269,7 @@ impl Core {
             snapshots: RefCell::default(),
             mover: Semaphore::new(1),
             zones: RefCell::new(Mover::new(classes)),
-            compaction: settings.compaction()?,
+            compaction: settings.compaction(shards)?,
             compacting: Semaphore::new(1),
             placement,
             lives: RefCell::default(),
@@ -278,7 +279,7 @@ impl Core {
             incomplete: RefCell::default(),
             has_new_zone: Cell::new(false),
             unwritten: Cell::new(0),
-            manifest_bytes: Cell::new(0),
+            checkpoint_size: checkpoint_size.clone(),
             submitted: Cell::new(0),
             ended: Cell::new(0),
             gate: KeyGate::default(),
@@ -303,6 +304,8 @@ impl Core {
         deletes.for_each(|at| core.erasure.deleted(at));
         core.set_levels(tables);
         core.replay(writes)?;
+        // What was replayed was counted when it was written.
+        core.work.client_bytes.set(0);
         Ok(core)
     }
 
@@ -313,7 +316,7 @@ impl Core {
                 + table.meta.summary.smallest.len()
                 + table.meta.summary.largest.len()
         };
-        self.manifest_bytes.set(tables.iter().map(bytes).sum::<usize>() as u64);
+        self.checkpoint_size.set_manifest(self.shard, tables.iter().map(bytes).sum::<usize>() as u64);
         self.levels.replace(Rc::new(Levels::of(tables)));
     }
 
@@ -378,7 +381,7 @@ impl Core {
         self.homes.borrow()[usize::from(shard)].clone()
     }
 
-    /// Number for a new table.
+    /// Creates a table with the next number.
     pub(crate) fn new_table(&self) -> Rc<TableFile> {
         let id = self.next_table.replace(self.next_table.get() + 1);
         let file = TableFile::new(id, &self.kit, &self.erasure);
@@ -467,8 +470,8 @@ impl Core {
         self.kit.space.check()
     }
 
-    /// Waits while flushes and compactions are behind, within bounds: first a short time for each write, then until they have caught up.
-    async fn stall(&self) -> Result<()> {
+    /// Waits while [`MOST_FROZEN`] buffers are frozen, or level 0 has `stop_tables` tables. Returns the error of the background, if there is one.
+    pub(crate) async fn stall(&self) -> Result<()> {
         let mut has_counted = false;
         loop {
             let level0 = self.levels.borrow().0.first().map_or(0, Vec::len);
@@ -650,7 +653,7 @@ impl Core {
     }
 }
 
-/// Salt of the checksums of a table: another one for each table, for as long as a block of one may be taken for one of another.
+/// Salt of the checksums of a table: its number modulo 2²⁴, and its shard. A block of one table isn't taken for one of another.
 pub(crate) fn salt_of(table: TableId, shard: u16) -> u32 {
     (table as u32) << 8 | u32::from(shard)
 }

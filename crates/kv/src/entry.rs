@@ -22,7 +22,7 @@ pub enum Value<'a> {
     Put {
         /// The value.
         bytes: &'a [u8],
-        /// Time at which the key ends to exist; `None` for never.
+        /// Time at which the key expires; `None` for never.
         expires: Option<Timestamp>,
     },
     /// The key doesn't exist.

@@ -112,10 +112,11 @@ impl Core {
         }
     }
 
-    /// Notes zones that have dead data without that it was noted: an append has failed in them.
+    /// Notes zones with stale data of which nothing is known: an append has failed in them, or they were full when the store was opened.
     fn note_full_zones(&self) {
         for (number, zone) in self.kit.pool.list() {
-            if zone.usage == Usage::Full && zone.live < zone.written
+            let is_unknown = zone.live < zone.written && !self.erasure.knows(number);
+            if zone.usage == Usage::Full && (zone.has_failed || is_unknown)
                 || zone.usage == Usage::Damaged && zone.written > 0
             {
                 self.erasure.stale(number, None);

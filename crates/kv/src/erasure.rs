@@ -129,6 +129,12 @@ impl Erasure {
         }
     }
 
+    /// Whether the stale data of a zone is known.
+    pub fn knows(&self, zone: u32) -> bool {
+        let generation = self.pool.get(zone).generation;
+        self.lock().get(&zone).is_some_and(|noted| noted.stale.generation == generation)
+    }
+
     /// Notes that a zone has stale data from now on that isn't known more closely, also if it is reset meanwhile.
     pub fn stale_in(&self, zone: u32, generation: u64) {
         self.note(Stale { zone, generation, due: due_since(crate::batch::now(), self.persistence) });

@@ -91,7 +91,7 @@ pub enum Origin {
     },
     /// A piece of a table.
     Piece {
-        /// The table; `None` where the cleaner moves a piece of one that is gone.
+        /// The table.
         table: Rc<TableFile>,
         /// First block of the table.
         first: u32,
@@ -185,7 +185,7 @@ impl Item {
 
     /// Whether it is a part of writes that are in several records.
     pub fn is_part(&self) -> bool {
-        matches!(self.origin, Origin::Writes { .. } | Origin::Shared)
+        matches!(self.origin, Origin::Writes { .. } | Origin::WritesPart { .. } | Origin::Shared)
             && (self.offset > 0 || !self.is_last_part())
     }
 
@@ -394,4 +394,21 @@ pub struct Flushed {
     pub record: u64,
     /// Sequence after that record.
     pub sequence: Sequence,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_pieces_of_writes_that_are_cut_are_parts() {
+        let body = encode_parts([Part { shard: 0, bytes: &[7; 20_000] }].into_iter());
+        let mut rest = Item::writes(body, SmallVec::new(), SmallVec::new(), false, 4096);
+        assert!(!rest.is_part() && rest.is_last_part(), "a whole item");
+        for _ in 0..2 {
+            let piece = rest.cut(2);
+            assert!(piece.is_part() && !piece.is_last_part());
+        }
+        assert!(rest.is_part() && rest.is_last_part());
+    }
 }

@@ -303,7 +303,12 @@ impl Core {
         let snapshots = self.snapshot_sequences();
         let held_by = snapshots.last().copied();
         let bottom_range = is_bottom_range(self, level, &is_bottom);
-        let mut retention = Retention::new(snapshots, tombstones.iter().cloned(), now);
+        let mut retention = Retention::new(
+            snapshots,
+            tombstones.iter().cloned(),
+            now,
+            self.settings.delete_persistence.is_some(),
+        );
         let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
         let mut clipped = Clip::new(kept.collect());
         let mut writer = Writer::new(self, level, class);

@@ -8,11 +8,14 @@ use crate::core::{Core, WRITE_CLASS};
 use crate::entry::Sequence;
 use crate::item::{Item, Part, encode_parts};
 use crate::manifest::write_stream;
+use crate::store::Snapshot;
 use block::Result;
 use logkit::lane;
+use runtime::Home;
 use runtime::sync::oneshot;
 use smallvec::SmallVec;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Most batches for several shards at a time; a snapshot takes all of the permits.
 pub(crate) const MOST_JOINTS: usize = 64;
@@ -23,6 +26,8 @@ pub(crate) type Parts = Vec<(u16, Batch)>;
 impl Core {
     /// Enters the gate for a joint batch that begins, until [`leave`](Self::leave).
     async fn enter(self: Rc<Self>, number: u64, batch: Batch) -> Result<()> {
+        // Before it holds back others.
+        self.stall().await?;
         let entered = self.gate.enter(&batch).await;
         self.entered.borrow_mut().insert(number, entered);
         self.settle().await
@@ -88,16 +93,18 @@ impl Core {
         self.requests.wait(request).await
     }
 
-    /// Takes a snapshot of all shards, on the home: the sequence of each.
-    pub(crate) async fn take_snapshot(self: &Rc<Self>) -> Result<Vec<Sequence>> {
-        // No joint batch takes effect meanwhile.
-        let _alone = self.joints.acquire(MOST_JOINTS).await;
-        let homes = self.homes.borrow().clone();
-        let mut sequences = Vec::new();
-        for home in homes {
-            sequences.push(home.with(|core: Rc<Core>| async move { core.hold_snapshot().await }).await?);
-        }
-        Ok(sequences)
+    /// Takes a snapshot of all shards, on the home. It goes on if the caller stops to wait, and is then released.
+    pub(crate) async fn take_snapshot(self: Rc<Self>, homes: Arc<[Home<Core>]>) -> Result<Snapshot> {
+        let task = async move {
+            // No joint batch takes effect meanwhile.
+            let _alone = self.joints.acquire(MOST_JOINTS).await;
+            let mut snapshot = Snapshot::of(homes.clone());
+            for home in homes.iter() {
+                snapshot.add(home.with(|core: Rc<Core>| async move { core.hold_snapshot().await }).await?);
+            }
+            Ok(snapshot)
+        };
+        runtime::spawn(task).await
     }
 
     /// Keeps what the present sees, until [`release_snapshot`](Self::release_snapshot).

@@ -160,11 +160,6 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
     };
     let compaction = arguments.optional_choice("compaction")?.unwrap_or(usual.0);
     let placement = arguments.optional_choice("placement")?.unwrap_or(usual.1);
-    if delete_persistence.is_some() && compaction == saturation::NAME {
-        let text =
-            "compaction \"saturation\" knows no deadline; expected fade or zap with delete_persistence";
-        return refuse(arguments, "compaction", text.to_owned());
-    }
     let settings = Settings {
         shards,
         acknowledge: match acknowledge {
@@ -213,7 +208,7 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
         );
         return refuse(arguments, "level_size", text);
     }
-    settings.compaction().map_err(|error| match delete_persistence {
+    settings.compaction(1).map_err(|error| match delete_persistence {
         Some(_) => arguments.refuse("delete_persistence", error.detail().to_owned()),
         None => arguments.refuse("compaction", error.detail().to_owned()),
     })?;

@@ -13,6 +13,8 @@ use zones::bytes::{Reader, Writer};
 /// Number of a table, in its shard; never used again.
 pub type TableId = u64;
 
+/// Version of what a checkpoint has of the store, and of the edits after it.
+const VERSION: u32 = 2;
 /// Most levels of a tree.
 pub const MOST_LEVELS: usize = 8;
 /// Most shards of a store: a record is a member of the streams of all of them.
@@ -74,11 +76,15 @@ impl TableMeta {
             let [first, blocks, zone, position] =
                 [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
             let end = first.checked_add(blocks).filter(|_| first == next && blocks > 0);
-            next = end.ok_or_else(|| reader.strange("extents of a table with a gap"))?;
+            next = end.ok_or_else(|| {
+                reader.strange(&format!("table {id}: {blocks} blocks from block {first} on; expected block {next}, and at least one"))
+            })?;
             extents.push(Extent { first, blocks, place: Place { zone, position } });
         }
         if usize::from(level) >= MOST_LEVELS {
-            return Err(reader.strange("a table of a level that doesn't exist"));
+            return Err(
+                reader.strange(&format!("table {id} of level {level}; expected 0 to {}", MOST_LEVELS - 1))
+            );
         }
         Ok(TableMeta { id, level, created, summary, extents })
     }
@@ -177,6 +183,7 @@ impl State {
     /// Encodes the state.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
+        writer.u32(VERSION);
         writer.u32(self.shards.len() as u32);
         for shard in &self.shards {
             writer.u64(shard.flushed.record);
@@ -197,9 +204,15 @@ impl State {
     /// Decodes a state.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that no version of this program writes.
+    /// [`Error::Corrupt`] for bytes that no version of this program writes; [`Error::Unsupported`] for those of another version.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the manifest of the store");
+        let version = reader.u32()?;
+        if version != VERSION {
+            return Err(Error::unsupported(format!(
+                "the store has version {version} of its format; this program reads version {VERSION}: back it up with the program that wrote it"
+            )));
+        }
         let mut shards = Vec::new();
         for _ in 0..reader.count(28)? {
             let flushed = Flushed { record: reader.u64()?, sequence: reader.u64()? };

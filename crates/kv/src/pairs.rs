@@ -9,7 +9,7 @@ pub struct Pair<'a> {
     pub key: &'a [u8],
     /// The value.
     pub value: &'a [u8],
-    /// Time at which the key ends to exist; `None` for never.
+    /// Time at which the key expires; `None` for never.
     pub expires: Option<Timestamp>,
 }
 

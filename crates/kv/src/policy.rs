@@ -19,7 +19,7 @@
 //! # What the store owes
 //! - A merge drops a tombstone if no table below the target level overlaps its key and no snapshot needs it.
 //! - A merge keeps a tombstone that a newer value hides, with the older versions it deletes still below: the newer value has no
-//!   deadline that would bring it down to them. Of several tombstones of a key it keeps the newest, with the earliest time.
+//!   deadline that would bring it down to them. Of several tombstones of a key it keeps the oldest, with the earliest time.
 //! - [`TableView::oldest_tombstone`] is exact after each job. A table whose tombstones a snapshot keeps is marked as
 //!   [`held`](TableView::is_held); otherwise a job on it would repeat without end.
 
@@ -42,6 +42,7 @@ pub use saturation::Saturation;
 pub use zap::Zap;
 
 use crate::entry::Timestamp;
+use crate::manifest::MOST_LEVELS;
 use block::{Error, Result};
 use shape::Shape;
 use std::ops::Range;
@@ -188,7 +189,7 @@ pub struct CompactionParameters {
     pub level_bytes: u64,
     /// Target size of a level relative to the level above it, from level 2; from 2.
     pub multiplier: u64,
-    /// Number of levels, 2 to 16. The last one has no target size.
+    /// Number of levels, 2 to [`MOST_LEVELS`]. The last one has no target size.
     pub levels: usize,
     /// Size in bytes up to which a job takes further tables, with all its inputs.
     pub job_bytes: u64,
@@ -237,8 +238,8 @@ impl CompactionParameters {
         if self.multiplier < 2 {
             return refuse("multiplier", self.multiplier.to_string(), "at least 2");
         }
-        if !(2..=16).contains(&self.levels) {
-            return refuse("levels", self.levels.to_string(), "2 to 16");
+        if !(2..=MOST_LEVELS).contains(&self.levels) {
+            return refuse("levels", self.levels.to_string(), &format!("2 to {MOST_LEVELS}"));
         }
         if !(0.0..=0.9).contains(&self.reset_share) {
             return refuse("reset_share", self.reset_share.to_string(), "0 to 0.9");
@@ -271,7 +272,7 @@ pub fn compaction(name: &str, parameters: CompactionParameters) -> Result<Box<dy
     parameters.check(name)?;
     let shape = Shape::new(&parameters);
     Ok(match name {
-        saturation::NAME => Box::new(Saturation::new(shape, &parameters)),
+        saturation::NAME => Box::new(Saturation::new(shape)),
         fade::NAME => Box::new(Fade::new(shape, &parameters)),
         _ => Box::new(Zap::new(shape, &parameters)),
     })
@@ -297,7 +298,7 @@ mod tests {
             (CompactionParameters { level0_tables: 0, ..good }, "level0_tables is 0; expected at least 1"),
             (CompactionParameters { level_bytes: 0, ..good }, "level_bytes is 0"),
             (CompactionParameters { multiplier: 1, ..good }, "multiplier is 1; expected at least 2"),
-            (CompactionParameters { levels: 17, ..good }, "levels is 17; expected 2 to 16"),
+            (CompactionParameters { levels: 17, ..good }, "levels is 17; expected 2 to 8"),
             (CompactionParameters { reset_share: f64::NAN, ..good }, "reset_share is NaN; expected 0 to 0.9"),
             (CompactionParameters { bytes_per_second: 0, ..good }, "bytes_per_second is 0"),
             (

@@ -1,6 +1,7 @@
 //! Reads of a shard: single keys, and scans of what a snapshot sees.
 
 use crate::core::{Core, Levels};
+use crate::cursor::Cursor;
 use crate::cursors::{AnyCursor, LevelCursor};
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::memtable::Memtable;
@@ -8,7 +9,7 @@ use crate::merge::Merge;
 use crate::pairs::{Pair, Pairs};
 use crate::table::key_hash;
 use crate::tables::Table;
-use crate::visible::{RangeTombstones, View, Visible};
+use crate::visible::{RangeTombstones, Undeleted, View, Visible};
 use block::Result;
 use std::rc::Rc;
 
@@ -17,7 +18,7 @@ use std::rc::Rc;
 pub struct Stored {
     /// The value.
     pub value: Vec<u8>,
-    /// Time at which the key ends to exist; `None` for never.
+    /// Time at which the key expires; `None` for never.
     pub expires: Option<Timestamp>,
 }
 
@@ -134,8 +135,9 @@ impl Core {
             .map(|memtable| memtable.range_tombstones())
             .filter(|ranges| !ranges.is_empty())
             .collect();
-        let mut cursors: Vec<AnyCursor> =
-            memtables.iter().map(|memtable| AnyCursor::Memtable(memtable.cursor())).collect();
+        // Each with the largest sequence of its entries that the snapshot sees.
+        let mut cursors: Vec<(AnyCursor, Sequence)> =
+            memtables.iter().map(|memtable| (AnyCursor::Memtable(memtable.cursor()), snapshot)).collect();
         let is_in = |table: &Rc<Table>| {
             let summary = &table.meta.summary;
             summary.largest >= scan.from && scan.to.as_ref().is_none_or(|to| summary.smallest < *to)
@@ -146,33 +148,57 @@ impl Core {
         }
         push_cursors(&levels, is_in, &mut cursors);
         let view = View { snapshot, now: crate::batch::now(), ranges };
-        let mut visible = Visible::new(Merge::new(cursors), view, scan.from, scan.to);
-        match scan.is_backward {
-            true => visible.seek_last().await?,
-            false => visible.seek_first().await?,
+        if view.ranges.is_empty() {
+            let cursors = cursors.into_iter().map(|(cursor, _)| cursor).collect();
+            return pairs_of(
+                Visible::new(Merge::new(cursors), view, scan.from.clone(), scan.to.clone()),
+                &scan,
+            )
+            .await;
         }
-        let mut pairs = Pairs::new();
-        while let Some((key, value)) = visible.pair() {
-            if pairs.len() == scan.most || pairs.bytes() >= scan.most_bytes {
-                return Ok((pairs, true));
-            }
-            pairs.push(Pair { key, value, expires: visible.expires() });
-            match scan.is_backward {
-                true => visible.previous().await?,
-                false => visible.next().await?,
-            }
-        }
-        Ok((pairs, false))
+        let skipping = |(cursor, newest)| Undeleted::new(cursor, view.clone(), newest);
+        let cursors = cursors.into_iter().map(skipping).collect();
+        pairs_of(Visible::new(Merge::new(cursors), view, scan.from.clone(), scan.to.clone()), &scan).await
     }
 }
 
-fn push_cursors(levels: &Levels, is_in: impl Fn(&Rc<Table>) -> bool, cursors: &mut Vec<AnyCursor>) {
+/// The next pairs of a scan, and whether there are more.
+async fn pairs_of<C: Cursor>(mut visible: Visible<C>, scan: &Scan) -> Result<(Pairs, bool)> {
+    match scan.is_backward {
+        true => visible.seek_last().await?,
+        false => visible.seek_first().await?,
+    }
+    let mut pairs = Pairs::new();
+    while let Some((key, value)) = visible.pair() {
+        if pairs.len() == scan.most || pairs.bytes() >= scan.most_bytes {
+            return Ok((pairs, true));
+        }
+        pairs.push(Pair { key, value, expires: visible.expires() });
+        match scan.is_backward {
+            true => visible.previous().await?,
+            false => visible.next().await?,
+        }
+    }
+    Ok((pairs, false))
+}
+
+fn push_cursors(
+    levels: &Levels,
+    is_in: impl Fn(&Rc<Table>) -> bool,
+    cursors: &mut Vec<(AnyCursor, Sequence)>,
+) {
+    let newest = |table: &Rc<Table>| table.meta.summary.largest_sequence;
     for (number, level) in levels.0.iter().enumerate() {
         let tables: Vec<Rc<Table>> = level.iter().filter(|table| is_in(table)).cloned().collect();
         match number {
-            0 => cursors.extend(tables.iter().map(|table| AnyCursor::Table(Box::new(table.cursor())))),
-            _ if tables.is_empty() => {}
-            _ => cursors.push(AnyCursor::Level(Box::new(LevelCursor::new(tables, |table| table.cursor())))),
+            0 => cursors.extend(
+                tables.iter().map(|table| (AnyCursor::Table(Box::new(table.cursor())), newest(table))),
+            ),
+            _ => {
+                let Some(newest) = tables.iter().map(newest).max() else { continue };
+                let cursor = LevelCursor::new(tables, |table| table.cursor());
+                cursors.push((AnyCursor::Level(Box::new(cursor)), newest));
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The writes are replayed into buffers, and written as tables before the store is open, so that it has its memory for new ones.
 
+use crate::checkpoint::CheckpointSize;
 use crate::core::{Core, Found as FoundShard, ReplayedWrites, kit_settings};
 use crate::erasure::{self, Erasure, Stale};
 use crate::item::{Place, Recorded, decode_parts};
@@ -45,7 +46,7 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     Ok(homes)
 }
 
-/// Fewest zones of a store with so many shards.
+/// Fewest zones of a store of `shards` shards.
 pub fn fewest_zones(shards: u16) -> u32 {
     FEWEST_ZONES + 4 * u32::from(shards.max(1) - 1)
 }
@@ -243,17 +244,19 @@ async fn start(
     let mut found = found.into_iter();
     let first = found.next().ok_or_else(|| Error::corrupt("a store without a shard"))?;
     let own = |shard: u16| [write_stream(shard), table_stream(shard)];
+    let checkpoint_size = CheckpointSize::new(shards);
     let core = {
         let kit = |policy: Box<dyn Policy>| {
             Kit::new(parts, handle, kit_settings(settings, &layout, (0, shards)), policy, &own(0))
         };
         let erasure = |kit: &Rc<Kit>| Erasure::new(kit.pool.clone(), settings.delete_persistence, stale);
-        Core::new((0, shards), kit, settings, first, erasure)?
+        Core::new((0, shards), kit, settings, first, erasure, &checkpoint_size)?
     };
     let mut homes = vec![Home::here(core.clone())];
     for (shard, found) in (1..).zip(found) {
         let (peer, zones, settings, erasure) =
             (core.kit().peer(), zones.clone(), settings.clone(), core.erasure.clone());
+        let size = checkpoint_size.clone();
         let begin = move || async move {
             let handle = zones.open().await?;
             let kit = |policy: Box<dyn Policy>| {
@@ -265,7 +268,8 @@ async fn start(
                     &own(shard),
                 )
             };
-            Ok::<_, Error>(Home::here(Core::new((shard, shards), kit, &settings, found, |_| erasure)?))
+            let core = Core::new((shard, shards), kit, &settings, found, |_| erasure, &size)?;
+            Ok::<_, Error>(Home::here(core))
         };
         homes.push(runtime::spawn_on(place_of(shard), begin).await??);
     }
@@ -279,6 +283,7 @@ async fn start(
         };
         home.with(begin).await?;
     }
+    core.note_directory();
     logkit::cleaner::start(&core);
     Ok(homes)
 }

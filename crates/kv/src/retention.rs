@@ -3,10 +3,10 @@
 //! The live snapshots divide sequences into *stripes*: an entry's stripe is the lowest snapshot that sees it, or the present. Of the
 //! entries of a key in one stripe, readers see the newest at most; the others of the stripe are *hidden* by it. An entry is hidden, too,
 //! by a range tombstone of its stripe that deletes it. A value that isn't hidden and has expired is taken for a tombstone of the time at
-//! which it expired.
+//! which it expired; with a deadline of deletes a hidden one, too: it may have been overwritten after it had expired, and what is below has no other deadline.
 //!
 //! 1. A value that isn't hidden and hasn't expired is kept.
-//! 2. A hidden value is dropped.
+//! 2. Another hidden value is dropped.
 //! 3. Of tombstones of a key without a kept value between them, the oldest is kept: they hide the same. It keeps the earliest time of the
 //!    deletions. It is kept even if it is hidden: the versions below are to be gone by its deadline, and the value that hides it has none.
 //! 4. A tombstone is dropped at the bottom, if no older value of its key is kept. At the bottom means that no older version of the key is
@@ -36,6 +36,8 @@ pub struct Retention {
     /// Range tombstones of each stripe, that of the present last.
     ranges: Vec<RangeTombstones>,
     now: Timestamp,
+    /// Whether deletes have a deadline.
+    has_deadline: bool,
     /// Key of the entries that come.
     key: Vec<u8>,
     /// The key before it, whose tombstone may be returned with the first entry of the next.
@@ -69,6 +71,7 @@ impl Retention {
         mut snapshots: Vec<Sequence>,
         tombstones: impl IntoIterator<Item = RangeTombstone>,
         now: Timestamp,
+        has_deadline: bool,
     ) -> Self {
         snapshots.sort_unstable();
         snapshots.dedup();
@@ -81,6 +84,7 @@ impl Retention {
             snapshots,
             ranges,
             now,
+            has_deadline,
             key: Vec::new(),
             key_before: Vec::new(),
             stripe: None,
@@ -103,7 +107,11 @@ impl Retention {
             || self.ranges[stripe].covers(entry.key, entry.sequence, Sequence::MAX).is_some();
         let deleted = match entry.value {
             Value::Tombstone { deleted } => Some(deleted),
-            Value::Put { expires: Some(expires), .. } if expires <= self.now && !is_hidden => Some(expires),
+            Value::Put { expires: Some(expires), .. }
+                if expires <= self.now && (!is_hidden || self.has_deadline) =>
+            {
+                Some(expires)
+            }
             Value::Put { .. } => None,
         };
 

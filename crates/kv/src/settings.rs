@@ -1,15 +1,15 @@
 //! Settings of an open store; none of them is on the medium.
 
-use crate::policy::{Compaction, CompactionParameters, Placement};
+use crate::policy::{Compaction, CompactionParameters, Placement, saturation};
 use crate::table;
-use block::Result;
+use block::{Error, Result};
 use std::time::Duration;
 
 /// When a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acknowledge {
     /// Once it is in memory: a crash of the program loses what wasn't written yet, that is, writes of the last 10 ms where the medium keeps up, and
-    /// at most 4 MiB of each shard.
+    /// at most 12 MiB of each shard and one write.
     Buffered,
     /// Once its record is written: a power cut loses what wasn't flushed yet, where the zones have a volatile cache.
     #[default]
@@ -23,12 +23,8 @@ pub enum Acknowledge {
 pub enum Broken {
     /// A checkpoint covers writes that are in no table.
     CoversBuffers,
-    /// A write buffer is released before its table is in the manifest.
-    ReleasesEarly,
     /// Compaction drops tombstones of which older versions are below.
     DropsTombstones,
-    /// Deleted tables are counted as dead while snapshots read them.
-    FreesTablesEarly,
     /// Zones with deleted data aren't erased in time.
     ForgetsZones,
 }
@@ -60,7 +56,7 @@ pub struct Settings {
     pub level_bytes: u64,
     /// Ratio of the sizes of a level and the one before.
     pub multiplier: u64,
-    /// Bytes per second that compactions write at least; `zap` counts on it to keep `delete_persistence`.
+    /// Bytes per second that compactions of all shards write at least; `zap` counts on it to keep `delete_persistence`.
     pub compaction_rate: u64,
     /// Time in which a deleted key is gone from the medium; `None` for no promise.
     pub delete_persistence: Option<Duration>,
@@ -97,26 +93,32 @@ impl Settings {
     /// The compaction policy of one of `shards` shards.
     ///
     /// # Errors
-    /// [`block::Error::Invalid`] for an unknown name.
-    pub fn compaction(&self) -> Result<Box<dyn Compaction>> {
-        crate::policy::compaction(&self.compaction, self.parameters())
+    /// [`Error::Invalid`] for an unknown name, and for `saturation` with `delete_persistence`.
+    pub fn compaction(&self, shards: u16) -> Result<Box<dyn Compaction>> {
+        if self.delete_persistence.is_some() && self.compaction == saturation::NAME {
+            return Err(Error::invalid(
+                "compaction \"saturation\" knows no deadline; expected fade or zap with delete_persistence",
+            ));
+        }
+        crate::policy::compaction(&self.compaction, self.parameters(shards))
     }
 
     /// The placement policy.
     ///
     /// # Errors
-    /// [`block::Error::Invalid`] for an unknown name.
+    /// [`Error::Invalid`] for an unknown name.
     pub fn placement(&self) -> Result<Box<dyn Placement>> {
         crate::policy::placement(&self.placement)
     }
 
-    fn parameters(&self) -> CompactionParameters {
+    fn parameters(&self, shards: u16) -> CompactionParameters {
+        let shards = u64::from(shards);
         CompactionParameters {
             level0_tables: self.level0_tables,
-            level_bytes: self.level_bytes,
+            level_bytes: (self.level_bytes / shards).max(self.table_bytes),
             multiplier: self.multiplier,
             delete_persistence: self.delete_persistence,
-            bytes_per_second: self.compaction_rate,
+            bytes_per_second: (self.compaction_rate / shards).max(1),
             ..CompactionParameters::default()
         }
     }

@@ -39,7 +39,7 @@ impl std::fmt::Debug for Store {
     }
 }
 
-/// Shard of a key, of so many.
+/// Shard of a key in a store of `shards` shards.
 pub fn shard_of_key(key: &[u8], shards: usize) -> u16 {
     if shards == 1 {
         return 0;
@@ -52,11 +52,23 @@ pub fn shard_of_key(key: &[u8], shards: usize) -> u16 {
     ((mixed * shards as u64) >> 32) as u16
 }
 
-/// What the store saw at one moment, for as long as this lives.
+/// A consistent view of all shards. It is to be dropped on a shard of the runtime: elsewhere it is held until the store is closed.
 #[derive(Debug)]
 pub struct Snapshot {
     homes: Arc<[Home<Core>]>,
     sequences: Vec<Sequence>,
+}
+
+impl Snapshot {
+    /// A snapshot of no shard yet.
+    pub(crate) fn of(homes: Arc<[Home<Core>]>) -> Self {
+        Snapshot { homes, sequences: Vec::new() }
+    }
+
+    /// Adds the sequence that the next shard holds.
+    pub(crate) fn add(&mut self, sequence: Sequence) {
+        self.sequences.push(sequence);
+    }
 }
 
 impl Drop for Snapshot {
@@ -148,7 +160,7 @@ impl Store {
         self.write_one(Write::Put { key, value, expires: None }).await
     }
 
-    /// Sets a key, which ends to exist at a time.
+    /// Sets a key that expires at a time.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -289,9 +301,8 @@ impl Store {
     /// # Errors
     /// [`Error::Closed`].
     pub async fn snapshot(&self) -> Result<Snapshot> {
-        let sequences =
-            self.homes[0].with(|core: Rc<Core>| async move { core.take_snapshot().await }).await?;
-        Ok(Snapshot { homes: self.homes.clone(), sequences })
+        let homes = self.homes.clone();
+        self.homes[0].with(move |core: Rc<Core>| core.take_snapshot(homes)).await
     }
 
     /// An iterator over the keys of a snapshot from `from` on and below `to`, at none.
@@ -502,7 +513,7 @@ pub enum Update {
     Delete,
 }
 
-/// Joins the answers of shards to a scan. A shard that has more ends what can be said: beyond its last pair others may have smaller keys.
+/// Merges the shards' answers to a scan. Pairs beyond the last pair of a shard that has more are cut off: that shard may have smaller keys there.
 fn join(answers: Vec<(Pairs, bool)>, is_backward: bool, most: usize) -> (Pairs, bool) {
     if answers.len() == 1 {
         return answers.into_iter().next().unwrap_or_default();
@@ -557,7 +568,7 @@ impl Iterator {
         self.fetched.get(self.at).map(|pair| (pair.key, pair.value))
     }
 
-    /// Time at which the key at which it is ends to exist; `None` for never, and where there is no key.
+    /// Time at which the key at which it is expires; `None` for never, and where there is no key.
     pub fn expires(&self) -> Option<Timestamp> {
         self.fetched.get(self.at)?.expires
     }

@@ -116,7 +116,7 @@ impl<C: Cursor> Visible<C> {
         }
     }
 
-    /// Time at which the key at which it is ends to exist; `None` for never, and where there is no key.
+    /// Time at which the key at which it is expires; `None` for never, and where there is no key.
     pub fn expires(&self) -> Option<Timestamp> {
         match self.at {
             At::Nothing => None,

@@ -68,6 +68,8 @@ pub struct Zone {
     pub last: LastRecords,
     /// Number of blocks from its beginning that are known to have space on the device below.
     pub space: u32,
+    /// An append to it has failed since the log was opened: it may have blocks that no record names.
+    pub has_failed: bool,
 }
 
 impl Zone {
@@ -85,6 +87,7 @@ impl Zone {
             changed: 0,
             last: LastRecords::default(),
             space: 0,
+            has_failed: false,
         }
     }
 }
@@ -665,6 +668,7 @@ impl ZonePool {
         let entry = state.change(zone);
         let before = if is_all { 0 } else { entry.space };
         (entry.end, entry.space) = (end, before.max(end));
+        entry.has_failed |= is_all;
     }
 
     /// Notes that a zone takes no more records. Returns whether it is dead.

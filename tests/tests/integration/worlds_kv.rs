@@ -46,7 +46,13 @@ impl Subject for Setup {
             erase: block::EraseGuarantee::None,
             ..Settings::default()
         };
-        let (disk_bytes, value_bytes) = (pick(random, &[2 << 20, 4 << 20]), pick(random, &[8, 200, 3000]));
+        let has_deadline = settings.delete_persistence.is_some();
+        let settings = match settings.compaction.as_str() {
+            "saturation" if has_deadline => Settings { compaction: "zap".to_owned(), ..settings },
+            _ => settings,
+        };
+        let (disk_bytes, value_bytes) =
+            (pick(random, &[2 << 20, 4 << 20]), pick(random, &[8, 200, 3000, 40_000]));
         Setup {
             disk_bytes,
             sector: pick(random, &[512, 4096]),

@@ -148,6 +148,8 @@ impl Core {
 
     /// Appends items of tables, one task at a time.
     pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, items: Vec<Item>) -> Result<()> {
+        // A zone may have a class of the placement with which the store was open before.
+        let class = class.min(self.placement.classes() - 1);
         let _alone = self.mover.acquire(1).await;
         let mut zones = self.zones.replace(Mover::new(0));
         let outcome = zones.append(self, class, items).await;
@@ -332,8 +334,9 @@ impl Owner for Core {
     }
 
     fn checkpoint_cost(&self) -> u64 {
-        let manifests = self.kit.layout.blocks_in(self.manifest_bytes.get() * u64::from(self.shards));
-        self.kit.checkpoints.directory_blocks(&self.kit) + manifests + 2
+        self.kit.layout.blocks_in(self.checkpoint_size.manifest_bytes())
+            + self.checkpoint_size.directory_blocks()
+            + 2
     }
 
     fn checkpoint_zones(&self) -> u32 {

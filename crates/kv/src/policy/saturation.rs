@@ -3,12 +3,9 @@
 //! The trigger and the choice of RocksDB's leveled compaction: the level that is too full by the largest factor, level 0 by its number of tables
 //! and others by their size. Level 0 gives all tables that overlap its oldest; another level gives the table with the smallest overlap ratio: the size of what it overlaps in the
 //! next level, relative to its own. Without overlap the table is moved as it is.
-//!
-//! With `delete_persistence` the policy works as without. A table with an expired tombstone is merged, not moved, where no
-//! table below overlaps it, so that the tombstone goes.
 
-use super::shape::{Shape, merge_where_lowest};
-use super::{Compaction, CompactionParameters, Job, Reason, TableView, Tree};
+use super::shape::Shape;
+use super::{Compaction, Job, Reason, TableView, Tree};
 use crate::entry::Timestamp;
 
 /// Name of the policy in a stack.
@@ -18,12 +15,11 @@ pub const NAME: &str = "saturation";
 #[derive(Debug, Clone, Copy)]
 pub struct Saturation {
     shape: Shape,
-    deadline: Option<u64>,
 }
 
 impl Saturation {
-    pub(super) fn new(shape: Shape, parameters: &CompactionParameters) -> Self {
-        Saturation { shape, deadline: parameters.deadline() }
+    pub(super) fn new(shape: Shape) -> Self {
+        Saturation { shape }
     }
 }
 
@@ -32,16 +28,13 @@ impl Compaction for Saturation {
         NAME
     }
 
-    fn next(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
+    fn next(&self, tree: &Tree<'_>, _: Timestamp) -> Option<Job> {
         let level = self.shape.fullest(tree)?;
         if level == 0 {
             return self.shape.level0(tree, None, Reason::Level0);
         }
         let index = self.shape.cheapest(tree, level, overlap_ratio)?;
-        let job = self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size);
-        let oldest = tree.level(level)[index].oldest_tombstone;
-        let is_expired = self.deadline.zip(oldest).is_some_and(|(deadline, oldest)| oldest + deadline <= now);
-        Some(if is_expired { merge_where_lowest(tree, job) } else { job })
+        Some(self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size))
     }
 
     fn wakes_at(&self, _: &Tree<'_>) -> Option<Timestamp> {
@@ -60,7 +53,7 @@ pub(super) fn overlap_ratio(table: &TableView<'_>, overlapped: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::properties::{deleted, parameters, table};
+    use super::super::properties::{parameters, table};
     use super::super::{COMPACTIONS, Compaction, CompactionParameters, Reason, Tree, compaction};
 
     fn saturation() -> Box<dyn Compaction> {
@@ -155,21 +148,6 @@ mod tests {
             compaction("saturation", CompactionParameters { job_bytes: 300, ..parameters() }).unwrap();
         let job = policy.next(&tree, 0).unwrap();
         assert_eq!((&job.inputs[..], &job.overlapped[..]), (&[10, 11][..], &[1][..]));
-    }
-
-    #[test]
-    fn without_overlap_a_table_is_moved_unless_its_tombstones_have_expired() {
-        let tree = |oldest| {
-            Tree::of(vec![
-                vec![],
-                ["a", "b", "c", "d", "e"]
-                    .map(|key| deleted(key.as_bytes()[0].into(), key, key, oldest))
-                    .to_vec(),
-            ])
-        };
-        assert!(saturation().next(&tree(500), 1499).unwrap().is_trivial_move);
-        let job = saturation().next(&tree(500), 1500).unwrap();
-        assert_eq!((&job.inputs[..], job.target, job.is_trivial_move), (&[97][..], 2, false));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use block::{Data, Result, Status};
 pub struct Stored {
     /// The value.
     pub value: Data,
-    /// Time at which the key ends to exist; `None` for never.
+    /// Time at which the key expires; `None` for never.
     pub expires: Option<Timestamp>,
 }
 
@@ -28,7 +28,7 @@ pub enum Write {
         key: Vec<u8>,
         /// The value.
         value: Vec<u8>,
-        /// Time at which the key ends to exist; `None` for never.
+        /// Time at which the key expires; `None` for never.
         expires: Option<Timestamp>,
     },
     /// Deletes a key, whether it exists or not.

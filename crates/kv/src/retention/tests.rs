@@ -96,7 +96,7 @@ fn compact(
 ) -> Level {
     let ranges = levels.iter().flat_map(|level| level.ranges.clone());
     let more = shallower.iter().flat_map(|level| level.ranges.clone());
-    let mut retention = Retention::new(snapshots.to_vec(), ranges.clone().chain(more), now);
+    let mut retention = Retention::new(snapshots.to_vec(), ranges.clone().chain(more), now, true);
     let mut written = Vec::new();
     let write = |entry: Entry<'_>| ((entry.key.to_vec(), Reverse(entry.sequence)), Said::of(entry.value));
     let merged: Entries = levels.iter().flat_map(|level| level.entries.clone()).collect();
@@ -197,7 +197,16 @@ const PUT: Said = Said::Put(Vec::new(), None);
 
 /// Feeds the versions of a key, and returns those that are kept.
 fn kept(versions: &[(Sequence, Said)], snapshots: &[Sequence], is_bottom: bool) -> Vec<(Sequence, Said)> {
-    let mut retention = Retention::new(snapshots.to_vec(), [], 50);
+    kept_with(versions, snapshots, is_bottom, true)
+}
+
+fn kept_with(
+    versions: &[(Sequence, Said)],
+    snapshots: &[Sequence],
+    is_bottom: bool,
+    has_deadline: bool,
+) -> Vec<(Sequence, Said)> {
+    let mut retention = Retention::new(snapshots.to_vec(), [], 50, has_deadline);
     let mut kept = Vec::new();
     let write = |entry: Entry<'_>| (entry.sequence, Said::of(entry.value));
     for (sequence, said) in versions {
@@ -231,6 +240,8 @@ fn an_expired_value_becomes_a_tombstone() {
     assert_eq!(kept(&[(2, expires(50)), (1, PUT)], &[], true), []);
     assert_eq!(kept(&[(2, expires(50)), (1, PUT)], &[1], true), [(2, Said::Tombstone(50)), (1, PUT)]);
     assert_eq!(kept(&[(2, expires(51)), (1, PUT)], &[], true), [(2, expires(51))]);
-    // Overwritten before it expired, so nothing is deleted.
-    assert_eq!(kept(&[(2, PUT), (1, expires(50))], &[], false), [(2, PUT)]);
+    // It may have been overwritten after it had expired.
+    let overwritten = [(3, PUT), (2, expires(50)), (1, PUT)];
+    assert_eq!(kept(&overwritten, &[], false), [(3, PUT), (2, Said::Tombstone(50))]);
+    assert_eq!(kept_with(&overwritten, &[], false, false), [(3, PUT)], "without a deadline");
 }

@@ -256,3 +256,52 @@ fn buffered_writes_survive_a_clean_close_and_a_power_cut_after_it() {
         });
     }
 }
+
+/// Tables of an expiring class are moved by a store that has no such class.
+#[test]
+fn a_store_is_opened_with_another_placement() {
+    simulate(3, 1, || async {
+        let zones: Arc<dyn ZonesPart> = drive(48);
+        let deadline = Settings {
+            compaction: "zap".to_owned(),
+            placement: "zap".to_owned(),
+            delete_persistence: Some(Duration::from_secs(2)),
+            ..small()
+        };
+        let store = format(&zones, &deadline).await;
+        for round in 0..20u32 {
+            for number in 0..400 {
+                store.put(&key(number * 7 % 400), &noise(round)).await.unwrap();
+                if number % 5 == round % 5 {
+                    store.delete(&key(number)).await.unwrap();
+                }
+            }
+            runtime::sleep(Duration::from_millis(200)).await;
+        }
+        store.close().await.unwrap();
+        let store = open(&zones, &small()).await;
+        for round in 0..40u32 {
+            for number in 0..400 {
+                store.put(&key(number), &noise(round + number)).await.unwrap();
+            }
+        }
+        store.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_batch_with_a_key_or_a_value_that_is_too_large_is_refused() {
+    simulate(4, 1, || async {
+        let zones: Arc<dyn ZonesPart> = drive(32);
+        let store = format(&zones, &small()).await;
+        let mut batch = Batch::new();
+        batch.put(b"a", b"1");
+        batch.put(&vec![7; 40_000], b"2");
+        let error = store.write(batch, Acknowledge::Written).await.unwrap_err();
+        assert!(
+            matches!(&error, Error::Invalid(_)) && error.to_string().contains("key of 40000 bytes"),
+            "{error}"
+        );
+        assert!(store.get(b"a").await.unwrap().is_none());
+    });
+}
