@@ -269,7 +269,7 @@ impl Core {
             snapshots: RefCell::default(),
             mover: Semaphore::new(1),
             zones: RefCell::new(Mover::new(classes)),
-            compaction: settings.compaction(shards)?,
+            compaction: settings.compaction(shards, u64::from(kit.layout.zones) * zone_bytes(&kit.layout))?,
             compacting: Semaphore::new(1),
             placement,
             lives: RefCell::default(),

@@ -208,7 +208,7 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
         );
         return refuse(arguments, "level_size", text);
     }
-    settings.compaction(1).map_err(|error| match delete_persistence {
+    settings.compaction(1, u64::MAX).map_err(|error| match delete_persistence {
         Some(_) => arguments.refuse("delete_persistence", error.detail().to_owned()),
         None => arguments.refuse("compaction", error.detail().to_owned()),
     })?;

@@ -90,17 +90,17 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The compaction policy of one of `shards` shards.
+    /// The compaction policy of one of `shards` shards on a drive of this many bytes.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name, and for `saturation` with `delete_persistence`.
-    pub fn compaction(&self, shards: u16) -> Result<Box<dyn Compaction>> {
+    pub fn compaction(&self, shards: u16, drive_bytes: u64) -> Result<Box<dyn Compaction>> {
         if self.delete_persistence.is_some() && self.compaction == saturation::NAME {
             return Err(Error::invalid(
                 "compaction \"saturation\" knows no deadline; expected fade or zap with delete_persistence",
             ));
         }
-        crate::policy::compaction(&self.compaction, self.parameters(shards))
+        crate::policy::compaction(&self.compaction, self.parameters(shards, drive_bytes))
     }
 
     /// The placement policy.
@@ -111,15 +111,17 @@ impl Settings {
         crate::policy::placement(&self.placement)
     }
 
-    fn parameters(&self, shards: u16) -> CompactionParameters {
-        let shards = u64::from(shards);
+    fn parameters(&self, shards: u16, drive_bytes: u64) -> CompactionParameters {
+        let (shards, defaults) = (u64::from(shards), CompactionParameters::default());
         CompactionParameters {
             level0_tables: self.level0_tables,
             level_bytes: (self.level_bytes / shards).max(self.table_bytes),
             multiplier: self.multiplier,
             delete_persistence: self.delete_persistence,
             bytes_per_second: (self.compaction_rate / shards).max(1),
-            ..CompactionParameters::default()
+            // Until it has ended, a job takes space beside its inputs.
+            job_bytes: defaults.job_bytes.min(drive_bytes / 16 / shards),
+            ..defaults
         }
     }
 

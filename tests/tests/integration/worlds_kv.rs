@@ -51,8 +51,11 @@ impl Subject for Setup {
             "saturation" if has_deadline => Settings { compaction: "zap".to_owned(), ..settings },
             _ => settings,
         };
-        let (disk_bytes, value_bytes) =
-            (pick(random, &[2 << 20, 4 << 20]), pick(random, &[8, 200, 3000, 40_000]));
+        // A write of several records is of one shard.
+        let longest = if settings.shards == Some(1) { 10_000 } else { 3000 };
+        let value_bytes = pick(random, &[8, 200, 3000, longest]);
+        // All writes in flight have space.
+        let disk_bytes = if value_bytes > 3000 { 4 << 20 } else { pick(random, &[2 << 20, 4 << 20]) };
         Setup {
             disk_bytes,
             sector: pick(random, &[512, 4096]),
