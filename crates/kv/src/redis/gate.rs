@@ -1,7 +1,8 @@
 //! Lock over the commands of a server that write, on all its shards: a command that reads several keys and then writes them excludes
 //! the others, which pass together.
 //!
-//! A command that waits to be alone holds later ones back, so that it doesn't wait without end.
+//! A command that waits to be alone holds later ones back, so that it doesn't wait without end. Those that have waited meanwhile go before the next one
+//! that is alone, so that they don't either.
 
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,10 @@ struct State {
     is_alone: bool,
     /// Commands that wait to be alone.
     waiting: usize,
+    /// Commands that wait to pass together with others.
+    passing: usize,
+    /// It is the turn of those: one has been alone while they waited.
+    is_their_turn: bool,
     wakers: Vec<Waker>,
 }
 
@@ -29,15 +34,17 @@ impl Gate {
 
     /// Passes together with others; waits for a command that is, or waits to be, alone.
     pub async fn pass(&self) -> Passage<'_> {
+        let waiting = Passing::new(self);
         poll_fn(|context| {
             let mut state = self.state();
-            if state.is_alone || state.waiting > 0 {
+            if state.is_alone || state.waiting > 0 && !state.is_their_turn {
                 return wait(&mut state, context);
             }
             state.together += 1;
             Poll::Ready(())
         })
         .await;
+        drop(waiting);
         Passage { gate: self, is_alone: false }
     }
 
@@ -46,7 +53,7 @@ impl Gate {
         let waiting = Waiting::new(self);
         poll_fn(|context| {
             let mut state = self.state();
-            if state.is_alone || state.together > 0 {
+            if state.is_alone || state.together > 0 || state.is_their_turn {
                 return wait(&mut state, context);
             }
             state.is_alone = true;
@@ -92,6 +99,25 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// Counts a command that waits to pass together with others, until it has stopped waiting.
+struct Passing<'a>(&'a Gate);
+
+impl<'a> Passing<'a> {
+    fn new(gate: &'a Gate) -> Self {
+        gate.state().passing += 1;
+        Passing(gate)
+    }
+}
+
+impl Drop for Passing<'_> {
+    fn drop(&mut self) {
+        self.0.change(|state| {
+            state.passing -= 1;
+            state.is_their_turn &= state.passing > 0;
+        });
+    }
+}
+
 /// Passage through the gate; ends when dropped.
 #[derive(Debug)]
 #[must_use = "others are excluded as long as this lives"]
@@ -103,7 +129,7 @@ pub struct Passage<'a> {
 impl Drop for Passage<'_> {
     fn drop(&mut self) {
         self.gate.change(|state| match self.is_alone {
-            true => state.is_alone = false,
+            true => (state.is_alone, state.is_their_turn) = (false, state.passing > 0),
             false => state.together -= 1,
         });
     }
@@ -151,6 +177,29 @@ mod tests {
             };
             runtime::simulate(runtime::Simulation::new(seed), main).expect("it ends");
         }
+    }
+
+    #[test]
+    fn others_pass_between_two_that_are_alone_without_end() {
+        runtime::simulate(runtime::Simulation::new(1), || async {
+            let (gate, done) = (Arc::new(Gate::default()), Rc::new(Cell::new(false)));
+            for _ in 0..2 {
+                let (gate, done) = (gate.clone(), done.clone());
+                let alone = async move {
+                    while !done.get() {
+                        let passage = gate.pass_alone().await;
+                        runtime::sleep(Duration::from_micros(5)).await;
+                        drop(passage);
+                    }
+                };
+                runtime::spawn(alone).detach();
+            }
+            runtime::sleep(Duration::from_micros(20)).await;
+            let passed = runtime::timeout(Duration::from_millis(1), gate.pass()).await;
+            assert!(passed.is_ok(), "it waits behind those that come after it");
+            done.set(true);
+        })
+        .expect("it ends");
     }
 
     #[test]
