@@ -296,7 +296,8 @@ impl Store {
         Ok(join(answers, scan.is_backward, scan.most))
     }
 
-    /// What the store has at this moment, for reads until it is dropped. Compaction keeps it meanwhile, so deletes of it aren't persistent.
+    /// What the store has at this moment, for reads until it is dropped. Compaction keeps it meanwhile, so deletes of it aren't persistent. Batches are in it
+    /// as a whole or not; single writes to different shards that are under way during this call are in it or not, each by itself.
     ///
     /// # Errors
     /// [`Error::Closed`].

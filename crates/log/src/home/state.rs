@@ -257,6 +257,7 @@ mod tests {
             changed: 17,
             last: [(USER, 18), (CLEANER, 19)].into_iter().collect(),
             space: 0,
+            has_failed: false,
         };
         let known = bytes_of(&encode_zone(5, &zone, 11));
         assert_eq!(sum(0, &known), 402_589_426);
