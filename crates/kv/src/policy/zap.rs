@@ -8,7 +8,7 @@
 //!
 //! # Zones
 //! A zone with stale data must be emptied in time, so what lives in it is moved. A job leaves such zones at both ends of the range that it rewrites, and the
-//! zones between them die as a whole. So a job of saturation takes neighbours along, up to [`JOB_TABLES`] with what they overlap, where RocksDB takes one table.
+//! zones between them die as a whole. So a job of saturation takes neighbours along, up to 24 tables with what they overlap, where RocksDB takes one table.
 //!
 //! # Laziness
 //! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, the choice of saturation prefers old
