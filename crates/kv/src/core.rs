@@ -357,12 +357,15 @@ impl Core {
         if self.shard == 0 {
             tasks.spawn(self.clone().run_eraser()).detach();
         }
-        // A failure of the log, also on another shard, wakes all that wait here.
+        // A failure of the log, also on another shard, wakes all that wait here, and so does a lack of space below it.
         let core = Rc::downgrade(self);
         let watch = async move {
             while let Some(core) = core.upgrade().filter(|core| !core.kit.is_closing()) {
                 if core.kit.failure().is_some() {
                     core.wake();
+                }
+                if let Err(error) = core.kit.space.check() {
+                    core.refuse_pending(&error);
                 }
                 drop(core);
                 runtime::sleep(FAILURE_LOOK).await;
@@ -549,6 +552,16 @@ impl Core {
         }
     }
 
+    /// Refuses writes that wait behind records that find no space on the device below, unless they were acknowledged.
+    fn refuse_pending(&self, error: &Error) {
+        if !self.pending.borrow().is_applied {
+            let Pending { requests, .. } = self.pending.take();
+            let outcome = Err(error.clone());
+            requests.into_iter().for_each(|request| self.requests.item_ended(request, &outcome));
+        }
+        self.changed.notify_all();
+    }
+
     /// Queues what is pending as one item.
     pub(crate) fn submit(&self) {
         let Pending { mut bytes, requests, is_applied, .. } = self.pending.take();
@@ -632,6 +645,7 @@ impl Core {
             if let Some(error) = self.kit.failure() {
                 return Err(error);
             }
+            self.kit.space.check()?;
             self.changed.notified().await;
         }
         // A log that refuses acknowledged writes has failed.

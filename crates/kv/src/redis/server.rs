@@ -137,7 +137,8 @@ impl<S: Store> ShardPart<S> {
             for watch in watches() {
                 let _ = watch.stream.shutdown(Shutdown::Both).await;
             }
-            self.all_ended().await;
+            // One may wait for the store, as for a compaction: closing the store ends it.
+            let _still = runtime::timeout(STOP_LIMIT, self.all_ended()).await;
         }
         drop(self.store.take());
     }

@@ -1,12 +1,13 @@
 //! Power cuts, failures and full drives, one at a time: what the review of the first version found, and its neighbours.
 
 use super::common::{drive, format, open, simulate, small};
-use block::{Error, ZonesPart};
+use block::{Error, ZoneIndex, ZonesPart};
 use kv::{Acknowledge, Batch, Settings, Store};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use zns::machine::State;
 
 fn key(number: u32) -> Vec<u8> {
     format!("key{number:06}").into_bytes()
@@ -304,4 +305,51 @@ fn a_batch_with_a_key_or_a_value_that_is_too_large_is_refused() {
         );
         assert!(store.get(b"a").await.unwrap().is_none());
     });
+}
+
+/// Zones fail one after another: each read of a key finds its value or fails, and the store says so; what lies elsewhere stays readable.
+#[test]
+fn zones_that_go_offline_one_by_one_take_only_what_is_in_them() {
+    for seed in 0..6u64 {
+        simulate(seed, 1, move || async move {
+            let drive = drive(48);
+            let zones: Arc<dyn ZonesPart> = drive.clone();
+            let settings = Settings { cache_bytes: 0, ..small() };
+            let store = format(&zones, &settings).await;
+            let all = 3000;
+            for number in 0..all {
+                store.put(&key(number), &noise(number)).await.unwrap();
+            }
+            store.flush_buffers().await.unwrap();
+            store.wait_for_compactions().await.unwrap();
+            let mut readable = all;
+            for zone in (0..48).map(|step| (step * 7 + seed as u32) % 48).take(24) {
+                drive.fail_zone(ZoneIndex(zone), State::Offline).await.unwrap();
+                let mut found = 0;
+                for number in 0..all {
+                    match store.get(&key(number)).await {
+                        Ok(Some(stored)) => {
+                            assert_eq!(stored.value, noise(number), "key {number}");
+                            found += 1;
+                        }
+                        Ok(None) => panic!("zone {zone} is offline, and key {number} doesn't exist any more"),
+                        Err(error) => {
+                            assert!(error.to_string().contains("in zone"), "key {number}: {error}");
+                        }
+                    }
+                }
+                assert!(
+                    found <= readable && found + 1000 > readable,
+                    "{readable} keys, then {found}, by zone {zone}"
+                );
+                readable = found;
+                // Refused or done, but never without an answer.
+                let put = runtime::timeout(Duration::from_secs(60), store.put(b"new", b"1")).await;
+                assert!(put.is_ok(), "a put waits for ever");
+            }
+            assert!(readable < all, "nothing was in the zones");
+            let closed = runtime::timeout(Duration::from_secs(600), store.close()).await;
+            assert!(closed.is_ok(), "closing hangs");
+        });
+    }
 }
