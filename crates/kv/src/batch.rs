@@ -65,7 +65,7 @@ impl<'a> Write<'a> {
         }
     }
 
-    /// Decodes a write of any size: [`check`](Self::check) bounds what is written.
+    /// Decodes a write, of any size. [`check`](Self::check) refuses writes that are too large before they are applied.
     #[inline]
     fn decode(source: &mut Source<'a>) -> Result<Self> {
         let kind = source.byte()?;

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a checkpoint takes on the zones, about: the same for all shards, so that they leave the same zones to it.
+/// Estimate of the size of a checkpoint, shared by all shards: all of them keep the same number of zones free for it.
 #[derive(Debug)]
 pub(crate) struct CheckpointSize {
     /// Bytes of the manifest of each shard.
@@ -43,7 +43,7 @@ impl CheckpointSize {
 }
 
 impl Core {
-    /// Notes how much the last checkpoint has taken, on the home.
+    /// Notes the size of the last checkpoint, on the home.
     pub(crate) fn note_directory(&self) {
         let blocks = self.kit.checkpoints.directory_blocks(&self.kit);
         self.checkpoint_size.directory.store(blocks, Ordering::Relaxed);

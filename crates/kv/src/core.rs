@@ -155,6 +155,7 @@ pub struct Core {
     pub(crate) has_new_zone: Cell<bool>,
     /// Bytes of the items of writes in flight.
     unwritten: Cell<u64>,
+    /// What a checkpoint takes, of all shards.
     pub(crate) checkpoint_size: Arc<CheckpointSize>,
     /// Items of writes that were submitted, and those that have ended.
     submitted: Cell<u64>,
@@ -184,6 +185,7 @@ pub fn kit_settings(
 ) -> logkit::Settings {
     let table_blocks = layout.blocks_in(settings.table_bytes);
     let cleaner_reserve = 1 + 2 * u32::from(shards);
+    // Two zones are for checkpoints.
     let buffered =
         cleaner_reserve + 2 + zones_of_buffered(layout, settings.buffer_bytes * MOST_FROZEN as u64);
     let low_watermark = 0.05_f64.max(f64::from(buffered) / f64::from(layout.zones)).min(0.3);
@@ -304,7 +306,7 @@ impl Core {
         deletes.for_each(|at| core.erasure.deleted(at));
         core.set_levels(tables);
         core.replay(writes)?;
-        // What was replayed was counted when it was written.
+        // Replayed writes were counted before the crash.
         core.work.client_bytes.set(0);
         Ok(core)
     }

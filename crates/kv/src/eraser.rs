@@ -1,6 +1,6 @@
 //! Carries out what [`erasure`](crate::erasure) asks: zones with stale data are sealed, emptied, covered by a checkpoint, and reset.
 
-use crate::core::Core;
+use crate::core::{Core, Levels};
 use crate::entry::Timestamp;
 use crate::item::Item;
 use crate::jobs::oldest_delete;
@@ -18,7 +18,7 @@ use std::time::Duration;
 const LOOKS: u32 = 16;
 /// Shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// Time before it is due at which a zone is emptied, as a share of the limit: until then it may die by itself.
+/// Time before the due time of a zone at which it is emptied, as a share of the limit: until then its live data may die.
 const EMPTY_BEFORE: f64 = 0.35;
 /// Share of the limit after which a buffer with tombstones is written.
 const BUFFER_AFTER: f64 = 0.5;
@@ -85,22 +85,20 @@ impl Core {
             || self.levels.borrow().all().any(|table| oldest_delete(&table.meta.summary).is_some())
     }
 
-    /// Time by which zones must be reset that have stale blocks of a table of the tree: see [`erasure`](crate::erasure).
-    pub(crate) fn due_of(&self, table: &Table) -> Option<Timestamp> {
-        // Without a promise nothing is looked for.
-        self.erasure.limit()?;
+    /// Sets the time by which zones must be reset in which blocks of these tables become stale now ([`erasure`](crate::erasure)). The tables are still in
+    /// the tree.
+    pub(crate) fn set_dues<'a>(&self, levels: &Levels, tables: impl Iterator<Item = &'a Rc<Table>>) {
         let of_buffer = |memtable: &Memtable| {
             memtable.oldest_tombstone().into_iter().chain(memtable.earliest_expiry()).min()
         };
         let active = of_buffer(&self.active.borrow().memtable);
         let frozen = self.frozen.borrow().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
-        let levels = self.levels.borrow().clone();
-        let overlapping = levels.all().filter(|other| other.overlaps(table));
-        let tables = overlapping.filter_map(|other| oldest_delete(&other.meta.summary)).min();
-        let own = oldest_delete(&table.meta.summary);
-        let oldest = [active, frozen, tables, own].into_iter().flatten().min();
-        let now = crate::batch::now();
-        self.erasure.due_after(oldest.map_or(now, |oldest| oldest.min(now)))
+        let latest = [active, frozen].into_iter().flatten().fold(crate::batch::now(), Timestamp::min);
+        for table in tables {
+            let overlapping = levels.all().filter(|other| other.overlaps(table));
+            let deletes = overlapping.filter_map(|other| oldest_delete(&other.meta.summary));
+            table.file.set_due(self.erasure.due_after(deletes.fold(latest, Timestamp::min)));
+        }
     }
 
     /// Freezes the active buffer if its oldest tombstone is old.

@@ -2,12 +2,11 @@
 //!
 //! A delete is persistent once every zone that held an older version of the key, or the tombstone, has been reset. With `delete_persistence` of time D
 //! the store divides that time. Buffers with tombstones are written, and compaction brings tombstones to the bottom, within `1 - reset_share` of D
-//! ([`policy`](crate::policy)). A zone has what is left:
-//! - Blocks of a table are stale when it is removed and no reader has it, or when they were moved. What they have of keys that are deleted later may stay for D. The
-//!   tombstones of what was deleted before are in buffers and in tables whose keys overlap. So the zone is due D after the oldest of these deletions, and D from
-//!   now on at the latest.
-//! - A zone of the write-ahead log, of the manifest's edits or of checkpoints is due `reset_share` of D after the first record is appended to it. So is a zone whose
-//!   stale data isn't known more closely.
+//! ([`policy`](crate::policy)). The due time of a zone is the time by which it must be reset:
+//! - Blocks of a table are stale when the table is removed and no reader has it, or when they were moved. Their tombstones are in the write buffers and in the tables
+//!   whose keys overlap, or are written later. So the zone is due D after the oldest deletion in these, and at most D after the blocks became stale.
+//! - A zone of the write-ahead log, of the manifest's edits or of checkpoints is due `reset_share` of D after the first record was appended to it. So is a zone with
+//!   stale data of unknown age, from the time at which it was found.
 //!
 //! As long as nothing is deleted, no zone is due.
 //!
@@ -32,7 +31,7 @@ pub struct Stale {
     pub due: Timestamp,
 }
 
-/// A zone that must be reset, and when that was noted first.
+/// A zone that must be reset, and the time at which it was noted first.
 #[derive(Debug, Clone, Copy)]
 struct Noted {
     stale: Stale,
@@ -54,12 +53,12 @@ pub struct Erasure {
     late: AtomicU64,
 }
 
-/// Share of the time of a delete that a zone has whose stale data isn't known more closely.
+/// Time within which a zone with stale data of unknown age is reset.
 fn limit_of(persistence: Duration) -> Duration {
     persistence.mul_f64(CompactionParameters::default().reset_share)
 }
 
-/// Time by which a zone must be reset whose stale data isn't known more closely, if it became stale at a time.
+/// Due time of a zone with stale data of unknown age that was found at this time.
 pub(crate) fn due_since(since: Timestamp, persistence: Option<Duration>) -> Timestamp {
     since.saturating_add(persistence.map_or(0, |persistence| limit_of(persistence).as_millis() as u64))
 }
@@ -85,12 +84,12 @@ impl Erasure {
         self.stale.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time of a zone whose stale data isn't known more closely; `None` without a promise.
+    /// Time within which a zone with stale data of unknown age is reset; `None` without a promise.
     pub fn limit(&self) -> Option<Duration> {
         self.persistence.map(limit_of)
     }
 
-    /// Time by which a zone must be reset whose stale data is of no key that was deleted before `oldest`; `None` without a promise.
+    /// Due time of a zone with stale data of keys of which none was deleted before `oldest`; `None` without a promise.
     pub fn due_after(&self, oldest: Timestamp) -> Option<Timestamp> {
         Some(oldest.saturating_add(self.persistence?.as_millis() as u64))
     }
@@ -119,8 +118,7 @@ impl Erasure {
         let _newer = self.deletes.compare_exchange(deletes, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Notes that data in a zone is stale from now on, which must be gone at a time: one of [`due_after`](Self::due_after), or that of data that isn't known
-    /// more closely.
+    /// Notes that a zone has stale data, with the due time that [`due_after`](Self::due_after) returned; `None` for data of unknown age.
     pub fn stale(&self, zone: u32, due: Option<Timestamp>) {
         if self.persistence.is_some() {
             let generation = self.pool.get(zone).generation;
@@ -129,13 +127,13 @@ impl Erasure {
         }
     }
 
-    /// Whether the stale data of a zone is known.
+    /// Whether a zone was noted since its last reset.
     pub fn knows(&self, zone: u32) -> bool {
         let generation = self.pool.get(zone).generation;
         self.lock().get(&zone).is_some_and(|noted| noted.stale.generation == generation)
     }
 
-    /// Notes that a zone has stale data from now on that isn't known more closely, also if it is reset meanwhile.
+    /// Notes that this generation of a zone has stale data of unknown age.
     pub fn stale_in(&self, zone: u32, generation: u64) {
         self.note(Stale { zone, generation, due: due_since(crate::batch::now(), self.persistence) });
     }
@@ -170,7 +168,7 @@ impl Erasure {
         all.values().map(|noted| noted.stale).collect()
     }
 
-    /// Zones that are due within a time.
+    /// Zones whose due time is at most this far ahead.
     pub fn due_within(&self, time: Duration) -> Vec<Stale> {
         let until = crate::batch::now().saturating_add(time.as_millis() as u64);
         let mut due = self.all();

@@ -126,7 +126,7 @@ impl Core {
     }
 
     /// The next pairs of a scan, and whether there are more.
-    pub(crate) async fn scan(&self, scan: Scan) -> Result<(Pairs, bool)> {
+    pub(crate) async fn scan(&self, mut scan: Scan) -> Result<(Pairs, bool)> {
         let snapshot = scan.snapshot.unwrap_or(self.sequence.get());
         let levels = self.levels.borrow().clone();
         let memtables = self.memtables();
@@ -148,21 +148,18 @@ impl Core {
         }
         push_cursors(&levels, is_in, &mut cursors);
         let view = View { snapshot, now: crate::batch::now(), ranges };
+        let (from, to) = (std::mem::take(&mut scan.from), scan.to.take());
         if view.ranges.is_empty() {
             let cursors = cursors.into_iter().map(|(cursor, _)| cursor).collect();
-            return pairs_of(
-                Visible::new(Merge::new(cursors), view, scan.from.clone(), scan.to.clone()),
-                &scan,
-            )
-            .await;
+            return pairs_of(Visible::new(Merge::new(cursors), view, from, to), &scan).await;
         }
         let skipping = |(cursor, newest)| Undeleted::new(cursor, view.clone(), newest);
         let cursors = cursors.into_iter().map(skipping).collect();
-        pairs_of(Visible::new(Merge::new(cursors), view, scan.from.clone(), scan.to.clone()), &scan).await
+        pairs_of(Visible::new(Merge::new(cursors), view, from, to), &scan).await
     }
 }
 
-/// The next pairs of a scan, and whether there are more.
+/// Returns the pairs of a scan in its direction up to its limits, and whether there are more.
 async fn pairs_of<C: Cursor>(mut visible: Visible<C>, scan: &Scan) -> Result<(Pairs, bool)> {
     match scan.is_backward {
         true => visible.seek_last().await?,

@@ -3,7 +3,8 @@
 //! The live snapshots divide sequences into *stripes*: an entry's stripe is the lowest snapshot that sees it, or the present. Of the
 //! entries of a key in one stripe, readers see the newest at most; the others of the stripe are *hidden* by it. An entry is hidden, too,
 //! by a range tombstone of its stripe that deletes it. A value that isn't hidden and has expired is taken for a tombstone of the time at
-//! which it expired; with a deadline of deletes a hidden one, too: it may have been overwritten after it had expired, and what is below has no other deadline.
+//! which it expired. If deletes have a deadline, so is a hidden value: it may have expired before it was overwritten, and no other tombstone brings down
+//! the versions below.
 //!
 //! 1. A value that isn't hidden and hasn't expired is kept.
 //! 2. Another hidden value is dropped.

@@ -41,8 +41,8 @@ impl Polling {
 
     /// Longest time to poll before the next wait, which ends after `limit`; `None` to sleep at once.
     #[inline]
-    pub(crate) fn time(&self, limit: Option<Duration>) -> Option<Duration> {
-        self.expects_short_wait.then(|| limit.map_or(LIMIT, |limit| limit.min(LIMIT)))
+    pub(crate) fn time(&self, limit: impl FnOnce() -> Option<Duration>) -> Option<Duration> {
+        self.expects_short_wait.then(|| limit().map_or(LIMIT, |limit| limit.min(LIMIT)))
     }
 
     /// Whether the lengths of waits matter.
@@ -68,12 +68,12 @@ mod tests {
     #[test]
     fn a_short_wait_is_followed_by_polling_and_a_long_one_by_sleep() {
         let mut polling = Polling::new(true, 1, 2);
-        assert_eq!(polling.time(None), None, "nothing is known yet");
+        assert_eq!(polling.time(|| None), None, "nothing is known yet");
         polling.waited(SHORT, EndedBy::Other);
-        assert_eq!(polling.time(None), Some(LIMIT));
-        assert_eq!(polling.time(Some(SHORT)), Some(SHORT), "a timer is due before");
+        assert_eq!(polling.time(|| None), Some(LIMIT));
+        assert_eq!(polling.time(|| Some(SHORT)), Some(SHORT), "a timer is due before");
         polling.waited(LIMIT, EndedBy::Other);
-        assert_eq!(polling.time(None), None);
+        assert_eq!(polling.time(|| None), None);
     }
 
     #[test]
@@ -83,15 +83,15 @@ mod tests {
         {
             let mut polling = Polling::new(is_wanted, shards, processors);
             polling.waited(SHORT, EndedBy::Other);
-            assert_eq!(polling.time(None), None, "{shards} shards, {processors} processors");
+            assert_eq!(polling.time(|| None), None, "{shards} shards, {processors} processors");
             polling.waited(SHORT, EndedBy::Message);
             assert_eq!(
-                polling.time(None).is_some(),
+                polling.time(|| None).is_some(),
                 after_message,
                 "{shards} shards, {processors} processors"
             );
             polling.waited(LIMIT, EndedBy::Message);
-            assert_eq!(polling.time(None), None, "{shards} shards, {processors} processors");
+            assert_eq!(polling.time(|| None), None, "{shards} shards, {processors} processors");
         }
     }
 }

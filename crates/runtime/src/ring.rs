@@ -278,7 +278,11 @@ impl Ring {
     }
 
     /// Submits the batched entries, and polls for a completion or a message if the wait is expected to be short. Returns whether there is one.
-    pub(crate) fn poll(&mut self, limit: Option<Duration>, has_message: impl Fn() -> bool) -> bool {
+    pub(crate) fn poll(
+        &mut self,
+        limit: impl FnOnce() -> Option<Duration>,
+        has_message: impl Fn() -> bool,
+    ) -> bool {
         let Some(time) = self.polling.time(limit) else { return false };
         if self.unsubmitted > 0 {
             match self.enter_without_waiting() {

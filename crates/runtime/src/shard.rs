@@ -288,7 +288,7 @@ impl Shard {
             let ring = ring.as_mut().expect("a shard that turns has its ring");
             let idle_since = (is_idle && ring.polling().is_allowed()).then(now);
             let wait = is_idle
-                && !ring.poll(limit(), || self.mailbox.has_letters() || self.mailbox.is_stopped())
+                && !ring.poll(limit, || self.mailbox.has_letters() || self.mailbox.is_stopped())
                 && self.mailbox.fall_asleep();
             ring.turn(wait, limit());
             if wait {

@@ -102,11 +102,10 @@ impl Core {
             tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads));
         }
         let is_kept = |id: TableId| edit.added.iter().any(|added| added.id == id);
-        // While the tables are in the tree.
-        moved
-            .iter()
-            .filter(|table| !is_kept(table.meta.id))
-            .for_each(|table| table.file.set_due(self.due_of(table)));
+        let died = || moved.iter().filter(|table| !is_kept(table.meta.id));
+        if self.erasure.limit().is_some() {
+            self.set_dues(&self.levels.borrow(), died());
+        }
         self.set_levels(tables);
         if let Some(flushed) = edit.flushed {
             self.flushed.set(flushed);
@@ -117,9 +116,8 @@ impl Core {
             }
         }
         let now = crate::batch::now();
-        let died = moved.iter().filter(|table| !is_kept(table.meta.id));
         let mut lives = self.lives.borrow_mut();
-        died.for_each(|table| lives.died(table.meta.level.into(), table.meta.created, now));
+        died().for_each(|table| lives.died(table.meta.level.into(), table.meta.created, now));
         drop(lives);
         self.changed.notify_all();
         self.kit.events.cleaner.notify_all();
@@ -234,13 +232,12 @@ impl Owner for Core {
                     self.end(item, &outcome);
                 }
                 Origin::Piece { table, first, from } => {
-                    if *from != Place::NOWHERE
-                        && let Some(live) = self.levels.borrow().all().find(|live| live.meta.id == table.id)
-                    {
-                        table.set_due(self.due_of(live));
+                    let moved = *from != Place::NOWHERE;
+                    if moved && self.erasure.limit().is_some() {
+                        let levels = self.levels.borrow();
+                        self.set_dues(&levels, levels.all().filter(|live| live.meta.id == table.id));
                     }
                     table.written(*first, blocks, *from, place);
-                    let moved = *from != Place::NOWHERE;
                     let bytes = u64::from(blocks) * self.kit.layout.block_size.bytes();
                     if moved {
                         add(&self.work.moved_bytes, bytes);

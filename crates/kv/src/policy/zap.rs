@@ -7,8 +7,8 @@
 //! above the last one makes all tables that it is merged with due early.)
 //!
 //! # Zones
-//! A zone with stale data must be emptied in time, so what lives in it is moved. A job leaves such zones at both ends of the range that it rewrites, and the
-//! zones between them die as a whole. So a job of saturation takes neighbours along, up to 24 tables with what they overlap, where RocksDB takes one table.
+//! A zone with stale data must be reset in time, so its live blocks are moved. A job leaves such zones at both ends of the range that it rewrites; the zones
+//! between them have no live blocks after it. So a job that a full level makes due takes neighbours up to 24 tables with those that they overlap, where RocksDB takes one table.
 //!
 //! # Laziness
 //! A tombstone that saturation takes along costs nothing, so a job is forced as late as possible, the choice of saturation prefers old

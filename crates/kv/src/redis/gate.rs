@@ -1,8 +1,8 @@
 //! Lock over the commands of a server that write, on all its shards: a command that reads several keys and then writes them excludes
 //! the others, which pass together.
 //!
-//! A command that waits to be alone holds later ones back, so that it doesn't wait without end. Those that have waited meanwhile go before the next one
-//! that is alone, so that they don't either.
+//! A command that waits to be alone holds later ones back, so that it doesn't wait without end. Commands that have waited
+//! while one was alone go before the next one that is alone.
 
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ struct State {
     waiting: usize,
     /// Commands that wait to pass together with others.
     passing: usize,
-    /// It is the turn of those: one has been alone while they waited.
+    /// The commands that wait to pass together go first: one was alone while they waited.
     is_their_turn: bool,
     wakers: Vec<Waker>,
 }
@@ -34,7 +34,7 @@ impl Gate {
 
     /// Passes together with others; waits for a command that is, or waits to be, alone.
     pub async fn pass(&self) -> Passage<'_> {
-        let waiting = Passing::new(self);
+        let waiting = Waiting::new(self, false);
         poll_fn(|context| {
             let mut state = self.state();
             if state.is_alone || state.waiting > 0 && !state.is_their_turn {
@@ -50,7 +50,7 @@ impl Gate {
 
     /// Passes alone.
     pub async fn pass_alone(&self) -> Passage<'_> {
-        let waiting = Waiting::new(self);
+        let waiting = Waiting::new(self, true);
         poll_fn(|context| {
             let mut state = self.state();
             if state.is_alone || state.together > 0 || state.is_their_turn {
@@ -83,37 +83,31 @@ fn wait(state: &mut State, context: &Context<'_>) -> Poll<()> {
     Poll::Pending
 }
 
-/// Counts a command that waits to be alone, until it has stopped waiting.
-struct Waiting<'a>(&'a Gate);
+/// Counts a command that waits, to be alone or not, until it has stopped waiting.
+struct Waiting<'a> {
+    gate: &'a Gate,
+    to_be_alone: bool,
+}
 
 impl<'a> Waiting<'a> {
-    fn new(gate: &'a Gate) -> Self {
-        gate.state().waiting += 1;
-        Waiting(gate)
+    fn new(gate: &'a Gate, to_be_alone: bool) -> Self {
+        let mut state = gate.state();
+        match to_be_alone {
+            true => state.waiting += 1,
+            false => state.passing += 1,
+        }
+        Waiting { gate, to_be_alone }
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.change(|state| state.waiting -= 1);
-    }
-}
-
-/// Counts a command that waits to pass together with others, until it has stopped waiting.
-struct Passing<'a>(&'a Gate);
-
-impl<'a> Passing<'a> {
-    fn new(gate: &'a Gate) -> Self {
-        gate.state().passing += 1;
-        Passing(gate)
-    }
-}
-
-impl Drop for Passing<'_> {
-    fn drop(&mut self) {
-        self.0.change(|state| {
-            state.passing -= 1;
-            state.is_their_turn &= state.passing > 0;
+        self.gate.change(|state| match self.to_be_alone {
+            true => state.waiting -= 1,
+            false => {
+                state.passing -= 1;
+                state.is_their_turn &= state.passing > 0;
+            }
         });
     }
 }

@@ -262,30 +262,34 @@ fn buffered_writes_survive_a_clean_close_and_a_power_cut_after_it() {
 #[test]
 fn a_store_is_opened_with_another_placement() {
     simulate(3, 1, || async {
-        let zones: Arc<dyn ZonesPart> = drive(48);
+        let zones: Arc<dyn ZonesPart> = drive(32);
         let deadline = Settings {
             compaction: "zap".to_owned(),
             placement: "zap".to_owned(),
-            delete_persistence: Some(Duration::from_secs(2)),
+            delete_persistence: Some(Duration::from_secs(40)),
             ..small()
         };
         let store = format(&zones, &deadline).await;
-        for round in 0..20u32 {
+        for round in 0..60u32 {
             for number in 0..400 {
-                store.put(&key(number * 7 % 400), &noise(round)).await.unwrap();
-                if number % 5 == round % 5 {
+                let number = (round * 400 + number) * 7919 % 5000;
+                store.put(&key(number), &noise(round + number)).await.unwrap();
+                if number % 50 == round % 50 {
                     store.delete(&key(number)).await.unwrap();
                 }
             }
-            runtime::sleep(Duration::from_millis(200)).await;
+            runtime::sleep(Duration::from_secs(2)).await;
         }
         store.close().await.unwrap();
+        // Without a deadline zones are reset by the cleaner only.
         let store = open(&zones, &small()).await;
-        for round in 0..40u32 {
+        for round in 0..60u32 {
             for number in 0..400 {
+                let number = (round * 400 + number) * 7919 % 5000;
                 store.put(&key(number), &noise(round + number)).await.unwrap();
             }
         }
+        assert!(store.status().await.unwrap()["moved_bytes"].as_u64() > Some(0), "nothing was moved");
         store.close().await.unwrap();
     });
 }
