@@ -70,7 +70,12 @@ fn all_clients_together_are_held_back() {
             })
         });
         runtime::join_all(fetching.collect::<Vec<_>>()).await;
-        assert_eq!(server.status()["buffer_bytes"], 0);
+        // The server may learn of a hang-up after the last reply of others.
+        let end = runtime::now() + Duration::from_secs(60);
+        while server.status()["buffer_bytes"] != 0 {
+            assert!(runtime::now() < end, "{:?}", server.status());
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
         server.stop().await.expect("it stops");
     });
 }
