@@ -46,7 +46,7 @@ impl Core {
             self.compact(&job).await?;
         }
         // Tombstones come to the last level without a merge where a table was moved there as it is.
-        let now = crate::batch::now();
+        let now = self.erasure.now();
         let deletes = self.with_tree(|tree| {
             let is_due = |table: &&crate::policy::TableView<'_>| {
                 table.oldest_tombstone.is_some_and(|time| time <= now) && !table.is_held

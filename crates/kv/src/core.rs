@@ -302,7 +302,7 @@ impl Core {
             Table::new(meta, file, &core.cache, &core.reads)
         });
         let tables: Vec<_> = tables.collect();
-        let deletes = tables.iter().filter_map(|table| crate::jobs::oldest_delete(&table.meta.summary));
+        let deletes = tables.iter().filter_map(|table| core.erasure.oldest_delete(&table.meta.summary));
         deletes.for_each(|at| core.erasure.deleted(at));
         core.set_levels(tables);
         core.replay(writes)?;
@@ -412,7 +412,7 @@ impl Core {
             sequence += 1;
             bytes += apply_write(&buffer.memtable, &write, sequence, &self.erasure);
         })?;
-        self.sequence.set(sequence);
+        self.erasure.took(sequence - self.sequence.replace(sequence));
         add(&self.work.client_bytes, bytes);
         Ok(())
     }
@@ -475,12 +475,15 @@ impl Core {
         self.kit.space.check()
     }
 
-    /// Waits while [`MOST_FROZEN`] buffers are frozen, or level 0 has `stop_tables` tables. Returns the error of the background, if there is one.
+    /// Waits while [`MOST_FROZEN`] buffers are frozen, level 0 has `stop_tables` tables, or the eraser grants no operation. Returns the error of the background, if there is one.
     pub(crate) async fn stall(&self) -> Result<()> {
         let mut has_counted = false;
         loop {
+            self.ask_for_operations();
             let level0 = self.levels.borrow().0.first().map_or(0, Vec::len);
-            let is_behind = self.frozen.borrow().len() >= MOST_FROZEN || level0 >= self.settings.stop_tables;
+            let is_behind = self.frozen.borrow().len() >= MOST_FROZEN
+                || level0 >= self.settings.stop_tables
+                || !self.erasure.may_write();
             if !is_behind {
                 return Ok(());
             }
@@ -695,16 +698,18 @@ fn apply_write(memtable: &Memtable, write: &Write<'_>, sequence: Sequence, erasu
         Write::Put { key, value, expires } => {
             memtable.insert(Entry { key, sequence, value: Value::Put { bytes: value, expires } });
             if let Some(expires) = expires {
-                erasure.deleted(expires);
+                erasure.deleted(erasure.stamp(expires));
             }
             (key.len() + value.len()) as u64
         }
         Write::Delete { key, deleted } => {
+            let deleted = erasure.stamp(deleted);
             memtable.insert(Entry { key, sequence, value: Value::Tombstone { deleted } });
             erasure.deleted(deleted);
             key.len() as u64
         }
         Write::DeleteRange { from, to, deleted } => {
+            let deleted = erasure.stamp(deleted);
             let range = RangeTombstone { from: from.to_vec(), to: to.to_vec(), sequence, deleted };
             memtable.insert_range_tombstone(range);
             erasure.deleted(deleted);

@@ -2,8 +2,8 @@
 
 use crate::core::{Core, Levels};
 use crate::entry::Timestamp;
+use crate::erasure::GRANTS;
 use crate::item::Item;
-use crate::jobs::oldest_delete;
 use crate::manifest::Extent;
 use crate::memtable::Memtable;
 use crate::policy::placement::LOG;
@@ -18,6 +18,10 @@ use std::time::Duration;
 const LOOKS: u32 = 16;
 /// Shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(5);
+/// Time between two looks where operations are counted, and none comes.
+const IDLE: Duration = Duration::from_secs(1);
+/// Longest time that writes wait for zones to be reset, where operations are counted.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Time before the due time of a zone at which it is emptied, as a share of the limit: until then its live data may die.
 const EMPTY_BEFORE: f64 = 0.35;
 /// Share of the limit after which a buffer with tombstones is written.
@@ -29,16 +33,69 @@ impl Core {
     /// Keeps the promise of deletes on the home, until the store is closed.
     pub(crate) async fn run_eraser(self: Rc<Self>) {
         let Some(limit) = self.erasure.limit() else { return };
-        let pause = (limit / LOOKS).max(SHORTEST);
+        let pause = match self.erasure.counts_operations() {
+            true => IDLE,
+            false => (limit / LOOKS).max(SHORTEST),
+        };
+        let breaks = self.settings.breaks(crate::settings::Broken::ForgetsZones);
         while !self.kit.is_closing() && self.kit.failure().is_none() {
-            // Closing wakes it.
+            // Closing wakes it, and so does a shard whose grant of operations is half used.
             let _elapsed = runtime::timeout(pause, self.stopping.notified()).await;
-            if self.settings.breaks(crate::settings::Broken::ForgetsZones) {
-                continue;
-            }
-            if let Err(error) = self.erase_due(limit).await {
+            if !breaks && let Err(error) = self.erase_due(limit).await {
                 tracing::warn!("erasing zones: {error}");
             }
+            let patience = if breaks { Duration::ZERO } else { PATIENCE };
+            if self.erasure.counts_operations()
+                && let Err(error) = self.grant_operations(limit, patience).await
+            {
+                tracing::warn!("erasing zones: {error}");
+            }
+        }
+    }
+
+    /// Lets writes go on once nothing is due within the next step, or after `patience`.
+    async fn grant_operations(self: &Rc<Self>, limit: Duration, patience: Duration) -> Result<()> {
+        let homes = self.homes.borrow().clone();
+        let begin = runtime::now();
+        // Tables have dropped their tombstones when the time of resets begins.
+        let for_tables =
+            Duration::from_millis(self.erasure.step() * GRANTS).saturating_sub(limit).as_millis() as u64;
+        while begin.elapsed() < patience && !self.kit.is_closing() && self.kit.failure().is_none() {
+            let mut oldest: Option<Timestamp> = None;
+            for home in &homes {
+                let found = home.with(|core: Rc<Core>| async move { Ok(core.oldest_deletion()) }).await?;
+                oldest = oldest.into_iter().chain(found).min();
+            }
+            let next = self.erasure.now() + 2 * self.erasure.step();
+            let is_urgent = oldest.is_some_and(|oldest| oldest + for_tables <= next)
+                || !self.erasure.due_within(Duration::from_millis(2 * self.erasure.step())).is_empty();
+            if !is_urgent {
+                break;
+            }
+            runtime::sleep(SHORTEST).await;
+            self.erase_due(limit).await?;
+        }
+        self.erasure.grant();
+        for home in homes {
+            let wake = |core: Rc<Core>| async move {
+                core.changed.notify_all();
+                Ok(())
+            };
+            home.with(wake).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks the home for more operations once half of those that were granted are used.
+    pub(crate) fn ask_for_operations(&self) {
+        if self.erasure.must_ask() {
+            let home = self.at(0);
+            let wake = |core: Rc<Core>| async move {
+                core.stopping.notify_all();
+                Ok(())
+            };
+            // Where this fails the store has failed, and says so to writers.
+            self.kit.tasks.spawn(async move { drop(home.with(wake).await) }).detach();
         }
     }
 
@@ -82,30 +139,50 @@ impl Core {
         let is_in = |memtable: &Memtable| memtable.tombstones() > 0 || memtable.earliest_expiry().is_some();
         is_in(&self.active.borrow().memtable)
             || self.frozen.borrow().iter().any(|buffer| is_in(&buffer.memtable))
-            || self.levels.borrow().all().any(|table| oldest_delete(&table.meta.summary).is_some())
+            || self
+                .levels
+                .borrow()
+                .all()
+                .map(|table| &table.meta.summary)
+                .any(|summary| summary.oldest_tombstone.is_some() || summary.earliest_expiry.is_some())
     }
 
     /// Sets the time by which zones must be reset in which blocks of these tables become stale now ([`erasure`](crate::erasure)). The tables are still in
     /// the tree.
     pub(crate) fn set_dues<'a>(&self, levels: &Levels, tables: impl Iterator<Item = &'a Rc<Table>>) {
-        let of_buffer = |memtable: &Memtable| {
-            memtable.oldest_tombstone().into_iter().chain(memtable.earliest_expiry()).min()
-        };
+        let of_buffer = |memtable: &Memtable| self.oldest_in(memtable);
         let active = of_buffer(&self.active.borrow().memtable);
         let frozen = self.frozen.borrow().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
-        let latest = [active, frozen].into_iter().flatten().fold(crate::batch::now(), Timestamp::min);
+        let latest = [active, frozen].into_iter().flatten().fold(self.erasure.now(), Timestamp::min);
         for table in tables {
             let overlapping = levels.all().filter(|other| other.overlaps(table));
-            let deletes = overlapping.filter_map(|other| oldest_delete(&other.meta.summary));
+            let deletes = overlapping.filter_map(|other| self.erasure.oldest_delete(&other.meta.summary));
             table.file.set_due(self.erasure.due_after(deletes.fold(latest, Timestamp::min)));
         }
+    }
+
+    /// Time of the oldest deletion in a buffer.
+    fn oldest_in(&self, memtable: &Memtable) -> Option<Timestamp> {
+        let expiry = memtable.earliest_expiry().filter(|_| !self.erasure.counts_operations());
+        memtable.oldest_tombstone().into_iter().chain(expiry).min()
+    }
+
+    /// Time of the oldest deletion of which a buffer or a table has a tombstone that no snapshot keeps.
+    fn oldest_deletion(&self) -> Option<Timestamp> {
+        let active = self.oldest_in(&self.active.borrow().memtable);
+        let frozen = self.frozen.borrow().iter().filter_map(|buffer| self.oldest_in(&buffer.memtable)).min();
+        let tables = self.with_tree(|tree| {
+            let free = tree.levels.iter().flatten().filter(|table| !table.is_held);
+            free.filter_map(|table| table.oldest_tombstone).min()
+        });
+        [active, frozen, tables].into_iter().flatten().min()
     }
 
     /// Freezes the active buffer if its oldest tombstone is old.
     fn freeze_old(&self, limit: Duration) {
         let oldest = self.active.borrow().memtable.oldest_tombstone();
         let most = limit.mul_f64(BUFFER_AFTER).as_millis() as u64;
-        if oldest.is_some_and(|oldest| oldest + most <= crate::batch::now()) {
+        if oldest.is_some_and(|oldest| oldest + most <= self.erasure.now()) {
             self.freeze();
         }
     }

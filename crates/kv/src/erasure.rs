@@ -10,15 +10,25 @@
 //!
 //! As long as nothing is deleted, no zone is due.
 //!
+//! # Counts of operations
+//! With a count of operations instead of a time, timestamps of deletions are numbers of operations that the store has taken, and an operation counts as a
+//! millisecond. The number is the sum of the shards' sequences, so it is known again after a crash. The eraser grants operations: writes wait at the
+//! end of a grant, and the next one is given once nothing is due within it, or after two seconds: then a delete may be late, and an alarm says so.
+//!
 //! The state is shared by all shards; the home carries it out (`eraser`).
 
 use crate::entry::Timestamp;
 use crate::policy::CompactionParameters;
+use crate::settings::DeletePersistence;
+use crate::table::Summary;
 use logkit::ZonePool;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Grants of operations within the limit.
+pub(crate) const GRANTS: u64 = 64;
 
 /// A zone that must be reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,42 +52,128 @@ struct Noted {
 #[derive(Debug)]
 pub struct Erasure {
     pool: Arc<ZonePool>,
-    /// Time by which a delete is persistent; `None` without a promise.
-    persistence: Option<Duration>,
+    /// When a delete is persistent; `None` without a promise.
+    persistence: Option<DeletePersistence>,
+    /// Operations that the store has taken, and up to which number writes don't wait, if operations are counted.
+    operations: AtomicU64,
+    granted: AtomicU64,
+    /// The eraser was asked for the next grant.
+    is_asked: AtomicBool,
+    /// The number of operations when the store was opened.
+    opened: u64,
     stale: Mutex<BTreeMap<u32, Noted>>,
     /// Number of deletes that may have left something.
     deletes: AtomicU64,
-    /// Largest time that a zone has taken, in milliseconds.
+    /// Largest time that a zone has taken, in milliseconds or operations.
     longest: AtomicU64,
     /// Zones that were reset too late.
     late: AtomicU64,
 }
 
 /// Time within which a zone with stale data of unknown age is reset.
-fn limit_of(persistence: Duration) -> Duration {
-    persistence.mul_f64(CompactionParameters::default().reset_share)
-}
-
-/// Due time of a zone with stale data of unknown age that was found at this time.
-pub(crate) fn due_since(since: Timestamp, persistence: Option<Duration>) -> Timestamp {
-    since.saturating_add(persistence.map_or(0, |persistence| limit_of(persistence).as_millis() as u64))
+fn limit_of(persistence: DeletePersistence) -> Duration {
+    persistence.span().mul_f64(CompactionParameters::default().reset_share)
 }
 
 impl Erasure {
-    /// The state of a store with this time for deletes; `stale` are the zones that a checkpoint names.
-    pub fn new(pool: Arc<ZonePool>, persistence: Option<Duration>, stale: Vec<Stale>) -> Arc<Self> {
+    /// The state of a store with this promise that has taken so many operations; `stale` are the zones that a checkpoint names, and `unlisted` those that
+    /// were written after it.
+    pub fn new(
+        pool: Arc<ZonePool>,
+        persistence: Option<DeletePersistence>,
+        operations: u64,
+        stale: Vec<Stale>,
+        unlisted: Vec<(u32, u64)>,
+    ) -> Arc<Self> {
         let erasure = Erasure {
             pool,
             persistence,
+            operations: AtomicU64::new(operations),
+            granted: AtomicU64::new(u64::MAX),
+            is_asked: AtomicBool::new(false),
+            opened: operations,
             stale: Mutex::default(),
-            deletes: AtomicU64::new(stale.len() as u64),
+            deletes: AtomicU64::new((stale.len() + unlisted.len()) as u64),
             longest: AtomicU64::new(0),
             late: AtomicU64::new(0),
         };
-        // The store may have been opened with a longer time before.
-        let latest = erasure.due_after(crate::batch::now()).unwrap_or(0);
+        if erasure.counts_operations() {
+            erasure.grant();
+        }
+        // The store may have been opened with a longer time before, or with the other kind of promise.
+        let latest = erasure.due_after(erasure.now()).unwrap_or(0);
         stale.into_iter().for_each(|found| erasure.note(Stale { due: found.due.min(latest), ..found }));
+        unlisted.into_iter().for_each(|(zone, generation)| erasure.stale_in(zone, generation));
         Arc::new(erasure)
+    }
+
+    /// Whether operations are counted instead of time.
+    pub fn counts_operations(&self) -> bool {
+        self.persistence.is_some_and(DeletePersistence::counts_operations)
+    }
+
+    /// The present, as deletions are timed: a time, or a number of operations.
+    pub fn now(&self) -> Timestamp {
+        match self.counts_operations() {
+            true => self.operations.load(Ordering::Relaxed),
+            false => crate::batch::now(),
+        }
+    }
+
+    /// Counts operations.
+    pub fn took(&self, operations: u64) {
+        if self.counts_operations() {
+            self.operations.fetch_add(operations, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the grant lasts for another write.
+    pub fn may_write(&self) -> bool {
+        !self.counts_operations() || self.now() < self.granted.load(Ordering::Relaxed)
+    }
+
+    /// Whether the eraser must be asked for the next grant: half of this one is used. It is true once for each.
+    pub fn must_ask(&self) -> bool {
+        self.counts_operations()
+            && self.now() + self.step() / 2 >= self.granted.load(Ordering::Relaxed)
+            && !self.is_asked.swap(true, Ordering::Relaxed)
+    }
+
+    /// Lets writes go on for another step.
+    pub fn grant(&self) {
+        self.granted.store(self.now() + self.step(), Ordering::Relaxed);
+        self.is_asked.store(false, Ordering::Relaxed);
+    }
+
+    /// Operations of a grant.
+    pub fn step(&self) -> u64 {
+        (self.span() / GRANTS).max(1)
+    }
+
+    /// The promise in milliseconds, or operations.
+    fn span(&self) -> u64 {
+        self.persistence.map_or(0, |persistence| persistence.span().as_millis() as u64)
+    }
+
+    /// Time of the oldest deletion in a table: of a tombstone or, where time is counted, that at which a value expires.
+    pub(crate) fn oldest_delete(&self, summary: &Summary) -> Option<Timestamp> {
+        let tombstone = summary.oldest_tombstone.map(|deleted| self.known(deleted));
+        tombstone.into_iter().chain(summary.earliest_expiry.filter(|_| !self.counts_operations())).min()
+    }
+
+    /// What a tombstone of a deletion at this time has.
+    pub(crate) fn stamp(&self, time: Timestamp) -> Timestamp {
+        if self.counts_operations() { self.now() } else { time }
+    }
+
+    /// A time of a deletion: one that is ahead of the count was noted while the store was open with a promise in time, or without one.
+    pub(crate) fn known(&self, deleted: Timestamp) -> Timestamp {
+        if self.counts_operations() && deleted > self.now() { self.opened } else { deleted }
+    }
+
+    /// Due time of a zone with stale data of unknown age that is found now.
+    fn due_of_unknown(&self, since: Timestamp) -> Timestamp {
+        since.saturating_add(self.limit().map_or(0, |limit| limit.as_millis() as u64))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Noted>> {
@@ -91,15 +187,15 @@ impl Erasure {
 
     /// Due time of a zone with stale data of keys of which none was deleted before `oldest`; `None` without a promise.
     pub fn due_after(&self, oldest: Timestamp) -> Option<Timestamp> {
-        Some(oldest.saturating_add(self.persistence?.as_millis() as u64))
+        self.persistence.map(|_| oldest.saturating_add(self.span()))
     }
 
     /// Notes a delete, or the time at which a value expires. From the first one on, zones with stale data are due.
     pub fn deleted(&self, at: Timestamp) {
         if self.persistence.is_some() && self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
             // A value that will expire may be overwritten, and deleted, before that.
-            let at = at.min(crate::batch::now());
-            let due = due_since(at, self.persistence);
+            let at = at.min(self.now());
+            let due = self.due_of_unknown(at);
             self.lock().values_mut().for_each(|noted| {
                 noted.since = noted.since.max(at);
                 noted.stale.due = noted.stale.due.max(due);
@@ -122,7 +218,7 @@ impl Erasure {
     pub fn stale(&self, zone: u32, due: Option<Timestamp>) {
         if self.persistence.is_some() {
             let generation = self.pool.get(zone).generation;
-            let due = due.unwrap_or_else(|| due_since(crate::batch::now(), self.persistence));
+            let due = due.unwrap_or_else(|| self.due_of_unknown(self.now()));
             self.note(Stale { zone, generation, due });
         }
     }
@@ -135,14 +231,14 @@ impl Erasure {
 
     /// Notes that this generation of a zone has stale data of unknown age.
     pub fn stale_in(&self, zone: u32, generation: u64) {
-        self.note(Stale { zone, generation, due: due_since(crate::batch::now(), self.persistence) });
+        self.note(Stale { zone, generation, due: self.due_of_unknown(self.now()) });
     }
 
     fn note(&self, found: Stale) {
         if self.persistence.is_none() {
             return;
         }
-        let new = Noted { stale: found, since: crate::batch::now() };
+        let new = Noted { stale: found, since: self.now() };
         let mut all = self.lock();
         let known = all.entry(found.zone).or_insert(new);
         if known.stale.generation < found.generation {
@@ -154,7 +250,7 @@ impl Erasure {
 
     /// All zones that must be reset; those that were reset since are forgotten.
     pub fn all(&self) -> Vec<Stale> {
-        let now = crate::batch::now();
+        let now = self.now();
         let mut all = self.lock();
         all.retain(|zone, noted| {
             let is_reset = self.pool.have_been_reset(&[(*zone, noted.stale.generation)]);
@@ -170,13 +266,13 @@ impl Erasure {
 
     /// Zones whose due time is at most this far ahead.
     pub fn due_within(&self, time: Duration) -> Vec<Stale> {
-        let until = crate::batch::now().saturating_add(time.as_millis() as u64);
+        let until = self.now().saturating_add(time.as_millis() as u64);
         let mut due = self.all();
         due.retain(|stale| stale.due <= until && self.deletes() > 0);
         due
     }
 
-    /// Number of zones that are overdue now, of zones that were reset too late, and the longest time of a zone in milliseconds.
+    /// Number of zones that are overdue now, of zones that were reset too late, and the longest time of a zone in milliseconds or operations.
     pub fn alarms(&self) -> (usize, u64, u64) {
         (
             self.due_within(Duration::ZERO).len(),
@@ -190,11 +286,40 @@ impl Erasure {
 mod tests {
     use super::*;
 
+    fn time(seconds: u64) -> Option<DeletePersistence> {
+        Some(DeletePersistence::Time(Duration::from_secs(seconds)))
+    }
+
+    #[test]
+    fn operations_are_granted_in_steps_and_zones_are_due_by_their_number() {
+        let pool = Arc::new(ZonePool::new(4));
+        let persistence = Some(DeletePersistence::Operations(64_000));
+        let erasure = Erasure::new(pool.clone(), persistence, 5_000, Vec::new(), vec![(1, 0)]);
+        assert_eq!((erasure.now(), erasure.step()), (5_000, 1_000));
+        assert_eq!(
+            erasure.all(),
+            [Stale { zone: 1, generation: 0, due: 5_000 + 16_000 }],
+            "a quarter is for resets"
+        );
+        erasure.took(499);
+        assert!(erasure.may_write() && !erasure.must_ask());
+        erasure.took(1);
+        assert!(erasure.may_write() && erasure.must_ask() && !erasure.must_ask(), "asked once");
+        erasure.took(500);
+        assert!(!erasure.may_write());
+        erasure.grant();
+        assert!(erasure.may_write() && !erasure.must_ask());
+        assert_eq!([5_500, 1_700_000_000_000].map(|at| erasure.known(at)), [5_500, 5_000]);
+        let without = Erasure::new(pool, time(1), 0, Vec::new(), Vec::new());
+        without.took(1 << 40);
+        assert!(without.may_write() && !without.must_ask());
+    }
+
     #[test]
     fn zones_are_due_only_with_deletes_and_forgotten_once_they_are_reset() {
         let pool = Arc::new(ZonePool::new(4));
-        let erasure = Erasure::new(pool.clone(), Some(Duration::from_secs(40)), Vec::new());
-        let now = crate::batch::now();
+        let erasure = Erasure::new(pool.clone(), time(40), 0, Vec::new(), Vec::new());
+        let now = erasure.now();
         erasure.stale(2, Some(now - 1000));
         erasure.stale(2, Some(now + 60_000));
         assert!(erasure.due_within(Duration::ZERO).is_empty(), "nothing was deleted");
@@ -215,7 +340,7 @@ mod tests {
         assert_eq!(erasure.all().len(), 2);
         let (overdue, late, _) = erasure.alarms();
         assert!(overdue == 0 && late == 1);
-        let without = Erasure::new(pool, None, Vec::new());
+        let without = Erasure::new(pool, None, 0, Vec::new(), Vec::new());
         without.stale(3, None);
         assert!(without.all().is_empty());
     }

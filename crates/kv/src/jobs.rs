@@ -206,11 +206,13 @@ impl Core {
         while !self.kit.is_closing() && self.kit.failure().is_none() {
             let alone = self.compacting.acquire(1).await;
             let changed = self.changed.notified();
-            let now = crate::batch::now();
+            let now = self.erasure.now();
             let (job, due) =
                 self.with_tree(|tree| (self.compaction.next(tree, now), self.compaction.wakes_at(tree)));
             let Some(job) = job else {
                 drop(alone);
+                // Where operations are counted, each grant of them wakes it.
+                let due = due.filter(|_| !self.erasure.counts_operations());
                 let wait =
                     due.map_or(LOOK, |due| Duration::from_millis(due.saturating_sub(now).max(1)).min(LOOK));
                 // A timeout only lets it look again.
@@ -249,7 +251,7 @@ impl Core {
             largest: &summary.largest,
             entries: summary.entries,
             tombstones: summary.tombstones + summary.range_tombstones,
-            oldest_tombstone: oldest_delete(summary),
+            oldest_tombstone: self.erasure.oldest_delete(summary),
             is_held: table
                 .file
                 .held_by()
@@ -271,20 +273,19 @@ impl Core {
     }
 
     /// Class of the zone of a new table.
-    fn class_of(&self, level: usize, oldest: Option<Timestamp>, now: Timestamp) -> u8 {
+    fn class_of(&self, level: usize, oldest: Option<Timestamp>) -> u8 {
         let last = self.levels.borrow().0.len().saturating_sub(1);
         let due = oldest.and_then(|oldest| self.compaction.due(level, last, oldest));
-        self.placement.place(&NewTable { level, due }, &self.lives.borrow(), now)
+        self.placement.place(&NewTable { level, due }, &self.lives.borrow(), self.erasure.now())
     }
 
     /// Writes a full buffer as a table of level 0, and removes it.
     pub(crate) async fn flush_buffer(self: &Rc<Self>, buffer: &Rc<WriteBuffer>) -> Result<()> {
-        let now = crate::batch::now();
-        let class = self.class_of(0, buffer.memtable.oldest_tombstone(), now);
+        let class = self.class_of(0, buffer.memtable.oldest_tombstone());
         let cursor = Merge::new(vec![AnyCursor::Memtable(buffer.memtable.cursor())]);
         let has_tables = self.levels.borrow().all().next().is_some() || self.frozen.borrow().len() > 1;
         let tombstones = buffer.memtable.range_tombstones().iter().cloned().collect();
-        let output = self.rewrite(cursor, tombstones, 0, class, now, |_| !has_tables).await?;
+        let output = self.rewrite(cursor, tombstones, 0, class, |_| !has_tables).await?;
         add(&self.work.flushed_bytes, output.1);
         let edit = Edit { flushed: Some(buffer.last()), ..Edit::default() };
         self.append_edit(edit, output.0, 0, class).await
@@ -297,7 +298,6 @@ impl Core {
         tombstones: Vec<RangeTombstone>,
         level: usize,
         class: u8,
-        now: Timestamp,
         is_bottom: impl Fn(&[u8]) -> bool,
     ) -> Result<(Output, u64)> {
         let snapshots = self.snapshot_sequences();
@@ -306,9 +306,10 @@ impl Core {
         let mut retention = Retention::new(
             snapshots,
             tombstones.iter().cloned(),
-            now,
+            crate::batch::now(),
             self.settings.delete_persistence.is_some(),
-        );
+        )
+        .counting(self.erasure.counts_operations().then(|| self.erasure.now()));
         let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
         let mut clipped = Clip::new(kept.collect());
         let mut writer = Writer::new(self, level, class);
@@ -353,7 +354,7 @@ impl Core {
             let file = self.file(moved.id);
             moved.extents = file.map_or_else(Vec::new, |file| file.extents());
         }
-        let created = crate::batch::now();
+        let created = self.erasure.now();
         let mut files = Vec::new();
         for (summary, file) in output.tables {
             edit.added.push(TableMeta {
@@ -380,7 +381,6 @@ impl Core {
         };
         let ids: Vec<TableId> = job.inputs.iter().chain(&job.overlapped).copied().collect();
         let inputs = find(&ids);
-        let now = crate::batch::now();
         if job.is_trivial_move {
             let mut edit = Edit::default();
             for table in &inputs {
@@ -389,8 +389,8 @@ impl Core {
             }
             return self.append_edit(edit, Output::default(), job.target, crate::core::TABLE_CLASS).await;
         }
-        let oldest = inputs.iter().filter_map(|table| oldest_delete(&table.meta.summary)).min();
-        let class = self.class_of(job.target, oldest, now);
+        let oldest = inputs.iter().filter_map(|table| self.erasure.oldest_delete(&table.meta.summary)).min();
+        let class = self.class_of(job.target, oldest);
         let mut cursors = Vec::new();
         let mut tombstones = Vec::new();
         for (number, level) in levels.0.iter().enumerate() {
@@ -429,7 +429,7 @@ impl Core {
         let breaks = self.settings.breaks(crate::settings::Broken::DropsTombstones);
         let read: u64 = inputs.iter().map(|table| table.meta.summary.length).sum();
         let output = self
-            .rewrite(Merge::new(cursors), tombstones, job.target, class, now, |key| breaks || is_bottom(key))
+            .rewrite(Merge::new(cursors), tombstones, job.target, class, |key| breaks || is_bottom(key))
             .await?;
         add(&self.work.compacted_bytes, read);
         add(&self.work.written_bytes, output.1);
@@ -462,7 +462,7 @@ impl Core {
             if let Some(error) = &*self.background_error.borrow() {
                 return Err(error.clone());
             }
-            let is_due = || self.with_tree(|tree| self.compaction.next(tree, crate::batch::now())).is_some();
+            let is_due = || self.with_tree(|tree| self.compaction.next(tree, self.erasure.now())).is_some();
             if !self.is_compacting.get() && self.frozen.borrow().is_empty() && !is_due() {
                 return Ok(());
             }
@@ -516,9 +516,4 @@ impl Clip {
         self.left = left;
         taken
     }
-}
-
-/// Time of the oldest deletion in a table: of a tombstone, or the time at which a value expires.
-pub(crate) fn oldest_delete(summary: &Summary) -> Option<Timestamp> {
-    summary.oldest_tombstone.into_iter().chain(summary.earliest_expiry).min()
 }

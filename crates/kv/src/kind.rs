@@ -3,7 +3,7 @@
 use crate::policy::{COMPACTIONS, placement, saturation, zap};
 use crate::recovery::fewest_zones;
 use crate::redis::server::{Server, ServerConfig, check_address};
-use crate::settings::{Acknowledge, Settings};
+use crate::settings::{Acknowledge, DeletePersistence, Settings};
 use crate::store::Store;
 use crate::table::Compression;
 use block::{
@@ -12,7 +12,7 @@ use block::{
 };
 use runtime::net::Address;
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Door, DurationOrCount, Key, Kind, Shape, ValueKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zones::on_device;
@@ -91,8 +91,9 @@ pub const KIND: Kind = Kind {
         ),
         Key::optional(
             "delete_persistence",
-            ValueKind::Duration,
-            "time in which every copy of a deleted key, or of one that has expired, is erased from the zones, such as 10m; default: no promise",
+            ValueKind::DurationOrCount,
+            "time in which every copy of a deleted key, or of one that has expired, is erased from the zones, such as 10m, or a number of writes; \
+             default: no promise",
         ),
         Key::optional(
             "erase",
@@ -219,8 +220,11 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
 fn promise(
     arguments: &Arguments,
     geometry: Option<&ZoneGeometry>,
-) -> Result<(Option<std::time::Duration>, EraseGuarantee)> {
-    let persistence = arguments.optional_duration("delete_persistence")?;
+) -> Result<(Option<DeletePersistence>, EraseGuarantee)> {
+    let persistence = arguments.optional_duration_or_count("delete_persistence")?.map(|given| match given {
+        DurationOrCount::Duration(time) => DeletePersistence::Time(time),
+        DurationOrCount::Count(count) => DeletePersistence::Operations(count),
+    });
     let asked = arguments.optional_choice("erase")?.map(|word| match word {
         "none" => EraseGuarantee::None,
         "deallocated" => EraseGuarantee::Deallocated,

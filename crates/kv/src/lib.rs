@@ -59,5 +59,5 @@ pub use batch::{Batch, Write};
 pub use kind::KIND;
 pub use pairs::{Pair, Pairs};
 pub use reads::{Scan, Stored};
-pub use settings::{Acknowledge, Settings};
+pub use settings::{Acknowledge, DeletePersistence, Settings};
 pub use store::{Iterator, Snapshot, Store, TableFacts, Update};

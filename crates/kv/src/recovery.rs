@@ -4,7 +4,7 @@
 
 use crate::checkpoint::CheckpointSize;
 use crate::core::{Core, Found as FoundShard, ReplayedWrites, kit_settings};
-use crate::erasure::{self, Erasure, Stale};
+use crate::erasure::{Erasure, Stale};
 use crate::item::{Place, Recorded, decode_parts};
 use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, table_stream, write_stream};
 use crate::settings::Settings;
@@ -41,7 +41,7 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), OWNER, Vec::new());
     let found = (0..shards).map(|_| FoundShard { manifest: Manifest::default(), writes: Vec::new() });
-    let homes = start((zones, handle), parts, (found.collect(), Vec::new()), settings).await?;
+    let homes = start((zones, handle), parts, (found.collect(), Vec::new(), Vec::new()), settings).await?;
     homes[0].with(|core: Rc<Core>| async move { core.take_checkpoint(false).await }).await?;
     Ok(homes)
 }
@@ -93,12 +93,10 @@ pub(crate) async fn replay_all(zones: &dyn Zones) -> Result<(Opening<Found>, Rep
 /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
-    let (mut opening, Replayed { shards: found, mut stale, clock }) = replay_all(&*handle).await?;
-    let opening_unlisted = std::mem::take(&mut opening.unlisted);
+    let (mut opening, Replayed { shards: found, stale, clock }) = replay_all(&*handle).await?;
+    let unlisted = std::mem::take(&mut opening.unlisted);
     let parts = opening.finish(&*handle, clock).await?;
-    let due = erasure::due_since(crate::batch::now(), settings.delete_persistence);
-    stale.extend(opening_unlisted.into_iter().map(|(zone, generation)| Stale { zone, generation, due }));
-    let homes = start((zones, handle), parts, (found, stale), settings).await?;
+    let homes = start((zones, handle), parts, (found, stale, unlisted), settings).await?;
     for home in &homes {
         let flush = |core: Rc<Core>| async move { core.flush_replayed().await };
         home.with(flush).await?;
@@ -237,10 +235,11 @@ fn place_of(shard: u16) -> ShardIndex {
 async fn start(
     (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
     parts: Parts,
-    (found, stale): (Vec<FoundShard>, Vec<Stale>),
+    (found, stale, unlisted): (Vec<FoundShard>, Vec<Stale>, Vec<(u32, u64)>),
     settings: &Settings,
 ) -> Result<Vec<Home<Core>>> {
     let (layout, shards) = (parts.layout, found.len() as u16);
+    let operations = found.iter().map(|shard| shard.manifest.flushed.sequence).sum();
     let mut found = found.into_iter();
     let first = found.next().ok_or_else(|| Error::corrupt("a store without a shard"))?;
     let own = |shard: u16| [write_stream(shard), table_stream(shard)];
@@ -249,7 +248,9 @@ async fn start(
         let kit = |policy: Box<dyn Policy>| {
             Kit::new(parts, handle, kit_settings(settings, &layout, (0, shards)), policy, &own(0))
         };
-        let erasure = |kit: &Rc<Kit>| Erasure::new(kit.pool.clone(), settings.delete_persistence, stale);
+        let erasure = |kit: &Rc<Kit>| {
+            Erasure::new(kit.pool.clone(), settings.delete_persistence, operations, stale, unlisted)
+        };
         Core::new((0, shards), kit, settings, first, erasure, &checkpoint_size)?
     };
     let mut homes = vec![Home::here(core.clone())];

@@ -39,6 +39,8 @@ pub struct Retention {
     now: Timestamp,
     /// Whether deletes have a deadline.
     has_deadline: bool,
+    /// The present number of operations, where a deadline counts these.
+    operations: Option<Timestamp>,
     /// Key of the entries that come.
     key: Vec<u8>,
     /// The key before it, whose tombstone may be returned with the first entry of the next.
@@ -86,11 +88,17 @@ impl Retention {
             ranges,
             now,
             has_deadline,
+            operations: None,
             key: Vec::new(),
             key_before: Vec::new(),
             stripe: None,
             tombstone: None,
         }
+    }
+
+    /// Where a deadline counts operations, values that have expired count as deleted now, with this number.
+    pub fn counting(self, operations: Option<Timestamp>) -> Self {
+        Retention { operations, ..self }
     }
 
     /// Takes the next entry, and returns the entries that are to be written now. `is_bottom` says whether the key is at the bottom.
@@ -111,7 +119,7 @@ impl Retention {
             Value::Put { expires: Some(expires), .. }
                 if expires <= self.now && (!is_hidden || self.has_deadline) =>
             {
-                Some(expires)
+                Some(self.operations.unwrap_or(expires))
             }
             Value::Put { .. } => None,
         };

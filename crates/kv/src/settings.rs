@@ -5,6 +5,11 @@ use crate::table;
 use block::{Error, Result};
 use std::time::Duration;
 
+/// Fewest operations within which deletes can be promised to be persistent.
+const FEWEST_OPERATIONS: u64 = 10_000;
+/// Bytes that compactions write at least for each operation, as `zap` counts; writes wait where that is too much.
+const BYTES_PER_OPERATION: u64 = 256;
+
 /// When a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acknowledge {
@@ -16,6 +21,31 @@ pub enum Acknowledge {
     Written,
     /// Once it is durable.
     Flushed,
+}
+
+/// When every copy of a deleted key is gone from the medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeletePersistence {
+    /// This long after the delete, or after the value has expired.
+    Time(Duration),
+    /// Before the store has taken this many further writes. Writes wait where zones aren't reset in time. A value that expires is deleted by the compaction
+    /// that finds it.
+    Operations(u64),
+}
+
+impl DeletePersistence {
+    /// The promise as policies count it: an operation counts as a millisecond.
+    pub fn span(self) -> Duration {
+        match self {
+            DeletePersistence::Time(time) => time,
+            DeletePersistence::Operations(count) => Duration::from_millis(count),
+        }
+    }
+
+    /// Whether operations are counted.
+    pub fn counts_operations(self) -> bool {
+        matches!(self, DeletePersistence::Operations(_))
+    }
 }
 
 /// A rule that the store breaks on purpose: tests show that the crash oracle, worlds and the audit notice.
@@ -58,8 +88,8 @@ pub struct Settings {
     pub multiplier: u64,
     /// Bytes per second that compactions of all shards write at least; `zap` counts on it to keep `delete_persistence`.
     pub compaction_rate: u64,
-    /// Time in which a deleted key is gone from the medium; `None` for no promise.
-    pub delete_persistence: Option<Duration>,
+    /// When a deleted key is gone from the medium; `None` for no promise.
+    pub delete_persistence: Option<DeletePersistence>,
     /// Guarantee of a reset, with `delete_persistence`.
     pub erase: block::EraseGuarantee,
     /// The rule that is broken, in tests.
@@ -100,6 +130,13 @@ impl Settings {
                 "compaction \"saturation\" knows no deadline; expected fade or zap with delete_persistence",
             ));
         }
+        if let Some(DeletePersistence::Operations(count)) = self.delete_persistence
+            && count < FEWEST_OPERATIONS
+        {
+            return Err(Error::invalid(format!(
+                "delete_persistence is {count} operations; expected at least {FEWEST_OPERATIONS}"
+            )));
+        }
         crate::policy::compaction(&self.compaction, self.parameters(shards, drive_bytes))
     }
 
@@ -113,12 +150,16 @@ impl Settings {
 
     fn parameters(&self, shards: u16, drive_bytes: u64) -> CompactionParameters {
         let (shards, defaults) = (u64::from(shards), CompactionParameters::default());
+        let rate = match self.delete_persistence {
+            Some(DeletePersistence::Operations(_)) => 1000 * BYTES_PER_OPERATION,
+            _ => self.compaction_rate,
+        };
         CompactionParameters {
             level0_tables: self.level0_tables,
             level_bytes: (self.level_bytes / shards).max(self.table_bytes),
             multiplier: self.multiplier,
-            delete_persistence: self.delete_persistence,
-            bytes_per_second: (self.compaction_rate / shards).max(1),
+            delete_persistence: self.delete_persistence.map(DeletePersistence::span),
+            bytes_per_second: (rate / shards).max(1),
             // Until it has ended, a job takes space beside its inputs.
             job_bytes: defaults.job_bytes.min(drive_bytes / 16 / shards),
             ..defaults

@@ -8,7 +8,7 @@ use crate::entry::{Sequence, Timestamp};
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
 use crate::recovery;
-use crate::settings::{Acknowledge, Settings};
+use crate::settings::{Acknowledge, DeletePersistence, Settings};
 use block::{Error, Result, Status, ZonesPart};
 use logkit::{Mover, Owner};
 use runtime::Home;
@@ -16,7 +16,6 @@ use serde_json::json;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Most bytes of a scan's answer from one shard.
 const SCAN_BYTES: usize = 1 << 20;
@@ -708,10 +707,11 @@ impl Core {
     /// Tombstones in tables that should have met all older versions by now.
     fn tombstones_overdue(&self) -> u64 {
         let Some(limit) = self.settings.delete_persistence else { return 0 };
-        let late = now().saturating_sub(limit.as_millis() as u64);
+        let late = self.erasure.now().saturating_sub(limit.span().as_millis() as u64);
         let levels = self.levels.borrow().clone();
-        let is_late =
-            |summary: &crate::table::Summary| summary.oldest_tombstone.is_some_and(|oldest| oldest < late);
+        let is_late = |summary: &crate::table::Summary| {
+            summary.oldest_tombstone.is_some_and(|oldest| self.erasure.known(oldest) < late)
+        };
         let tables = levels.all().map(|table| &table.meta.summary).filter(|summary| is_late(summary));
         tables.map(|summary| summary.tombstones + summary.range_tombstones).sum()
     }
@@ -734,15 +734,22 @@ impl Core {
         if let Some(persistence) = self.settings.delete_persistence {
             let (overdue, late, longest) = self.erasure.alarms();
             let is_overdue = overdue > 0 || tombstones > 0;
-            let seconds = |time: Duration| time.as_secs_f64();
-            let promise = json!({
-                "seconds": seconds(persistence),
+            let mut promise = json!({
                 "tombstones_overdue": tombstones,
                 "zones_overdue": overdue,
                 "zones_late": late,
-                "longest_zone_seconds": longest as f64 / 1000.0,
                 "reason": self.why_overdue(is_overdue),
             });
+            match persistence {
+                DeletePersistence::Time(time) => {
+                    promise["seconds"] = json!(time.as_secs_f64());
+                    promise["longest_zone_seconds"] = json!(longest as f64 / 1000.0);
+                }
+                DeletePersistence::Operations(count) => {
+                    promise["operations"] = json!(count);
+                    promise["longest_zone_operations"] = json!(longest);
+                }
+            }
             status.insert("delete_persistence".into(), promise);
         }
         status

@@ -43,6 +43,15 @@ pub struct Arguments {
     pub(crate) locked: RefCell<Vec<(&'static str, LockedFile)>>,
 }
 
+/// A span of time, or a count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DurationOrCount {
+    /// A span of time.
+    Duration(Duration),
+    /// A count, from 1.
+    Count(u64),
+}
+
 macro_rules! getters {
     ($($(#[$doc:meta])* $getter:ident, $optional:ident: $variant:ident($value:ident) -> $type:ty = $convert:expr;)*) => {
         $(
@@ -99,6 +108,16 @@ impl Arguments {
         duration, optional_duration: Duration(value) -> Duration = value;
         /// One of the declared words.
         choice, optional_choice: Choice(value) -> &'static str = value;
+    }
+
+    /// A span of time or a count; none if it isn't given and has no default.
+    pub fn optional_duration_or_count(&self, key: &str) -> Result<Option<DurationOrCount>> {
+        match self.value(key)? {
+            None => Ok(None),
+            Some(Value::Duration(time)) => Ok(Some(DurationOrCount::Duration(time))),
+            Some(Value::Integer(count)) => Ok(Some(DurationOrCount::Count(count))),
+            Some(_) => Err(self.wrong_type(key)),
+        }
     }
 
     /// A path, made absolute against the folder of the stack file.

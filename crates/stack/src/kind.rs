@@ -78,6 +78,8 @@ pub enum ValueKind {
     Path,
     /// A span of time: `"250us"`, `"10ms"`, `"1s"`, `"2m"`.
     Duration,
+    /// A span of time, or a count from 1: `"10m"`, `1000000`.
+    DurationOrCount,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// The name of a device of this stack.
@@ -125,6 +127,9 @@ impl fmt::Display for ValueKind {
             ValueKind::Text => formatter.write_str("a text"),
             ValueKind::Path => formatter.write_str("a path"),
             ValueKind::Duration => formatter.write_str("a duration such as \"250us\", \"10ms\" or \"1s\""),
+            ValueKind::DurationOrCount => {
+                formatter.write_str("a duration such as \"10ms\" or \"10m\", or a count such as 1000000")
+            }
             ValueKind::Choice(words) => write!(formatter, "one of {}", words.join(", ")),
             ValueKind::Device => formatter.write_str("a device"),
             ValueKind::Zones => formatter.write_str("zones"),

@@ -36,7 +36,7 @@ mod toml_form;
 pub mod units;
 mod value;
 
-pub use arguments::Arguments;
+pub use arguments::{Arguments, DurationOrCount};
 pub use built::{BuiltPart, BuiltStack};
 pub use claims::{LockFile, LockedFile};
 pub use kind::{Built, Contract, Door, Key, Kind, Registry, Shape, ValueKind};

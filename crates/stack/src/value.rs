@@ -85,6 +85,19 @@ impl Value {
                 }
                 _ => Err(mismatch()),
             },
+            ValueKind::DurationOrCount => {
+                let count = match raw {
+                    RawValue::Integer(number, _) => *number,
+                    _ => word.and_then(|word| word.parse().ok()),
+                };
+                match (count, text) {
+                    (Some(count), _) if count > 0 => Ok(Value::Integer(count)),
+                    (None, Some(text)) => {
+                        parse_duration(text).map(Value::Duration).map_err(|error| unit_error(&error))
+                    }
+                    _ => Err(mismatch()),
+                }
+            }
             ValueKind::Integer { min, max } => {
                 let number = match raw {
                     RawValue::Integer(number, _) => *number,

@@ -2,7 +2,7 @@
 
 use block::{Error, Result};
 use kv::table::Compression;
-use kv::{Acknowledge, Settings};
+use kv::{Acknowledge, DeletePersistence, Settings};
 use std::time::Duration;
 
 /// What to run.
@@ -105,7 +105,8 @@ impl Job {
             job.shards = processors.min(job.threads as usize);
         }
         if job.benchmarks == ["deletion"] && job.settings.compaction != kv::policy::saturation::NAME {
-            job.settings.delete_persistence = Some(crate::deletion::persistence(&job));
+            job.settings.delete_persistence =
+                Some(DeletePersistence::Time(crate::deletion::persistence(&job)));
         }
         job.writes = job.operations.map(|operations| operations / job.threads).or(job.writes);
         job.check()?;
@@ -168,7 +169,8 @@ impl Job {
             "compaction" => settings.compaction = value.to_owned(),
             "placement" => settings.placement = value.to_owned(),
             "delete_persistence" => {
-                settings.delete_persistence = Some(seconds()?).filter(|time| !time.is_zero())
+                let time = Some(seconds()?).filter(|time| !time.is_zero());
+                settings.delete_persistence = time.map(DeletePersistence::Time)
             }
             "compaction_rate" => settings.compaction_rate = positive()?,
             "cache_size" => settings.cache_bytes = number()?,

@@ -115,7 +115,7 @@ impl Core {
                 frozen.remove(0).release(self.kit.clock());
             }
         }
-        let now = crate::batch::now();
+        let now = self.erasure.now();
         let mut lives = self.lives.borrow_mut();
         died().for_each(|table| lives.died(table.meta.level.into(), table.meta.created, now));
         drop(lives);

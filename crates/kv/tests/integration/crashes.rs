@@ -2,7 +2,7 @@
 
 use super::common::{drive, format, open, simulate, small};
 use block::{Error, ZoneIndex, ZonesPart};
-use kv::{Acknowledge, Batch, Settings, Store};
+use kv::{Acknowledge, Batch, DeletePersistence, Settings, Store};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -266,7 +266,7 @@ fn a_store_is_opened_with_another_placement() {
         let deadline = Settings {
             compaction: "zap".to_owned(),
             placement: "zap".to_owned(),
-            delete_persistence: Some(Duration::from_secs(40)),
+            delete_persistence: Some(DeletePersistence::Time(Duration::from_secs(40))),
             ..small()
         };
         let store = format(&zones, &deadline).await;

@@ -4,7 +4,7 @@ use super::common::{drive, format, open, simulate, small};
 use block::{EraseGuarantee, ZoneIndex, ZonesPart};
 use kv::audit::{Findings, audit};
 use kv::settings::Broken;
-use kv::{Settings, Store};
+use kv::{DeletePersistence, Settings, Store};
 use std::sync::Arc;
 use std::time::Duration;
 use zns::Zns;
@@ -16,7 +16,7 @@ fn settings(compaction: &str, placement: &str) -> Settings {
     Settings {
         compaction: compaction.to_owned(),
         placement: placement.to_owned(),
-        delete_persistence: Some(PERSISTENCE),
+        delete_persistence: Some(DeletePersistence::Time(PERSISTENCE)),
         erase: EraseGuarantee::Erased,
         ..small()
     }

@@ -86,6 +86,9 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
             "compaction \"saturation\" knows no deadline; expected fade or zap",
         ),
         ("delete_persistence=\"1ms\"", "expected at least 10 ms"),
+        ("delete_persistence=1000000", ""),
+        ("delete_persistence=9999", "delete_persistence is 9999 operations; expected at least 10000"),
+        ("delete_persistence=0", "expected a duration such as"),
         ("erase=erased", "erase without delete_persistence has no effect; expected both"),
     ] {
         let found = problems(&format!("kv({ZNS}, {keys})"));

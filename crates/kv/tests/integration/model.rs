@@ -2,7 +2,7 @@
 
 use super::common::{drive, format, open, simulate, small};
 use block::ZonesPart;
-use kv::{Acknowledge, Batch, Scan, Settings, Snapshot, Store};
+use kv::{Acknowledge, Batch, DeletePersistence, Scan, Settings, Snapshot, Store};
 use runtime::Random;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -121,7 +121,8 @@ async fn run(seed: u64) {
         level_bytes: 16 << 10,
         multiplier: 2,
         compaction: compaction.to_owned(),
-        delete_persistence: (compaction != "saturation").then_some(std::time::Duration::from_secs(1)),
+        delete_persistence: (compaction != "saturation")
+            .then_some(DeletePersistence::Time(std::time::Duration::from_secs(1))),
         acknowledge: [Acknowledge::Buffered, Acknowledge::Written][random.below(2) as usize],
         shards: Some(1 + random.below(3) as u16),
         ..small()

@@ -64,11 +64,17 @@ fn deletes(promise: &Status) -> (String, Option<String>) {
         Duration::from_secs_f64(promise.get(name).and_then(Value::as_f64).unwrap_or(0.0).max(0.0))
     };
     let (overdue, late) = (number(promise, "zones_overdue"), number(promise, "zones_late"));
-    let within = format_duration(Duration::from_millis(seconds("seconds").as_millis() as u64));
-    let longest = Duration::from_millis(seconds("longest_zone_seconds").as_millis() as u64);
+    let shown = |name: &str| format_duration(Duration::from_millis(seconds(name).as_millis() as u64));
+    let (within, longest) = match promise.contains_key("operations") {
+        true => (
+            counted(number(promise, "operations"), "write", "writes"),
+            counted(number(promise, "longest_zone_operations"), "write", "writes"),
+        ),
+        false => (shown("seconds"), shown("longest_zone_seconds")),
+    };
     let mut text = format!("every copy of a deleted key is erased within {within}");
-    if !longest.is_zero() {
-        let _ = write!(text, "; the slowest zone took {} of its share", format_duration(longest));
+    if !longest.starts_with('0') {
+        let _ = write!(text, "; the slowest zone took {longest} of its share");
     }
     let reason = promise.get("reason").and_then(Value::as_str).unwrap_or("");
     let alarm = match (overdue, late) {
