@@ -1,0 +1,239 @@
+//! Zones that are given back: those without pages, and those whose pages are moved first.
+//!
+//! The kit's pool knows how much of each zone is live, and its cost-benefit policy chooses which zone is cleaned. A page is moved as it is, without being
+//! unpacked.
+
+use crate::arena::{BLOCK, BLOCK_GRANULES};
+use crate::core::{CLEANER_STREAM, Core, add};
+use crate::entry::{Entry, GRANULE, Place};
+use crate::slot::{self, Encoding, PAGE};
+use block::{Error, Result};
+use logkit::cleaning::Pressure;
+use logkit::pool::Usage;
+use logkit::stream::Sequences;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Time between two looks without an event.
+const LOOK: Duration = Duration::from_millis(500);
+/// Time after a zone that couldn't be read before the next one.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// A slot that is live: its page, where it lies in the part that was read, and how it is packed.
+struct Live {
+    page: u32,
+    at: usize,
+    bytes: usize,
+    encoding: Encoding,
+    place: Place,
+}
+
+impl Core {
+    /// Gives zones back, and cleans while few are free, until the device is closed.
+    pub(crate) async fn run_cleaner(self: Rc<Self>) {
+        while !self.is_closing.get() {
+            let work = self.work.notified();
+            self.give_back_dead().await;
+            let outcome = match self.pool.free() < self.settings.low {
+                true => self.clean_one().await,
+                false => Ok(false),
+            };
+            match outcome {
+                Ok(true) => {
+                    self.stuck.replace(None);
+                    continue;
+                }
+                Ok(false) => self.note_stuck(),
+                Err(error) => {
+                    tracing::warn!("cleaning: {error}");
+                    runtime::sleep(RETRY).await;
+                }
+            }
+            // A look without an event costs little.
+            let _elapsed = runtime::timeout(LOOK, work).await;
+        }
+        self.freed.notify_all();
+    }
+
+    /// Notes whether a zone can be had at all: none is free, and none can be cleaned.
+    fn note_stuck(&self) {
+        let has_space = self.pool.free() > self.settings.reserve || self.pool.dead() > 0 || self.is_writing();
+        let has_region = self.nodes.iter().any(|node| node.is_up() && node.free_regions() > 0);
+        let stuck = match (has_space, has_region) {
+            (true, true) => None,
+            (_, false) => Some(self.no_region()),
+            (false, true) => {
+                Some(Error::no_space("the memory nodes are full; add nodes or memory, or store less"))
+            }
+        };
+        self.stuck.replace(stuck);
+        self.freed.notify_all();
+    }
+
+    /// Gives back zones that have no live page. Returns whether there was one.
+    async fn give_back_dead(&self) -> bool {
+        let dead = self.pool.take_dead();
+        let mut count = 0;
+        for zone in &dead {
+            if self.zones.get(*zone).is_copied {
+                self.pool.return_dead(vec![*zone]);
+                continue;
+            }
+            self.give_back(*zone).await;
+            self.pool.end_resetting(1);
+            count += 1;
+        }
+        if count > 0 {
+            self.freed.notify_all();
+        }
+        count > 0
+    }
+
+    async fn give_back(&self, zone: u32) {
+        let sizes = self.arena.sizes();
+        let first = u64::from(zone) * u64::from(sizes.zone_blocks);
+        for block in first..first + u64::from(sizes.zone_blocks) {
+            let staged = self.staging.borrow().place(block);
+            if let Some(staged) = staged {
+                self.staging.borrow_mut().forget(&self.arena, staged);
+            }
+            let pieces = (BLOCK / PAGE) as u64;
+            self.frames.borrow_mut().forget(&self.arena, block * pieces..(block + 1) * pieces);
+        }
+        let copies = self.zones.change(&self.arena, zone, |entry| {
+            entry.generation = entry.generation.wrapping_add(1);
+            (entry.blocks, entry.is_closed, entry.has_backup) = (0, false, false);
+            std::mem::take(&mut entry.copies)
+        });
+        for copy in copies {
+            self.nodes[usize::from(copy.node)].free_region(copy.region).await;
+        }
+        self.pool.set_reset(zone, self.zones.generation(zone).into());
+    }
+
+    /// Cleans the zone that the policy chooses. Returns false if there is none: where more than 63 of 64 granules are live, moving them gains next to nothing, and would go
+    /// on without end.
+    async fn clean_one(self: &Rc<Self>) -> Result<bool> {
+        let granules = self.zone_granules() as u32;
+        let most_live = granules / 64 * 63;
+        let total = self.arena.sizes().zones;
+        let pressure =
+            Pressure { free: self.pool.free(), total, low: self.settings.low, high: self.settings.low };
+        let now = self.clock.get();
+        let (chosen, _) = self.pool.choose((most_live, granules), &Sequences::default(), |candidates| {
+            let mut readable = candidates.filter(|candidate| !self.sources(candidate.zone.0).is_empty());
+            self.policy.borrow_mut().choose(&mut readable, pressure, now)
+        });
+        let Some(victim) = chosen else { return Ok(false) };
+        let zone = victim.zone.0;
+        self.pool.begin_cleaning(zone);
+        let moved = self.move_zone(zone).await;
+        // Full again: dead if all its pages have gone.
+        self.pool.restore(zone, |entry| entry.usage = Usage::Open);
+        self.pool.set_full(zone);
+        moved.map(|()| true)
+    }
+
+    /// Moves the live pages of a zone. Pages that no copy has are lost.
+    pub(crate) async fn move_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
+        let blocks = self.zones.get(zone).blocks;
+        let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
+        let copies = self.sources(zone).len().max(1);
+        for copy in 0..copies {
+            for block in first..first + u64::from(blocks) {
+                if self.pool.live(zone) == 0 {
+                    return Ok(());
+                }
+                let bytes = self.block(block, copy).await?;
+                self.move_slots(block, &bytes).await?;
+            }
+        }
+        if self.pool.live(zone) > 0 && self.sources(zone).len() == copies {
+            self.lose(zone);
+        }
+        Ok(())
+    }
+
+    /// Notes that the pages that are still in a zone are lost.
+    fn lose(&self, zone: u32) {
+        let granules = self.zone_granules();
+        for page in 0..self.arena.sizes().pages as u32 {
+            if matches!(self.arena.entry(page), Entry::Stored(place) if place.granule / granules == u64::from(zone))
+            {
+                self.replace(page, Entry::Lost);
+            }
+        }
+    }
+
+    /// Moves the live pages of a staged block.
+    pub(crate) async fn move_staged(self: &Rc<Self>, staged: u32) -> Result<()> {
+        let tag = self.staging.borrow().get(staged);
+        let mut bytes = vec![0; tag.fill as usize * GRANULE];
+        self.arena.read_staged(staged, 0, &mut bytes);
+        self.move_slots(tag.block, &bytes).await
+    }
+
+    /// The bytes of a block: from where it is staged, or else from a copy that can be read, this one first.
+    pub(crate) async fn block(&self, block: u64, copy: usize) -> Result<Vec<u8>> {
+        let staged = self.staging.borrow().place(block);
+        if let Some(staged) = staged {
+            let mut bytes = vec![0; BLOCK];
+            self.arena.read_staged(staged, 0, &mut bytes);
+            return Ok(bytes);
+        }
+        let (zone, offset) = self.zone_of(block);
+        let mut failure = Error::io(format!("zone {zone}: no copy can be read"));
+        let mut sources = self.sources(zone);
+        let count = sources.len().max(1);
+        sources.rotate_left(copy % count);
+        for source in sources {
+            match self.node_of(source).read(source.1, offset, BLOCK).await {
+                Ok(buffer) => {
+                    add(&self.counters.node_read, BLOCK as u64);
+                    return Ok(buffer.filled().to_vec());
+                }
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Moves the live pages among the slots of a block.
+    async fn move_slots(self: &Rc<Self>, block: u64, bytes: &[u8]) -> Result<()> {
+        let zone = self.zone_of(block).0;
+        let mut live: Vec<Live> = Vec::new();
+        slot::each(bytes, self.zones.generation(zone), |granule, slot| {
+            let place = Place {
+                granule: block * BLOCK_GRANULES + granule as u64,
+                granules: slot.granules(),
+                generation: slot.generation,
+            };
+            if u64::from(slot.page) < self.arena.sizes().pages
+                && self.arena.entry(slot.page) == Entry::Stored(place)
+            {
+                let at = granule * GRANULE + slot::HEADER;
+                live.push(Live {
+                    page: slot.page,
+                    at,
+                    bytes: slot.bytes.len(),
+                    encoding: slot.encoding,
+                    place,
+                });
+            }
+        });
+        for Live { page, at, bytes: length, encoding, place } in live {
+            loop {
+                // Nothing is awaited between the look and the store.
+                if self.arena.entry(page) != Entry::Stored(place) {
+                    break;
+                }
+                if self.store_slot(CLEANER_STREAM, page, encoding, &bytes[at..at + length]) {
+                    add(&self.counters.moved, 1);
+                    break;
+                }
+                self.open_next(CLEANER_STREAM).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! Copies that are made again: of zones of which a copy was lost, or is on a node that wants its memory back; and nodes that come back.
+
+use crate::arena::BLOCK;
+use crate::core::{Core, add};
+use crate::nodes::{self, State};
+use crate::zones::Copy;
+use block::Result;
+use logkit::pool::Usage;
+use smallvec::SmallVec;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Time between two looks at the nodes.
+const LOOK: Duration = Duration::from_millis(200);
+/// Time after which the copies on a node that is down are made again elsewhere.
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(5);
+
+impl Core {
+    /// Connects to nodes that are down, until the device is closed.
+    pub(crate) async fn run_nodes(self: Rc<Self>) {
+        while !self.is_closing.get() {
+            for node in self.nodes.iter().chain(&self.backup).filter(|node| !node.is_up()) {
+                if node.open().await.is_ok() {
+                    tracing::info!("node {} answers again", node.name);
+                    self.stuck.replace(None);
+                    self.work.notify_all();
+                    self.freed.notify_all();
+                }
+            }
+            runtime::sleep(LOOK).await;
+        }
+    }
+
+    /// Makes copies again that are missing, until the device is closed.
+    pub(crate) async fn run_copies(self: Rc<Self>) {
+        while !self.is_closing.get() {
+            let mut wanted = Vec::new();
+            self.zones.each(|(number, zone)| {
+                if zone.blocks > 0 && zone.is_closed && zone.pending == 0 && self.lacks_copy(&zone.copies) {
+                    wanted.push(number as u32);
+                }
+            });
+            for zone in wanted {
+                if self.is_closing.get() {
+                    return;
+                }
+                if let Err(error) = self.copy_zone(zone).await {
+                    tracing::debug!("zone {zone}: {error}");
+                }
+            }
+            runtime::sleep(LOOK).await;
+        }
+    }
+
+    /// Whether a copy counts: it is whole, and its node is up or was a moment ago, and keeps its memory.
+    fn counts(&self, copy: &Copy) -> bool {
+        let node = &self.nodes[usize::from(copy.node)];
+        copy.is_whole && node.state() != State::Leaving && !node.is_down_for(GIVE_UP)
+    }
+
+    fn lacks_copy(&self, copies: &[Copy]) -> bool {
+        copies.iter().filter(|copy| self.counts(copy)).count() < self.settings.copies
+    }
+
+    /// Makes one more copy of a zone, and gives up those that don't count.
+    async fn copy_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
+        let known = self.zones.get(zone);
+        let is_idle = self.pool.get(zone).usage == Usage::Full && known.pending == 0;
+        if !is_idle || !self.lacks_copy(&known.copies) {
+            return Ok(());
+        }
+        let others: SmallVec<[u8; 4]> = known.copies.iter().map(|copy| copy.node).collect();
+        let chosen = nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut());
+        let node = chosen.ok_or_else(|| self.no_region())?;
+        let region = self.nodes[usize::from(node)].take_region().ok_or_else(|| self.no_region())?;
+        self.zones.change(&self.arena, zone, |entry| entry.is_copied = true);
+        let outcome = self.fill_copy(zone, known.blocks, node, region).await;
+        let mut given_up: SmallVec<[(u8, u32); 4]> = SmallVec::new();
+        self.zones.change(&self.arena, zone, |entry| {
+            entry.is_copied = false;
+            match outcome {
+                Ok(()) => {
+                    entry.copies.retain(|copy| {
+                        let counts = self.counts(copy);
+                        if !counts {
+                            given_up.push((copy.node, copy.region));
+                        }
+                        counts
+                    });
+                    entry.copies.push(Copy { node, region, is_whole: true });
+                }
+                Err(_) => given_up.push((node, region)),
+            }
+        });
+        for (node, region) in given_up {
+            self.nodes[usize::from(node)].free_region(region).await;
+        }
+        self.work.notify_all();
+        self.freed.notify_all();
+        outcome.inspect(|()| add(&self.counters.copied, 1))
+    }
+
+    /// Copies the blocks of a zone to a region.
+    async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, node: u8, region: u32) -> Result<()> {
+        let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
+        for number in 0..blocks {
+            let block = first + u64::from(number);
+            let bytes = self.block(block, 0).await?;
+            let payload = block::Data::copy_of(&bytes).into();
+            let offset = u64::from(number) * BLOCK as u64;
+            self.nodes[usize::from(node)].write(region, offset, payload).await?;
+            add(&self.counters.node_written, BLOCK as u64);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,688 @@
+//! The device on its home shard: the map, staged blocks, the cache, zones and nodes.
+//!
+//! A page that is written is compressed and packed into a staged block, and acknowledged. A block that is full is written to every node that has a copy of its zone.
+//! Pages of one part of the device go to one block as long as they come together (`streams`), so that a read brings neighbours along.
+//!
+//! Left to others: reads from nodes (`fetch`), moving pages out of zones (`cleaner`), copies (`copies`).
+
+use crate::arena::{Arena, BLOCK, BLOCK_GRANULES};
+use crate::entry::{Entry, GENERATIONS, GRANULE, Place};
+use crate::frames::Frames;
+use crate::nodes::{self, Node};
+use crate::slot::{self, Encoding, HEADER, PAGE, Slot};
+use crate::staging::{Staging, Use};
+use crate::zones::{Copy, Zones};
+use block::{Buffer, Error, Payload, Result};
+use logkit::cleaning::{CostBenefit, Policy};
+use logkit::pool::{Usage, ZonePool};
+use runtime::sync::{Notify, Semaphore};
+use runtime::{Random, TaskGroup};
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Streams of users: parts of the device that are written at the same time.
+pub const USER_STREAMS: usize = 4;
+/// The cleaner's stream.
+pub const CLEANER_STREAM: usize = USER_STREAMS;
+/// Pages of a part of the device, whose pages go to one stream: 16 MiB.
+const PART_PAGES: u32 = 4096;
+/// Fewest staged blocks: each stream has an open one, and one that is being written.
+pub const FEWEST_STAGED: u32 = 2 * (USER_STREAMS as u32 + 1) + 2;
+/// Class of zones that users write, and of those that the cleaner writes.
+const CLASSES: [u8; 2] = [0, 1];
+
+/// How the device is set up.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Copies of each zone on nodes.
+    pub copies: usize,
+    /// Whether pages are compressed.
+    pub compresses: bool,
+    /// Zones that only the cleaner takes.
+    pub reserve: u32,
+    /// Free zones below which zones are cleaned.
+    pub low: u32,
+}
+
+/// Where pages of a stream are packed.
+#[derive(Debug, Default)]
+struct Stream {
+    /// Part of the device.
+    part: Cell<u32>,
+    /// Number of the use, to find the stream that was used last.
+    used: Cell<u64>,
+    /// Open staged block.
+    staged: Cell<Option<u32>>,
+    /// Open zone.
+    zone: Cell<Option<u32>>,
+}
+
+/// Numbers for operators.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub(crate) reads: Cell<u64>,
+    /// Reads that needed no node.
+    pub(crate) hits: Cell<u64>,
+    pub(crate) writes: Cell<u64>,
+    pub(crate) discards: Cell<u64>,
+    /// Pages that are filled with one pattern.
+    pub(crate) same: Cell<u64>,
+    /// Pages that are stored.
+    pub(crate) stored: Cell<u64>,
+    /// Pages that were lost.
+    pub(crate) lost: Cell<u64>,
+    /// Pages that the cleaner moved.
+    pub(crate) moved: Cell<u64>,
+    /// Reads that were sent to a second node, because the first was slow.
+    pub(crate) hedged: Cell<u64>,
+    /// Copies that were made again.
+    pub(crate) copied: Cell<u64>,
+    /// Bytes read from nodes, and written to them.
+    pub(crate) node_read: Cell<u64>,
+    pub(crate) node_written: Cell<u64>,
+}
+
+pub(crate) fn add(counter: &Cell<u64>, value: u64) {
+    counter.set(counter.get() + value);
+}
+
+fn subtract(counter: &Cell<u64>, value: u64) {
+    counter.set(counter.get().saturating_sub(value));
+}
+
+/// The device.
+pub struct Core {
+    pub(crate) arena: Arena,
+    pub(crate) settings: Settings,
+    pub(crate) nodes: Vec<Node>,
+    /// Has every zone at its place.
+    pub(crate) backup: Option<Node>,
+    pub(crate) zones: Zones,
+    pub(crate) pool: ZonePool,
+    pub(crate) staging: RefCell<Staging>,
+    pub(crate) frames: RefCell<Frames>,
+    pub(crate) policy: RefCell<Box<dyn Policy>>,
+    streams: [Stream; USER_STREAMS + 1],
+    /// Held while a stream's next block is opened.
+    opening: [Rc<Semaphore>; USER_STREAMS + 1],
+    generation: Cell<u32>,
+    /// Granules that were written: the clock of the cleaning policy.
+    pub(crate) clock: Cell<u64>,
+    uses: Cell<u64>,
+    /// Memory in which a page is compressed, or from which it is read.
+    scratch: RefCell<Box<[u8]>>,
+    pub(crate) random: RefCell<Random>,
+    /// A staged block or a zone may be used again, or a state has changed.
+    pub(crate) freed: Notify,
+    /// There is something to clean, or to give back.
+    pub(crate) work: Notify,
+    /// Why no zone can be had.
+    pub(crate) stuck: RefCell<Option<Error>>,
+    pub(crate) is_closing: Cell<bool>,
+    pub(crate) tasks: TaskGroup,
+    pub(crate) counters: Counters,
+}
+
+impl Core {
+    /// The device, with what the arena holds.
+    pub fn new(
+        (arena, is_used): (Arena, bool),
+        settings: Settings,
+        nodes: Vec<Node>,
+        backup: Option<Node>,
+        seed: u64,
+    ) -> Rc<Self> {
+        let sizes = *arena.sizes();
+        let zones = Zones::new(&arena);
+        let pool = ZonePool::new(sizes.zones);
+        let core = Core {
+            staging: RefCell::new(Staging::new(&arena)),
+            frames: RefCell::new(Frames::new(&arena)),
+            policy: RefCell::new(Box::new(CostBenefit)),
+            streams: Default::default(),
+            opening: std::array::from_fn(|_| Semaphore::new(1)),
+            generation: Cell::new((seed % u64::from(GENERATIONS)) as u32),
+            clock: Cell::new(1),
+            uses: Cell::new(0),
+            scratch: RefCell::new(
+                vec![0; lz4_flex::block::get_maximum_output_size(PAGE).max(127 * GRANULE)].into(),
+            ),
+            random: RefCell::new(Random::new(seed)),
+            freed: Notify::new(),
+            work: Notify::new(),
+            stuck: RefCell::default(),
+            is_closing: Cell::new(false),
+            tasks: TaskGroup::default(),
+            counters: Counters::default(),
+            arena,
+            settings,
+            nodes,
+            backup,
+            zones,
+            pool,
+        };
+        core.restore(is_used);
+        Rc::new(core)
+    }
+
+    /// Computes what isn't in the arena.
+    fn restore(&self, is_used: bool) {
+        let sizes = *self.arena.sizes();
+        let zone_granules = self.zone_granules();
+        let mut live = vec![0_u32; sizes.zones as usize];
+        if is_used {
+            for page in 0..sizes.pages as u32 {
+                match self.arena.entry(page) {
+                    Entry::Stored(place) => {
+                        live[(place.granule / zone_granules) as usize] += u32::from(place.granules);
+                        add(&self.counters.stored, 1);
+                    }
+                    Entry::Same(_) => add(&self.counters.same, 1),
+                    Entry::Lost => add(&self.counters.lost, 1),
+                    Entry::Absent => {}
+                }
+            }
+        }
+        let full = self.staging.borrow().full();
+        let staged: Vec<u64> = full.iter().map(|number| self.staging.borrow().get(*number).block).collect();
+        for zone in 0..sizes.zones {
+            let known = self.zones.get(zone);
+            let blocks = u64::from(zone) * u64::from(sizes.zone_blocks);
+            let own =
+                staged.iter().filter(|block| (blocks..blocks + u64::from(sizes.zone_blocks)).contains(block));
+            let pending = own.count() as u32;
+            if known.blocks == 0 && pending == 0 {
+                self.pool.set_free(zone, known.generation.into());
+                continue;
+            }
+            for copy in &known.copies {
+                if let Some(node) = self.nodes.get(usize::from(copy.node)) {
+                    node.take_known(copy.region);
+                }
+            }
+            self.pool.restore(zone, |entry| {
+                entry.usage = Usage::Open;
+                entry.generation = known.generation.into();
+                (entry.written, entry.opened, entry.changed) = (zone_granules as u32, 1, 1);
+            });
+            self.pool.add_live(zone, live[zone as usize]);
+            self.zones.change(&self.arena, zone, |entry| (entry.is_closed, entry.pending) = (true, pending));
+        }
+        self.pool.recount();
+    }
+
+    /// Starts its tasks.
+    pub fn start(self: &Rc<Self>) {
+        let full = self.staging.borrow().full();
+        for zone in 0..self.arena.sizes().zones {
+            self.close_if_done(zone);
+        }
+        for staged in full {
+            self.tasks.spawn(self.clone().write_out(staged)).detach();
+        }
+        self.tasks.spawn(self.clone().run_cleaner()).detach();
+        self.tasks.spawn(self.clone().run_nodes()).detach();
+        self.tasks.spawn(self.clone().run_copies()).detach();
+    }
+
+    /// Granules of a zone.
+    pub(crate) fn zone_granules(&self) -> u64 {
+        u64::from(self.arena.sizes().zone_blocks) * BLOCK_GRANULES
+    }
+
+    /// Zone and byte offset in it of a block.
+    pub(crate) fn zone_of(&self, block: u64) -> (u32, u64) {
+        let zone_blocks = u64::from(self.arena.sizes().zone_blocks);
+        ((block / zone_blocks) as u32, block % zone_blocks * BLOCK as u64)
+    }
+
+    /// Changes the entry of a page, and the accounts of what it was.
+    pub(crate) fn replace(&self, page: u32, entry: Entry) {
+        let before = self.arena.entry(page);
+        self.arena.set_entry(page, entry);
+        match before {
+            Entry::Stored(place) => {
+                let zone = (place.granule / self.zone_granules()) as u32;
+                self.pool.remove_live(zone, place.granules.into(), self.clock.get());
+                subtract(&self.counters.stored, 1);
+                if self.pool.dead() > 0 {
+                    self.work.notify_all();
+                }
+            }
+            Entry::Same(_) => subtract(&self.counters.same, 1),
+            Entry::Lost => subtract(&self.counters.lost, 1),
+            Entry::Absent => {}
+        }
+        match entry {
+            Entry::Stored(place) => {
+                self.pool.add_live((place.granule / self.zone_granules()) as u32, place.granules.into());
+                add(&self.counters.stored, 1);
+            }
+            Entry::Same(_) => add(&self.counters.same, 1),
+            Entry::Lost => add(&self.counters.lost, 1),
+            Entry::Absent => {}
+        }
+    }
+
+    /// The stream of a page: the one with its part of the device, or else the one that wasn't used for longest.
+    fn stream_of(&self, page: u32) -> usize {
+        let part = page / PART_PAGES;
+        let users = &self.streams[..USER_STREAMS];
+        let known = users.iter().position(|stream| stream.used.get() > 0 && stream.part.get() == part);
+        let oldest = || (0..USER_STREAMS).min_by_key(|number| users[*number].used.get()).unwrap_or(0);
+        let chosen = known.unwrap_or_else(oldest);
+        add(&self.uses, 1);
+        users[chosen].part.set(part);
+        users[chosen].used.set(self.uses.get());
+        chosen
+    }
+
+    /// Writes a page.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where the nodes have no space, [`Error::Disconnected`] where none answers.
+    pub async fn write_page(self: &Rc<Self>, page: u32, data: &[u8; PAGE]) -> Result<()> {
+        add(&self.counters.writes, 1);
+        if let Some(pattern) = slot::pattern_of(data) {
+            self.replace(page, Entry::Same(pattern));
+            return Ok(());
+        }
+        let stream = self.stream_of(page);
+        loop {
+            // Nothing is awaited between compressing into the scratch memory and storing from there.
+            if self.store(stream, page, data) {
+                return Ok(());
+            }
+            self.open_next(stream).await?;
+        }
+    }
+
+    /// Compresses a page and stores it in the open block of a stream. Returns false if it has no room.
+    fn store(&self, stream: usize, page: u32, data: &[u8; PAGE]) -> bool {
+        let scratch = &mut *self.scratch.borrow_mut();
+        let compressed = match self.settings.compresses {
+            true => lz4_flex::block::compress_into(data, scratch).ok(),
+            false => None,
+        };
+        let smaller = compressed.filter(|length| slot::granules_of(*length) < slot::granules_of(PAGE));
+        let (encoding, bytes) = match smaller {
+            Some(length) => (Encoding::Lz4, &scratch[..length]),
+            None => (Encoding::Plain, &data[..]),
+        };
+        self.store_slot(stream, page, encoding, bytes)
+    }
+
+    /// Stores the bytes of a slot in the open block of a stream, and lets the map name it. Returns false if it has no room.
+    pub(crate) fn store_slot(&self, stream: usize, page: u32, encoding: Encoding, bytes: &[u8]) -> bool {
+        let Some(staged) = self.streams[stream].staged.get() else { return false };
+        let granules = slot::granules_of(bytes.len());
+        let mut staging = self.staging.borrow_mut();
+        let Some(first) = staging.reserve(&self.arena, staged, granules) else { return false };
+        let block = staging.get(staged).block;
+        drop(staging);
+        let generation = (self.generation.get() + 1) % GENERATIONS;
+        self.generation.set(generation);
+        let slot = Slot { page, generation, encoding, bytes };
+        let (at, end) = (first as usize * GRANULE, (first as usize + usize::from(granules)) * GRANULE);
+        let header = slot.header(self.zones.generation(self.zone_of(block).0));
+        self.arena.write_staged(staged, at, &header);
+        self.arena.write_staged(staged, at + HEADER, bytes);
+        let padding = end - at - HEADER - bytes.len();
+        self.arena.write_staged(staged, end - padding, &[0; GRANULE][..padding]);
+        add(&self.clock, granules.into());
+        let place = Place { granule: block * BLOCK_GRANULES + u64::from(first), granules, generation };
+        self.replace(page, Entry::Stored(place));
+        true
+    }
+
+    /// Opens the next block of a stream whose open one has no room.
+    pub(crate) async fn open_next(self: &Rc<Self>, stream: usize) -> Result<()> {
+        let before = self.streams[stream].staged.get();
+        let _alone = self.opening[stream].acquire(1).await;
+        if self.streams[stream].staged.get() != before {
+            return Ok(());
+        }
+        if let Some(staged) = self.streams[stream].staged.take() {
+            self.staging.borrow_mut().close(&self.arena, staged);
+            self.tasks.spawn(self.clone().write_out(staged)).detach();
+        }
+        // The last ones are the cleaner's.
+        let kept = if stream == CLEANER_STREAM { 0 } else { 2 };
+        while self.staging.borrow().available() <= kept {
+            self.check()?;
+            self.freed.notified().await;
+        }
+        let zone = self.zone_for(stream).await?;
+        let zone_blocks = self.arena.sizes().zone_blocks;
+        let number = self.zones.change(&self.arena, zone, |entry| {
+            entry.blocks += 1;
+            entry.pending += 1;
+            entry.is_closed = entry.blocks == zone_blocks;
+            entry.blocks - 1
+        });
+        if number + 1 == zone_blocks {
+            self.streams[stream].zone.set(None);
+        }
+        let block = u64::from(zone) * u64::from(zone_blocks) + u64::from(number);
+        let opened = self.staging.borrow_mut().open(&self.arena, block);
+        // Another stream may have taken the last one while this one waited for a zone.
+        let Some(staged) = opened else {
+            self.block_done(zone);
+            return Ok(());
+        };
+        self.streams[stream].staged.set(Some(staged));
+        Ok(())
+    }
+
+    /// Refuses changes of a device that is being closed.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.is_closing.get() {
+            true => Err(Error::closed("the device is being closed")),
+            false => Ok(()),
+        }
+    }
+
+    /// Ends its tasks. What is stored stays where it is, for a process to which the memory is kept.
+    pub(crate) async fn close(&self) {
+        self.is_closing.set(true);
+        while !self.tasks.is_empty() {
+            self.work.notify_all();
+            self.freed.notify_all();
+            runtime::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Why nothing can be written.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.check_open()?;
+        self.stuck.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// The zone in which a stream's next block goes.
+    async fn zone_for(self: &Rc<Self>, stream: usize) -> Result<u32> {
+        let usable = |zone: &u32| {
+            let zone = self.zones.get(*zone);
+            zone.copies
+                .iter()
+                .filter(|copy| copy.is_whole && self.nodes[usize::from(copy.node)].is_up())
+                .count()
+                >= self.copies_now()
+        };
+        if let Some(zone) = self.streams[stream].zone.get() {
+            if usable(&zone) {
+                return Ok(zone);
+            }
+            self.streams[stream].zone.set(None);
+            self.zones.change(&self.arena, zone, |entry| entry.is_closed = true);
+            self.close_if_done(zone);
+        }
+        let is_cleaner = stream == CLEANER_STREAM;
+        let keep = if is_cleaner { 0 } else { self.settings.reserve };
+        loop {
+            if let Some(taken) =
+                self.pool.take(CLASSES[usize::from(is_cleaner)], keep, false, self.clock.get())
+            {
+                match self.place(taken.zone) {
+                    Ok(()) => {
+                        self.streams[stream].zone.set(Some(taken.zone));
+                        if self.pool.free() < self.settings.low {
+                            self.work.notify_all();
+                        }
+                        return Ok(taken.zone);
+                    }
+                    Err(error) => {
+                        self.pool.put_back(taken.zone);
+                        self.stuck.borrow_mut().get_or_insert(error);
+                    }
+                }
+            }
+            self.work.notify_all();
+            self.check()?;
+            self.freed.notified().await;
+        }
+    }
+
+    /// Copies that new zones have: fewer while too few nodes are up.
+    pub(crate) fn copies_now(&self) -> usize {
+        let up = self.nodes.iter().filter(|node| node.state() == nodes::State::Up).count();
+        self.settings.copies.min(up.max(1))
+    }
+
+    /// Takes regions for a zone.
+    fn place(&self, zone: u32) -> Result<()> {
+        let mut copies: SmallVec<[Copy; crate::zones::MOST_COPIES]> = SmallVec::new();
+        let mut others: SmallVec<[u8; 4]> = SmallVec::new();
+        while copies.len() < self.settings.copies {
+            let Some(node) = nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut()) else {
+                break;
+            };
+            others.push(node);
+            if let Some(region) = self.nodes[usize::from(node)].take_region() {
+                copies.push(Copy { node, region, is_whole: true });
+            }
+        }
+        if copies.is_empty() {
+            return Err(self.no_region());
+        }
+        self.zones.change(&self.arena, zone, |entry| {
+            entry.has_backup = self.backup.is_some();
+            entry.copies = copies;
+            (entry.blocks, entry.pending, entry.is_closed) = (0, 0, false);
+        });
+        Ok(())
+    }
+
+    /// Why no region can be had.
+    pub(crate) fn no_region(&self) -> Error {
+        match self.nodes.iter().any(Node::is_up) {
+            true => {
+                Error::no_space("the memory nodes have no free region; add nodes or memory, or store less")
+            }
+            false => Error::disconnected("no memory node answers"),
+        }
+    }
+
+    /// Writes a full block to every copy of its zone.
+    pub(crate) async fn write_out(self: Rc<Self>, staged: u32) {
+        let tag = self.staging.borrow().get(staged);
+        let (zone, offset) = self.zone_of(tag.block);
+        let used = (tag.fill as usize * GRANULE).next_multiple_of(PAGE).min(BLOCK);
+        let (mut copies, mut backup) = (0, false);
+        if used > 0 {
+            let mut buffer = Buffer::new(used);
+            self.arena.append_staged(staged, used, &mut buffer);
+            let payload: Payload = buffer.freeze().into();
+            (copies, backup) = self.write_copies(zone, offset, payload).await;
+        }
+        let live = self.pool.live(zone);
+        if copies == 0 && !backup && used > 0 && live > 0 {
+            // No copy is anywhere: the pages go to another zone.
+            let moved = self.move_staged(staged).await;
+            if let Err(error) = moved {
+                tracing::warn!("block {}: {error}; it is tried again", tag.block);
+                runtime::sleep(std::time::Duration::from_millis(200)).await;
+                if !self.is_closing.get() {
+                    self.tasks.spawn(self.clone().write_out(staged)).detach();
+                }
+                return;
+            }
+            self.staging.borrow_mut().forget(&self.arena, staged);
+        } else {
+            self.staging.borrow_mut().written(&self.arena, staged);
+        }
+        self.block_done(zone);
+        self.freed.notify_all();
+    }
+
+    /// Notes that a block of a zone is on the nodes, or isn't needed there.
+    fn block_done(&self, zone: u32) {
+        self.zones.change(&self.arena, zone, |entry| entry.pending -= 1);
+        self.close_if_done(zone);
+    }
+
+    /// Makes a zone full whose blocks are all on the nodes.
+    fn close_if_done(&self, zone: u32) {
+        let known = self.zones.get(zone);
+        if known.is_closed && known.pending == 0 && self.pool.get(zone).usage == Usage::Open {
+            if self.pool.set_full(zone) {
+                self.work.notify_all();
+            }
+            self.freed.notify_all();
+        }
+    }
+
+    /// Writes to all whole copies of a zone at once. Returns how many have succeeded, and whether the backup device has.
+    async fn write_copies(self: &Rc<Self>, zone: u32, offset: u64, payload: Payload) -> (usize, bool) {
+        let known = self.zones.get(zone);
+        let whole = known.copies.iter().filter(|copy| copy.is_whole);
+        let mut writes = Vec::new();
+        for copy in whole {
+            let (copy, payload) = (*copy, payload.clone());
+            writes.push(async move {
+                let node = &self.nodes[usize::from(copy.node)];
+                (Some(copy.node), node.write(copy.region, offset, payload).await)
+            });
+        }
+        let on_backup = async {
+            let node = self.backup.as_ref().filter(|_| known.has_backup)?;
+            Some(node.write(zone, offset, payload.clone()).await)
+        };
+        let nodes = runtime::join_all(writes);
+        let backup = on_backup.await;
+        let (mut succeeded, mut has_backup) = (0, false);
+        for (node, outcome) in nodes.await {
+            match outcome {
+                Ok(()) => {
+                    succeeded += 1;
+                    add(&self.counters.node_written, payload.len() as u64);
+                }
+                Err(error) => {
+                    tracing::warn!("zone {zone}: {error}");
+                    self.zones.change(&self.arena, zone, |entry| {
+                        entry
+                            .copies
+                            .iter_mut()
+                            .filter(|copy| Some(copy.node) == node)
+                            .for_each(|copy| copy.is_whole = false)
+                    });
+                }
+            }
+        }
+        match backup {
+            Some(Ok(())) => has_backup = true,
+            Some(Err(error)) => {
+                tracing::warn!("zone {zone}: the backup device: {error}");
+                self.zones.change(&self.arena, zone, |entry| entry.has_backup = false);
+            }
+            None => {}
+        }
+        if succeeded < known.copies.len() {
+            self.work.notify_all();
+        }
+        (succeeded, has_backup)
+    }
+
+    /// Reads a page that needs no node into `page`; false if it needs one.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for a page that was lost.
+    pub(crate) fn read_here(&self, number: u32, page: &mut [u8; PAGE]) -> Result<bool> {
+        match self.arena.entry(number) {
+            Entry::Absent => page.fill(0),
+            Entry::Same(pattern) => {
+                page.chunks_exact_mut(4).for_each(|word| word.copy_from_slice(&pattern.to_le_bytes()))
+            }
+            Entry::Stored(place) => {
+                let packed = &mut *self.scratch.borrow_mut();
+                let bytes = &mut packed[..usize::from(place.granules) * GRANULE];
+                if !self.gather(place, bytes) {
+                    return Ok(false);
+                }
+                let is_whole = self.slot_at(number, place, bytes).is_some_and(|slot| slot.unpack(page));
+                if !is_whole {
+                    let (first, end) = pieces_of(place);
+                    self.frames.borrow_mut().forget(&self.arena, first..end);
+                }
+                return Ok(is_whole);
+            }
+            Entry::Lost => return Err(lost(number)),
+        }
+        Ok(true)
+    }
+
+    /// Copies the granules of a place from a staged block or from frames. Returns false if they aren't all here.
+    fn gather(&self, place: Place, target: &mut [u8]) -> bool {
+        let at = (place.granule % BLOCK_GRANULES) as usize * GRANULE;
+        if let Some(staged) = self.staging.borrow().place(place.granule / BLOCK_GRANULES) {
+            self.arena.read_staged(staged, at, target);
+            return true;
+        }
+        let (first, end) = pieces_of(place);
+        let mut frames = self.frames.borrow_mut();
+        let (mut done, mut offset) = (0, at % PAGE);
+        for piece in first..end {
+            let Some(frame) = frames.get(&self.arena, piece) else { return false };
+            let count = (PAGE - offset).min(target.len() - done);
+            self.arena.read_frame(frame, offset, &mut target[done..done + count]);
+            (done, offset) = (done + count, 0);
+        }
+        true
+    }
+
+    /// The slot of a page in the bytes of its place, if it is there, whole, and of the generation of the map.
+    pub(crate) fn slot_at<'a>(&self, number: u32, place: Place, bytes: &'a [u8]) -> Option<Slot<'a>> {
+        let zone = (place.granule / self.zone_granules()) as u32;
+        let slot = Slot::parse(bytes, self.zones.generation(zone))?;
+        (slot.page == number && slot.generation == place.generation).then_some(slot)
+    }
+
+    /// Reads a page to the end of a buffer. `ahead` is the number of pages that are read after it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for a page that was lost; those of the nodes.
+    pub async fn read_page(self: &Rc<Self>, number: u32, ahead: u32, buffer: &mut Buffer) -> Result<()> {
+        add(&self.counters.reads, 1);
+        if self.append_here(number, buffer)? {
+            add(&self.counters.hits, 1);
+            return Ok(());
+        }
+        self.fetch(number, ahead, buffer).await
+    }
+
+    /// Appends a page that needs no node to a buffer; false if it needs one.
+    pub(crate) fn append_here(&self, number: u32, buffer: &mut Buffer) -> Result<bool> {
+        let length = buffer.filled().len();
+        buffer.append_zeroes(PAGE);
+        let page = buffer.filled_mut()[length..].first_chunk_mut().expect("a page was appended");
+        let is_here = self.read_here(number, page);
+        if is_here != Ok(true) {
+            buffer.truncate_filled(length);
+        }
+        is_here
+    }
+
+    /// Discards a page: it reads as zeros.
+    pub fn discard_page(&self, page: u32) {
+        if self.arena.entry(page) != Entry::Absent {
+            add(&self.counters.discards, 1);
+            self.replace(page, Entry::Absent);
+        }
+    }
+
+    /// Whether a staged block is being written.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.staging.borrow().count(Use::Full) > 0
+    }
+}
+
+/// The pieces of 4 KiB, over all blocks, in which a place lies.
+pub(crate) fn pieces_of(place: Place) -> (u64, u64) {
+    let pages = (PAGE / GRANULE) as u64;
+    (place.granule / pages, (place.granule + u64::from(place.granules)).div_ceil(pages))
+}
+
+/// Error of a page of which every copy was lost.
+pub(crate) fn lost(page: u32) -> Error {
+    Error::io(format!("page {page}: every copy was lost with its memory node"))
+}

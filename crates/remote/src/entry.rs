@@ -1,0 +1,87 @@
+//! An entry of the map: where a page is, in 64 bits.
+//!
+//! ```text
+//! bits  0..2   kind: absent, same, stored, lost
+//! same:   bits 2..34  the four bytes that fill the page
+//! stored: bits 2..38  granule on the nodes, 38..45 number of granules, 45..64 generation
+//! ```
+
+/// Unit in which pages are packed, in bytes.
+pub const GRANULE: usize = 64;
+/// Largest number of granules: 4 TiB of remote memory.
+pub const MOST_GRANULES: u64 = 1 << 36;
+/// Generations are counted modulo this.
+pub const GENERATIONS: u32 = 1 << 19;
+
+/// Place of a stored page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Its first granule, over all zones.
+    pub granule: u64,
+    /// Number of granules, 1 to 127.
+    pub granules: u8,
+    /// Number of the write that stored it, modulo [`GENERATIONS`].
+    pub generation: u32,
+}
+
+/// What the map knows of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// Never written, or discarded: it reads as zeros.
+    Absent,
+    /// Filled with these four bytes, over and over; nothing else is stored.
+    Same(u32),
+    /// Stored on the nodes, or on its way there.
+    Stored(Place),
+    /// Every copy was lost: reads fail until it is written again.
+    Lost,
+}
+
+impl Entry {
+    /// The entry in 64 bits.
+    pub fn encode(self) -> u64 {
+        match self {
+            Entry::Absent => 0,
+            Entry::Same(pattern) => 1 | u64::from(pattern) << 2,
+            Entry::Stored(Place { granule, granules, generation }) => {
+                2 | granule << 2 | u64::from(granules) << 38 | u64::from(generation) << 45
+            }
+            Entry::Lost => 3,
+        }
+    }
+
+    /// The entry of 64 bits that [`encode`](Self::encode) returned.
+    pub fn decode(bits: u64) -> Self {
+        match bits & 3 {
+            0 => Entry::Absent,
+            1 => Entry::Same((bits >> 2) as u32),
+            2 => Entry::Stored(Place {
+                granule: (bits >> 2) & (MOST_GRANULES - 1),
+                granules: (bits >> 38) as u8 & 0x7F,
+                generation: (bits >> 45) as u32,
+            }),
+            _ => Entry::Lost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn an_entry_is_decoded_as_it_was(
+            pattern: u32,
+            granule in 0..MOST_GRANULES,
+            granules in 1..128_u8,
+            generation in 0..GENERATIONS,
+        ) {
+            let stored = Entry::Stored(Place { granule, granules, generation });
+            for entry in [Entry::Absent, Entry::Same(pattern), stored, Entry::Lost] {
+                prop_assert_eq!(Entry::decode(entry.encode()), entry);
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Reads from nodes: the slot of a page, and what lies behind it.
+//!
+//! Of several copies the one on the quickest node is read. If it hasn't come after the time that 99 % of its reads take, another one is read, too, and the first answer
+//! counts. A copy without the slot is damaged: another one is read, and it is made again.
+
+use crate::arena::{BLOCK, BLOCK_GRANULES};
+use crate::core::{Core, add, lost, pieces_of};
+use crate::entry::{Entry, GRANULE, Place};
+use crate::nodes::Node;
+use crate::slot::PAGE;
+use block::{Buffer, Error, Result};
+use smallvec::SmallVec;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// Number of times that a read begins again, because the page has moved meanwhile.
+const ATTEMPTS: u32 = 16;
+/// Pieces of a block.
+const BLOCK_PIECES: u64 = (BLOCK / PAGE) as u64;
+
+/// A copy that can be read: number of the node, or none for the backup device, and its region.
+type Source = (Option<u8>, u32);
+
+impl Core {
+    /// Reads a page from a node to the end of a buffer.
+    pub(crate) async fn fetch(self: &Rc<Self>, number: u32, ahead: u32, buffer: &mut Buffer) -> Result<()> {
+        for _ in 0..ATTEMPTS {
+            if self.append_here(number, buffer)? {
+                return Ok(());
+            }
+            let Entry::Stored(place) = self.arena.entry(number) else { continue };
+            match self.fetch_place(number, place, ahead, buffer).await {
+                Ok(()) => return Ok(()),
+                Err(error) if self.arena.entry(number) == Entry::Stored(place) => return Err(error),
+                // It was written again, or moved, meanwhile.
+                Err(_) => {}
+            }
+        }
+        Err(Error::io(format!("page {number} is moved all the time; {ATTEMPTS} reads didn't find it")))
+    }
+
+    /// Reads a page that is at a place.
+    async fn fetch_place(
+        self: &Rc<Self>,
+        number: u32,
+        place: Place,
+        ahead: u32,
+        buffer: &mut Buffer,
+    ) -> Result<()> {
+        let (first, end) = pieces_of(place);
+        let in_block = first % BLOCK_PIECES;
+        let asked = end - first;
+        let wanted = asked + u64::from(ahead.max(self.frames.borrow().window().saturating_sub(asked as u32)));
+        let count = wanted.min(BLOCK_PIECES - in_block);
+        let (zone, block_offset) = self.zone_of(place.granule / BLOCK_GRANULES);
+        let offset = block_offset + in_block * PAGE as u64;
+        let bytes = count as usize * PAGE;
+        let mut sources = self.sources(zone);
+        let mut unreachable = self.unreachable(zone);
+        let mut has_retried = false;
+        while !sources.is_empty() {
+            let (source, outcome) = self.read_sources(&mut sources, offset, bytes).await;
+            let found = match outcome {
+                Ok(found) => found,
+                Err(error) => {
+                    unreachable = Some(error);
+                    continue;
+                }
+            };
+            add(&self.counters.node_read, bytes as u64);
+            let at = (place.granule % BLOCK_GRANULES) as usize * GRANULE - in_block as usize * PAGE;
+            let slot = self.slot_at(number, place, &found.filled()[at..]);
+            if let Some(slot) = slot {
+                let length = buffer.filled().len();
+                buffer.append_zeroes(PAGE);
+                let page = buffer.filled_mut()[length..].first_chunk_mut().expect("a page was appended");
+                if slot.unpack(page) {
+                    self.keep(first, asked, &found);
+                    return Ok(());
+                }
+                buffer.truncate_filled(length);
+            }
+            if self.arena.entry(number) != Entry::Stored(place) {
+                return Err(lost(number));
+            }
+            // A single copy is read once more: what came may have been damaged on its way.
+            match self.note_damaged(zone, source) {
+                false if !has_retried => {
+                    has_retried = true;
+                    sources.push(source);
+                }
+                _ => {}
+            }
+        }
+        if let Some(error) = unreachable {
+            return Err(error);
+        }
+        if self.arena.entry(number) == Entry::Stored(place) {
+            self.replace(number, Entry::Lost);
+        }
+        Err(lost(number))
+    }
+
+    /// Keeps what was read, unless its zone was given back meanwhile: then the slot wasn't found.
+    fn keep(&self, first: u64, asked: u64, found: &Buffer) {
+        let mut frames = self.frames.borrow_mut();
+        for (piece, bytes) in (first..).zip(found.filled().chunks_exact(PAGE)) {
+            frames.put(&self.arena, piece, bytes, piece < first + asked);
+        }
+    }
+
+    /// Copies of a zone that can be read, the quickest first, and then the backup device.
+    pub(crate) fn sources(&self, zone: u32) -> SmallVec<[Source; 4]> {
+        let known = self.zones.get(zone);
+        let whole = known.copies.iter().filter(|copy| copy.is_whole);
+        let up = whole.filter(|copy| self.nodes[usize::from(copy.node)].is_up());
+        let mut sources: SmallVec<[Source; 4]> = up.map(|copy| (Some(copy.node), copy.region)).collect();
+        sources.sort_by_key(|(node, _)| node.map(|node| self.nodes[usize::from(node)].latency(0.5)));
+        if known.has_backup && self.backup.as_ref().is_some_and(Node::is_up) {
+            sources.push((None, zone));
+        }
+        sources
+    }
+
+    /// Error of a copy that may be there, on a node that doesn't answer.
+    fn unreachable(&self, zone: u32) -> Option<Error> {
+        let known = self.zones.get(zone);
+        let mut whole = known.copies.iter().filter(|copy| copy.is_whole);
+        let down = whole.find(|copy| !self.nodes[usize::from(copy.node)].is_up())?;
+        Some(Error::disconnected(format!("node {} is down", self.nodes[usize::from(down.node)].name)))
+    }
+
+    /// The node of a source.
+    pub(crate) fn node_of(&self, source: Source) -> &Node {
+        match source.0 {
+            Some(node) => &self.nodes[usize::from(node)],
+            None => self.backup.as_ref().expect("a source names the backup device only if there is one"),
+        }
+    }
+
+    /// Reads from the first source and, if it is slow, from the second one. Takes those that it has read from out of the list, and returns the one that
+    /// answered.
+    async fn read_sources(
+        &self,
+        sources: &mut SmallVec<[Source; 4]>,
+        offset: u64,
+        bytes: usize,
+    ) -> (Source, Result<Buffer>) {
+        let first = sources.remove(0);
+        let node = self.node_of(first);
+        let mut one = pin!(node.read(first.1, offset, bytes));
+        let Some(second) = sources.first().copied().filter(|second| second.0.is_some()) else {
+            return (first, one.await);
+        };
+        if let Ok(outcome) = runtime::timeout(node.hedge_after(), one.as_mut()).await {
+            return (first, outcome);
+        }
+        add(&self.counters.hedged, 1);
+        let mut other = pin!(self.node_of(second).read(second.1, offset, bytes));
+        let (mut failed_one, mut failed_other) = (None, false);
+        let answer = poll_fn(|context| {
+            if failed_one.is_none()
+                && let Poll::Ready(outcome) = one.as_mut().poll(context)
+            {
+                match outcome {
+                    Ok(buffer) => return Poll::Ready((first, Ok(buffer))),
+                    Err(error) => failed_one = Some(error),
+                }
+            }
+            if !failed_other && let Poll::Ready(outcome) = other.as_mut().poll(context) {
+                match outcome {
+                    Ok(buffer) => return Poll::Ready((second, Ok(buffer))),
+                    Err(_) => failed_other = true,
+                }
+            }
+            match failed_one.take() {
+                Some(error) if failed_other => Poll::Ready((first, Err(error))),
+                error => {
+                    failed_one = error;
+                    Poll::Pending
+                }
+            }
+        });
+        let (source, outcome) = answer.await;
+        sources.remove(0);
+        if source == second {
+            sources.push(first);
+        }
+        (source, outcome)
+    }
+
+    /// Notes that a copy doesn't have what was written. If there is another one it is made again: then this returns true.
+    fn note_damaged(&self, zone: u32, (node, _): Source) -> bool {
+        let source = self.node_of((node, zone));
+        add(&source.corrupt, 1);
+        tracing::warn!("zone {zone}: node {} doesn't have what was written to it", source.name);
+        self.zones.change(&self.arena, zone, |entry| {
+            let whole =
+                entry.copies.iter().filter(|copy| copy.is_whole).count() + usize::from(entry.has_backup);
+            if whole < 2 {
+                return false;
+            }
+            match node {
+                Some(node) => entry
+                    .copies
+                    .iter_mut()
+                    .filter(|copy| copy.node == node)
+                    .for_each(|copy| copy.is_whole = false),
+                None => entry.has_backup = false,
+            }
+            true
+        })
+    }
+}

@@ -1,0 +1,83 @@
+//! The kind `remote` of stacks: its keys, and their limits.
+
+use crate::arena::BLOCK;
+use crate::config::Config;
+use crate::kept;
+use crate::part::RemotePart;
+use crate::slot::PAGE;
+use crate::zones::MOST_COPIES;
+use block::{Call, DevicePart, Result};
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use std::sync::Arc;
+
+/// `remote(nbd(10.0.0.2:10809), nbd(10.0.0.3:10809), copies=2)`.
+pub const KIND: Kind = Kind {
+    name: "remote",
+    contract: Contract::Device,
+    summary: "memory of other machines, packed with compressed pages; lost with them",
+    keys: &[
+        Key::required(
+            "nodes",
+            ValueKind::Devices,
+            "memory nodes: NBD servers, for example; their contents are overwritten",
+        )
+        .positional(),
+        Key::optional(
+            "size",
+            ValueKind::Size,
+            "size of the device; default, and largest without overcommit: what fits if no page can be compressed",
+        ),
+        Key::optional(
+            "overcommit",
+            ValueKind::Bool,
+            "whether size may be larger: writes fail once the nodes are full",
+        )
+        .or("false"),
+        Key::optional(
+            "copies",
+            ValueKind::Integer { min: 1, max: MOST_COPIES as u64 },
+            "copies of each page, on different nodes: with 2, the loss of a node loses no page",
+        )
+        .or("1"),
+        Key::optional(
+            "backup",
+            ValueKind::Device,
+            "device on which every page is written, too, and from which it is read if its node is lost",
+        ),
+        Key::optional(
+            "cache",
+            ValueKind::Size,
+            "local memory for pages that were written or read last, 32MiB at least",
+        )
+        .or("64MiB"),
+        Key::optional(
+            "group",
+            ValueKind::Size,
+            "size of a block group, which is in one piece on a node; 1MiB to 64MiB",
+        )
+        .or("8MiB"),
+        Key::optional("compression", ValueKind::Choice(&["lz4", "none"]), "compression of pages").or("lz4"),
+    ],
+    messages: &[],
+    shareable: false,
+    example: "remote(ram(256MiB), ram(256MiB), copies=2)",
+    plan: |arguments| Ok(Shape::new(arguments.optional_size("size")?.unwrap_or(BLOCK as u64), PAGE as u32)),
+    build: |arguments| Call::new(async move { build(&arguments).await.map(Built::Device) }),
+};
+
+async fn build(arguments: &Arguments) -> Result<Arc<dyn DevicePart>> {
+    let named = |(number, part): (usize, Arc<dyn DevicePart>)| (format!("node {number}"), part);
+    let config = Config {
+        nodes: arguments.devices("nodes")?.into_iter().enumerate().map(named).collect(),
+        backup: arguments.optional_device("backup")?,
+        size: arguments.optional_size("size")?,
+        may_overcommit: arguments.boolean("overcommit")?,
+        copies: arguments.integer("copies")?,
+        cache: arguments.size("cache")?,
+        group: arguments.size("group")?,
+        compresses: arguments.choice("compression")? == "lz4",
+        kept: kept::take(),
+    };
+    let part: Arc<dyn DevicePart> = RemotePart::open(config).await?;
+    Ok(part)
+}

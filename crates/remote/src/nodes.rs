@@ -1,0 +1,264 @@
+//! Memory nodes: devices that are cut into *regions* of the size of a zone, each of which holds one copy of a zone.
+//!
+//! A node whose calls fail, or take longer than a limit, is *down*: nothing is read from it or written to it, until a connection succeeds again. What it holds may
+//! be as it was, or not: the checksums of slots tell.
+//!
+//! Placement takes the better of two nodes that are chosen at random (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001): the one with the
+//! larger free share, in proportion to its latency.
+
+use block::{BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Payload, Result};
+use runtime::Random;
+use runtime::histogram::Histogram;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest time of a read.
+const READ_LIMIT: Duration = Duration::from_secs(2);
+/// Longest time of a write or a discard.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
+/// Longest time of a connection.
+const OPEN_LIMIT: Duration = Duration::from_secs(3);
+/// Shortest time after which a read is sent to another node, too.
+const SHORTEST_HEDGE: Duration = Duration::from_micros(200);
+/// Reads from which the time of a hedged read is measured.
+const ENOUGH_READS: u64 = 100;
+/// Reads after which older ones count for little.
+const MANY_READS: u64 = 10_000;
+/// Precision of the histogram of latencies, in bits.
+const PRECISION: u32 = 5;
+
+/// State of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It answers.
+    Up,
+    /// It answers, and wants its memory back: no region is taken there.
+    Leaving,
+    /// It doesn't answer, since this time.
+    Down(runtime::Instant),
+}
+
+/// A memory node.
+pub struct Node {
+    /// Its name in the stack.
+    pub name: String,
+    part: Arc<dyn DevicePart>,
+    device: RefCell<Option<Rc<dyn Device>>>,
+    state: Cell<State>,
+    /// Bytes of a region.
+    region_bytes: u64,
+    regions: u32,
+    free: RefCell<Vec<u32>>,
+    latencies: RefCell<Histogram<PRECISION>>,
+    /// Reads that found something else than what was written.
+    pub corrupt: Cell<u64>,
+    /// Number of times that it went down.
+    pub losses: Cell<u64>,
+}
+
+impl Node {
+    /// A node of regions of this size. It is down until it is opened.
+    pub fn new(name: String, part: Arc<dyn DevicePart>, region_bytes: u64) -> Self {
+        let regions = (part.geometry().bytes() / region_bytes).min(u64::from(u32::MAX)) as u32;
+        Node {
+            name,
+            part,
+            device: RefCell::default(),
+            state: Cell::new(State::Down(runtime::now())),
+            region_bytes,
+            regions,
+            free: RefCell::new((0..regions).rev().collect()),
+            latencies: RefCell::new(Histogram::new()),
+            corrupt: Cell::new(0),
+            losses: Cell::new(0),
+        }
+    }
+
+    /// Connects to the node.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub async fn open(&self) -> Result<()> {
+        let opened = runtime::timeout(OPEN_LIMIT, self.part.open()).await;
+        let device = opened.map_err(|_| self.too_late("connecting", OPEN_LIMIT))??;
+        self.device.replace(Some(device));
+        if let State::Down(_) = self.state.get() {
+            self.state.set(State::Up);
+        }
+        Ok(())
+    }
+
+    /// Number of regions.
+    pub fn regions(&self) -> u32 {
+        self.regions
+    }
+
+    /// Number of regions that hold nothing.
+    pub fn free_regions(&self) -> u32 {
+        self.free.borrow().len() as u32
+    }
+
+    /// Its state.
+    pub fn state(&self) -> State {
+        self.state.get()
+    }
+
+    /// Whether it answers.
+    pub fn is_up(&self) -> bool {
+        !matches!(self.state.get(), State::Down(_))
+    }
+
+    /// Whether it hasn't answered for this long.
+    pub fn is_down_for(&self, time: Duration) -> bool {
+        matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
+    }
+
+    /// Lets it give its memory back, or no longer.
+    pub fn set_leaving(&self, leaving: bool) {
+        match (self.state.get(), leaving) {
+            (State::Up, true) => self.state.set(State::Leaving),
+            (State::Leaving, false) => self.state.set(State::Up),
+            _ => {}
+        }
+    }
+
+    /// Takes a region that holds nothing.
+    pub fn take_region(&self) -> Option<u32> {
+        self.free.borrow_mut().pop()
+    }
+
+    /// Takes this region, for zones that are known from before.
+    pub fn take_known(&self, region: u32) -> bool {
+        let mut free = self.free.borrow_mut();
+        let before = free.len();
+        free.retain(|other| *other != region);
+        free.len() < before
+    }
+
+    /// Gives a region back: the node may use its memory for others.
+    pub async fn free_region(&self, region: u32) {
+        if self.is_up() {
+            let device = self.device.borrow().clone();
+            if let Some(device) = device {
+                let block = self.part.geometry().block_size;
+                let start = BlockIndex((u64::from(region) * self.region_bytes) >> block.shift());
+                let range =
+                    BlockRange { start, count: block::BlockCount(self.region_bytes >> block.shift()) };
+                // A node that keeps the memory costs nothing but memory.
+                let _kept = runtime::timeout(WRITE_LIMIT, device.discard(range)).await;
+            }
+        }
+        self.free.borrow_mut().push(region);
+    }
+
+    fn too_late(&self, doing: &str, limit: Duration) -> Error {
+        Error::timed_out(format!("node {}: {doing} took longer than {limit:?}", self.name))
+    }
+
+    /// Notes that a call has failed.
+    fn failed(&self, error: &Error) {
+        if self.is_up() {
+            tracing::warn!("node {} is down: {error}", self.name);
+            self.state.set(State::Down(runtime::now()));
+            self.losses.set(self.losses.get() + 1);
+            self.device.replace(None);
+        }
+    }
+
+    fn device(&self) -> Result<Rc<dyn Device>> {
+        let device = self.device.borrow().clone();
+        device.ok_or_else(|| Error::disconnected(format!("node {} is down", self.name)))
+    }
+
+    fn block_of(&self, region: u32, offset: u64) -> BlockIndex {
+        BlockIndex(
+            (u64::from(region) * self.region_bytes + offset) >> self.part.geometry().block_size.shift(),
+        )
+    }
+
+    /// Reads bytes of a region.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`] while it is down; those of the device; [`Error::TimedOut`].
+    pub async fn read(&self, region: u32, offset: u64, bytes: usize) -> Result<Buffer> {
+        let device = self.device()?;
+        let begin = runtime::now();
+        let read = device.read(self.block_of(region, offset), Buffer::new(bytes));
+        let outcome = match runtime::timeout(READ_LIMIT, read).await {
+            Ok((Ok(()), buffer)) => Ok(buffer),
+            Ok((Err(error), _)) => Err(error),
+            Err(_) => Err(self.too_late("a read", READ_LIMIT)),
+        };
+        match &outcome {
+            Ok(_) => self.note_latency(begin.elapsed()),
+            Err(error) => self.failed(error),
+        }
+        outcome
+    }
+
+    /// Writes bytes to a region.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read). A node without memory is full, not down.
+    pub async fn write(&self, region: u32, offset: u64, payload: Payload) -> Result<()> {
+        let device = self.device()?;
+        let write = device.write(self.block_of(region, offset), payload, Durability::Visible);
+        let outcome = match runtime::timeout(WRITE_LIMIT, write).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(self.too_late("a write", WRITE_LIMIT)),
+        };
+        match &outcome {
+            Err(Error::NoSpace(_)) => self.set_leaving(true),
+            Err(error) => self.failed(error),
+            Ok(()) => {}
+        }
+        outcome
+    }
+
+    fn note_latency(&self, time: Duration) {
+        let mut latencies = self.latencies.borrow_mut();
+        if latencies.count() >= MANY_READS {
+            *latencies = Histogram::new();
+        }
+        latencies.record(time.as_nanos() as u64);
+    }
+
+    /// Latency below which this share of reads is, in nanoseconds; 0 before any.
+    pub fn latency(&self, share: f64) -> u64 {
+        let latencies = self.latencies.borrow();
+        if latencies.count() == 0 { 0 } else { latencies.quantile(share) }
+    }
+
+    /// Time after which a read is sent to another node, too: what 99 % of the reads take.
+    pub fn hedge_after(&self) -> Duration {
+        let latencies = self.latencies.borrow();
+        match latencies.count() >= ENOUGH_READS {
+            true => Duration::from_nanos(latencies.quantile(0.99)).max(SHORTEST_HEDGE),
+            false => Duration::from_millis(2),
+        }
+    }
+
+    /// How good a place for a region it is.
+    fn weight(&self) -> f64 {
+        let free = f64::from(self.free_regions()) / f64::from(self.regions.max(1));
+        free / (self.latency(0.5).max(1000) as f64)
+    }
+}
+
+/// Chooses a node for a region, other than these.
+pub fn choose(nodes: &[Node], others: &[u8], random: &mut Random) -> Option<u8> {
+    let fits = |number: &u8| {
+        let node = &nodes[usize::from(*number)];
+        node.state() == State::Up && node.free_regions() > 0 && !others.contains(number)
+    };
+    let fitting: smallvec::SmallVec<[u8; 16]> = (0..nodes.len() as u8).filter(fits).collect();
+    if fitting.is_empty() {
+        return None;
+    }
+    let mut any = || fitting[(random.next_u64() % fitting.len() as u64) as usize];
+    let (one, other) = (any(), any());
+    let weight = |number: u8| nodes[usize::from(number)].weight();
+    Some(if weight(other) > weight(one) { other } else { one })
+}

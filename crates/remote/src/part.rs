@@ -1,0 +1,332 @@
+//! Remote memory as a device: a part, and a handle per shard. Everything is carried out on the home shard.
+
+use crate::KIND;
+use crate::arena::{Arena, BLOCK};
+use crate::config::Config;
+use crate::core::Core;
+use crate::nodes::{Node, State};
+use crate::slot::PAGE;
+use crate::staging::Use;
+use block::{
+    BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
+    Durability, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+};
+use runtime::Home;
+use serde_json::json;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Pages that are read after those of a request, at most.
+const MOST_AHEAD: u32 = 31;
+
+/// Remote memory.
+pub struct RemotePart {
+    home: Home<Core>,
+    geometry: DeviceGeometry,
+    /// Whether its memory outlives this process.
+    is_kept: bool,
+    is_closed: AtomicBool,
+}
+
+/// Geometry of a device of so many pages.
+fn geometry(pages: u64) -> Result<DeviceGeometry> {
+    Ok(DeviceGeometry {
+        block_size: BlockSize::new(PAGE as u64)?,
+        blocks: BlockCount(pages),
+        atomic_write: PAGE as u32,
+        volatile_cache: false,
+        read_only: false,
+    })
+}
+
+impl RemotePart {
+    /// Connects to the nodes, and starts the device; the calling shard becomes its home.
+    ///
+    /// # Errors
+    /// [`block::Error::Invalid`] for a configuration that doesn't fit together, or memory of another device; those of the nodes.
+    pub async fn open(config: Config) -> Result<Arc<Self>> {
+        let (sizes, settings) = config.plan()?;
+        let Config { nodes, backup, kept, .. } = config;
+        let region = u64::from(sizes.zone_blocks) * BLOCK as u64;
+        let nodes: Vec<Node> = nodes.into_iter().map(|(name, part)| Node::new(name, part, region)).collect();
+        let backup = backup.map(|part| Node::new("backup".to_owned(), part, region));
+        for node in nodes.iter().chain(&backup) {
+            node.open().await.map_err(|error| error.in_context(&node.name))?;
+        }
+        let (geometry, is_kept) = (geometry(sizes.pages)?, kept.is_some());
+        let arena = Arena::open(kept.as_ref(), sizes)?;
+        let core = Core::new(arena, settings, nodes, backup, runtime::random_u64());
+        core.start();
+        Ok(Arc::new(RemotePart {
+            home: Home::here(core),
+            geometry,
+            is_kept,
+            is_closed: AtomicBool::new(false),
+        }))
+    }
+}
+
+impl Part for RemotePart {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        self.home.status(status)
+    }
+
+    fn close(&self) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            if self.is_closed.swap(true, Ordering::Relaxed) {
+                return Ok(());
+            }
+            let closed = self.home.with(|core| async move {
+                core.close().await;
+                Ok(())
+            });
+            let closed = closed.await;
+            self.home.forget().await?;
+            closed
+        })
+    }
+}
+
+impl DevicePart for RemotePart {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn keeps_acknowledged(&self) -> bool {
+        self.is_kept
+    }
+
+    fn keeps_flushed(&self) -> bool {
+        self.is_kept
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async move {
+            let core = if self.home.is_here() { Some(self.home.get()?) } else { None };
+            Ok(Rc::new(Handle { home: self.home.clone(), core, geometry: self.geometry.clone() })
+                as Rc<dyn Device>)
+        })
+    }
+}
+
+/// The handle of one shard.
+struct Handle {
+    home: Home<Core>,
+    /// The device; set on its home shard.
+    core: Option<Rc<Core>>,
+    geometry: DeviceGeometry,
+}
+
+async fn read(core: Rc<Core>, first: u64, mut buffer: Buffer) -> ReadOutcome {
+    let count = (buffer.len() / PAGE) as u64;
+    for number in 0..count {
+        let ahead = (count - number - 1).min(u64::from(MOST_AHEAD)) as u32;
+        if let Err(error) = core.read_page((first + number) as u32, ahead, &mut buffer).await {
+            buffer.clear();
+            return (Err(error), buffer);
+        }
+    }
+    (Ok(()), buffer)
+}
+
+async fn write(core: Rc<Core>, first: u64, payload: Payload) -> Result<()> {
+    core.check_open()?;
+    let mut number = first as u32;
+    let mut joined = [0; PAGE];
+    let mut filled = 0;
+    for data in payload.slices() {
+        let mut rest = &data[..];
+        while !rest.is_empty() {
+            if filled == 0
+                && let Some((page, after)) = rest.split_first_chunk::<PAGE>()
+            {
+                core.write_page(number, page).await?;
+                (rest, number) = (after, number + 1);
+                continue;
+            }
+            let count = (PAGE - filled).min(rest.len());
+            joined[filled..filled + count].copy_from_slice(&rest[..count]);
+            (filled, rest) = (filled + count, &rest[count..]);
+            if filled == PAGE {
+                core.write_page(number, &joined).await?;
+                (filled, number) = (0, number + 1);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Discards pages; other tasks of the shard run now and then.
+async fn discard(core: Rc<Core>, range: BlockRange) -> Result<()> {
+    core.check_open()?;
+    for (count, page) in (range.start.0..range.end().0).enumerate() {
+        core.discard_page(page as u32);
+        if count % 4096 == 4095 {
+            runtime::yield_now().await;
+        }
+    }
+    Ok(())
+}
+
+impl Handle {
+    fn change<Fut>(&self, change: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Call<'_, Result<()>>
+    where
+        Fut: Future<Output = Result<()>> + 'static,
+    {
+        match &self.core {
+            // The change goes on if its caller is dropped.
+            Some(core) => runtime::carry(change(core.clone())),
+            None => Call::new(self.home.with(change)),
+        }
+    }
+}
+
+impl Device for Handle {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
+        buffer.clear();
+        if let Err(error) = self.geometry.range(at, buffer.len()) {
+            return Call::ready((Err(error), buffer));
+        }
+        match &self.core {
+            Some(core) => Call::new(read(core.clone(), at.0, buffer)),
+            None => Call::new(async move {
+                let length = buffer.len();
+                let moved = self.home.with(move |core| async move { Ok(read(core, at.0, buffer).await) });
+                moved.await.unwrap_or_else(|error| (Err(error), Buffer::new(length)))
+            }),
+        }
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, _durability: Durability) -> Call<'_, Result<()>> {
+        match self.geometry.writable_range(at, payload.len()) {
+            Ok(_) => self.change(move |core| write(core, at.0, payload)),
+            Err(error) => Call::ready(Err(error)),
+        }
+    }
+
+    /// Nothing is durable: memory is lost with its machine.
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::ready(Ok(()))
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        match self.geometry.check(range) {
+            Ok(()) => self.change(move |core| discard(core, range)),
+            Err(error) => Call::ready(Err(error)),
+        }
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        _mode: ZeroMode,
+        _durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.discard(range)
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        if let Err(error) = self.geometry.check(range) {
+            return Call::ready(Err(error));
+        }
+        Call::new(self.home.with(move |core| async move { Ok(extents(&core, range)) }))
+    }
+}
+
+/// Extents of the first pages of a range.
+fn extents(core: &Core, range: BlockRange) -> Vec<Extent> {
+    const MOST_PAGES: u64 = 1 << 16;
+    let mut extents: Vec<Extent> = Vec::new();
+    let end = range.end().0.min(range.start.0 + MOST_PAGES);
+    for page in range.start.0..end {
+        let state = match core.arena.entry(page as u32) {
+            crate::entry::Entry::Absent => ExtentState::Hole,
+            _ => ExtentState::Data,
+        };
+        let is_full = extents.len() == 256;
+        match extents.last_mut() {
+            Some(last) if last.state == state => last.range.count.0 += 1,
+            _ if is_full => break,
+            _ => extents
+                .push(Extent { range: BlockRange { start: BlockIndex(page), count: BlockCount(1) }, state }),
+        }
+    }
+    extents
+}
+
+fn status(core: &Core) -> Status {
+    let sizes = core.arena.sizes();
+    let counters = &core.counters;
+    let granule = crate::entry::GRANULE as u64;
+    let live = core.pool.live_data() * granule;
+    let (mut written, mut unprotected) = (0, 0_u64);
+    core.zones.each(|(_, zone)| {
+        written += u64::from(zone.blocks) * BLOCK as u64;
+        let whole =
+            zone.copies.iter().filter(|copy| copy.is_whole && core.nodes[usize::from(copy.node)].is_up());
+        unprotected += u64::from(zone.blocks > 0 && whole.count() + usize::from(zone.has_backup) < 2);
+    });
+    let staging = core.staging.borrow();
+    let nodes: Vec<_> = core.nodes.iter().map(|node| node_status(node, sizes.zone_blocks)).collect();
+    let value = json!({
+        "pages": sizes.pages,
+        "stored_pages": counters.stored.get(),
+        "same_filled_pages": counters.same.get(),
+        "lost_pages": counters.lost.get(),
+        "page_bytes": counters.stored.get() * PAGE as u64,
+        "live_bytes": live,
+        "stale_bytes": written.saturating_sub(live),
+        "reads": counters.reads.get(),
+        "hits": counters.hits.get(),
+        "writes": counters.writes.get(),
+        "discards": counters.discards.get(),
+        "moved_pages": counters.moved.get(),
+        "hedged_reads": counters.hedged.get(),
+        "zones_copied": counters.copied.get(),
+        "node_read_bytes": counters.node_read.get(),
+        "node_written_bytes": counters.node_written.get(),
+        "copies": core.settings.copies,
+        "zones": sizes.zones,
+        "free_zones": core.pool.free(),
+        "zones_with_one_copy": unprotected,
+        "survives_loss_of_a_node": core.settings.copies > 1 || core.backup.is_some(),
+        "memory_bytes": sizes.total(),
+        "map_bytes": sizes.map_bytes(),
+        "staged_blocks": sizes.staged,
+        "blocks_being_written": staging.count(Use::Full),
+        "frames": sizes.frames,
+        "pieces_read_at_once": core.frames.borrow().window(),
+        "stuck": core.stuck.borrow().as_ref().map(ToString::to_string),
+        "nodes": nodes,
+        "backup": core.backup.as_ref().map(|node| node_status(node, sizes.zone_blocks)),
+    });
+    value.as_object().cloned().unwrap_or_default()
+}
+
+fn node_status(node: &Node, zone_blocks: u32) -> serde_json::Value {
+    let region = u64::from(zone_blocks) * BLOCK as u64;
+    let state = match node.state() {
+        State::Up => "up",
+        State::Leaving => "wants its memory back",
+        State::Down(_) => "down",
+    };
+    json!({
+        "name": node.name,
+        "state": state,
+        "bytes": u64::from(node.regions()) * region,
+        "used_bytes": u64::from(node.regions() - node.free_regions()) * region,
+        "read_p50_us": node.latency(0.5) as f64 / 1000.0,
+        "read_p99_us": node.latency(0.99) as f64 / 1000.0,
+        "losses": node.losses.get(),
+        "damaged_reads": node.corrupt.get(),
+    })
+}

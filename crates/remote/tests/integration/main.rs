@@ -1,0 +1,8 @@
+//! Tests of remote memory: the contract's suite, and a model check with nodes that fail in every way.
+
+#![allow(clippy::unwrap_used)]
+
+mod conformance_suite;
+mod kept;
+mod model;
+mod node;

@@ -1,0 +1,301 @@
+//! The device answers as memory does, whatever its nodes do: a page is what was written last, or an error that says that it was lost.
+
+use crate::node::{TestNode, config};
+use block::{BlockCount, BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Part, Payload};
+use conformance::budget::Budget;
+use remote::{Config, RemotePart};
+use runtime::Random;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+
+fn simulate<F: Future<Output = ()> + 'static>(seed: u64, main: impl FnOnce() -> F + Send + 'static) {
+    let world = runtime::Simulation::new(seed);
+    runtime::simulate(world, main).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+}
+
+/// The bytes of a page, by what it was written with: some are of one pattern, some can be compressed well or badly, some not at all.
+fn page(content: u64) -> Vec<u8> {
+    let mut random = Random::new(content);
+    let noise = [0, 0, 40, 2000, 3500, 4096, 4096][(content % 7) as usize];
+    let mut bytes = vec![(content % 5) as u8; PAGE];
+    if noise > 0 {
+        bytes[..8].copy_from_slice(&content.to_le_bytes());
+        bytes[8..noise.max(8)].iter_mut().for_each(|byte| *byte = random.next_u64() as u8);
+    }
+    bytes
+}
+
+/// A device, and what it must hold.
+struct Model {
+    device: Rc<dyn Device>,
+    pages: u64,
+    /// Contents that a page may have: several after a write that failed.
+    contents: BTreeMap<u64, Vec<Option<u64>>>,
+    random: Random,
+    next: u64,
+    /// Errors of reads.
+    failed_reads: u64,
+    failed_writes: u64,
+}
+
+impl Model {
+    async fn new(part: &RemotePart, seed: u64, pages: u64) -> Self {
+        let pages = pages.min(part.geometry().blocks.0);
+        Model {
+            device: part.open().await.unwrap(),
+            pages,
+            contents: BTreeMap::new(),
+            random: Random::new(seed),
+            next: 0,
+            failed_reads: 0,
+            failed_writes: 0,
+        }
+    }
+
+    fn range(&mut self) -> (u64, u64) {
+        // Runs as the kernel makes them, in a few parts of the device.
+        let count = 1 + self.random.next_u64() % 16;
+        let part = self.random.next_u64() % 3 * (self.pages / 3);
+        let first = (part + self.random.next_u64() % (self.pages / 3)).min(self.pages - count);
+        (first, count)
+    }
+
+    async fn write(&mut self) {
+        let (first, count) = self.range();
+        let contents: Vec<u64> = (self.next..self.next + count).collect();
+        self.next += count;
+        let bytes: Vec<u8> = contents.iter().flat_map(|content| page(*content)).collect();
+        let payload: Payload = block::Data::copy_of(&bytes).into();
+        let outcome = self.device.write(BlockIndex(first), payload, Durability::Visible).await;
+        self.failed_writes += u64::from(outcome.is_err());
+        for (number, content) in (first..).zip(contents) {
+            let known = self.contents.entry(number).or_insert_with(|| vec![None]);
+            match outcome {
+                Ok(()) => *known = vec![Some(content)],
+                Err(_) => known.push(Some(content)),
+            }
+        }
+    }
+
+    async fn discard(&mut self) {
+        let (first, count) = self.range();
+        let range = BlockRange { start: BlockIndex(first), count: BlockCount(count) };
+        self.device.discard(range).await.unwrap();
+        (first..first + count).for_each(|number| drop(self.contents.remove(&number)));
+    }
+
+    /// Reads pages; returns whether none was lost.
+    async fn read(&mut self, first: u64, count: u64, seed: u64) -> bool {
+        let (outcome, buffer) = self.device.read(BlockIndex(first), Buffer::new(count as usize * PAGE)).await;
+        if outcome.is_err() {
+            self.failed_reads += 1;
+            return false;
+        }
+        for (number, found) in (first..).zip(buffer.filled().chunks_exact(PAGE)) {
+            let known = self.contents.get(&number).cloned().unwrap_or_else(|| vec![None]);
+            let is_known = known.iter().any(|content| found == content.map_or_else(|| vec![0; PAGE], page));
+            assert!(is_known, "seed {seed}: page {number} has other bytes; expected {known:?}");
+        }
+        true
+    }
+
+    async fn read_some(&mut self, seed: u64) {
+        let (first, count) = self.range();
+        self.read(first, count, seed).await;
+    }
+
+    /// Reads everything; returns the number of pages that were lost.
+    async fn read_all(&mut self, seed: u64) -> u64 {
+        let mut lost = 0;
+        for number in 0..self.pages {
+            lost += u64::from(!self.read(number, 1, seed).await);
+        }
+        lost
+    }
+
+    async fn step(&mut self, seed: u64) {
+        match self.random.next_u64() % 16 {
+            0..8 => self.write().await,
+            8 => self.discard().await,
+            _ => self.read_some(seed).await,
+        }
+    }
+}
+
+async fn settle() {
+    runtime::sleep(Duration::from_secs(20)).await;
+}
+
+#[test]
+fn pages_are_what_was_written_last() {
+    let budget = Budget::of(4);
+    for seed in (100..).take_while(|_| budget.allows_more(2000)) {
+        println!("seed {seed}");
+        simulate(seed, move || async move {
+            let nodes = [TestNode::new(40), TestNode::new(30)];
+            let part = RemotePart::open(config(&nodes)).await.unwrap();
+            // More than the local memory holds, and the zones are used again and again.
+            let mut model = Model::new(&part, seed, 12_000).await;
+            for _ in 0..4000 {
+                model.step(seed).await;
+            }
+            assert_eq!(
+                (model.read_all(seed).await, model.failed_reads, model.failed_writes),
+                (0, 0, 0),
+                "seed {seed}"
+            );
+            let status = part.status().await;
+            assert!(
+                status["moved_pages"].as_u64() > Some(0) || status["stale_bytes"].as_u64() > Some(0),
+                "{status:?}"
+            );
+            part.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn with_two_copies_a_node_that_is_lost_loses_no_page() {
+    for seed in 0..6 {
+        simulate(seed, move || async move {
+            let nodes = [TestNode::new(60), TestNode::new(60), TestNode::new(60)];
+            let part = RemotePart::open(Config { copies: 2, ..config(&nodes) }).await.unwrap();
+            let mut model = Model::new(&part, seed, 6000).await;
+            for round in 0..6_u64 {
+                for _ in 0..300 {
+                    model.step(seed).await;
+                }
+                // One after the other dies, with what it holds, or stalls, and comes back.
+                let node = &nodes[(round % 3) as usize];
+                let stalls = round >= 3;
+                let control = if stalls { &node.controls.is_stalled } else { &node.controls.is_dead };
+                control.store(true, Ordering::Relaxed);
+                for _ in 0..300 {
+                    model.step(seed).await;
+                }
+                settle().await;
+                assert_eq!(model.read_all(seed).await, 0, "seed {seed}, round {round}");
+                if !stalls {
+                    node.forget().await;
+                }
+                control.store(false, Ordering::Relaxed);
+                settle().await;
+                let status = part.status().await;
+                assert_eq!(
+                    status["zones_with_one_copy"], 0,
+                    "seed {seed}: copies are made again: {status:?}"
+                );
+            }
+            assert_eq!((model.read_all(seed).await, model.failed_writes), (0, 0), "seed {seed}");
+            part.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn with_a_backup_the_loss_of_all_nodes_loses_no_page() {
+    simulate(3, move || async move {
+        let (nodes, backup) = ([TestNode::new(60)], TestNode::new(60));
+        let part = RemotePart::open(Config { backup: Some(backup.clone()), ..config(&nodes) }).await.unwrap();
+        let mut model = Model::new(&part, 3, 6000).await;
+        for _ in 0..600 {
+            model.step(3).await;
+        }
+        nodes[0].controls.is_dead.store(true, Ordering::Relaxed);
+        settle().await;
+        assert_eq!(model.read_all(3).await, 0);
+        nodes[0].forget().await;
+        nodes[0].controls.is_dead.store(false, Ordering::Relaxed);
+        settle().await;
+        assert_eq!(model.read_all(3).await, 0);
+        for _ in 0..600 {
+            model.step(3).await;
+        }
+        assert_eq!((model.read_all(3).await, model.failed_writes), (0, 0));
+        part.close().await.unwrap();
+    });
+}
+
+#[test]
+fn nodes_that_return_other_bytes_or_lose_writes_never_change_a_page() {
+    for seed in 0..4 {
+        simulate(seed, move || async move {
+            let nodes = [TestNode::new(100), TestNode::new(100)];
+            let copies = 1 + seed % 2;
+            let part = RemotePart::open(Config { copies, ..config(&nodes) }).await.unwrap();
+            let mut model = Model::new(&part, seed, 20_000).await;
+            nodes[0].controls.garbage_one_in.store(20, Ordering::Relaxed);
+            for step in 0..4000 {
+                nodes[1].controls.loses_writes.store(copies == 1 && step % 400 >= 300, Ordering::Relaxed);
+                model.step(seed).await;
+            }
+            nodes[0].controls.garbage_one_in.store(0, Ordering::Relaxed);
+            settle().await;
+            let lost = model.read_all(seed).await;
+            match copies {
+                1 => assert!(lost > 0, "seed {seed}: nothing was lost, so the test shows nothing"),
+                _ => assert_eq!(lost, 0, "seed {seed}"),
+            }
+            // A page that was lost can be written again.
+            for _ in 0..600 {
+                model.write().await;
+            }
+            assert_eq!(model.failed_writes, 0, "seed {seed}");
+            part.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_slow_node_is_not_waited_for_where_there_is_another_copy() {
+    simulate(5, move || async move {
+        let nodes = [TestNode::new(100), TestNode::new(100)];
+        let part = RemotePart::open(Config { copies: 2, ..config(&nodes) }).await.unwrap();
+        let mut model = Model::new(&part, 5, 20_000).await;
+        for _ in 0..4000 {
+            model.step(5).await;
+        }
+        nodes[0].controls.delay.store(1_500_000, Ordering::Relaxed);
+        let begin = runtime::now();
+        assert_eq!(model.read_all(5).await, 0);
+        let time = begin.elapsed();
+        assert!(time < Duration::from_secs(100), "20000 pages took {time:?}");
+        assert!(part.status().await["hedged_reads"].as_u64() > Some(0));
+        nodes[0].controls.delay.store(0, Ordering::Relaxed);
+        part.close().await.unwrap();
+    });
+}
+
+#[test]
+fn where_the_nodes_are_full_writes_fail_and_go_on_after_a_discard() {
+    simulate(8, move || async move {
+        let nodes = [TestNode::new(40)];
+        let config = Config { size: Some(128 << 20), may_overcommit: true, ..config(&nodes) };
+        let part = RemotePart::open(config).await.unwrap();
+        let device = part.open().await.unwrap();
+        let mut random = Random::new(8);
+        let mut noise = || -> Payload {
+            let bytes: Vec<u8> = (0..PAGE / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+            block::Data::copy_of(&bytes).into()
+        };
+        let mut written = 0;
+        let error = loop {
+            match device.write(BlockIndex(written), noise(), Durability::Visible).await {
+                Ok(()) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, block::Error::NoSpace(_)), "{error}");
+        assert!(written > 20 << 8, "{written} pages of a node of 40 MiB");
+        device.discard(BlockRange { start: BlockIndex(0), count: BlockCount(written / 2) }).await.unwrap();
+        settle().await;
+        for page in 0..written / 4 {
+            device.write(BlockIndex(page), noise(), Durability::Visible).await.unwrap();
+        }
+        part.close().await.unwrap();
+    });
+}

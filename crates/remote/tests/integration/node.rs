@@ -1,0 +1,153 @@
+//! A memory node whose failures a test controls.
+
+use block::{
+    BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
+    Part, Payload, ReadOutcome, Result, ZeroMode,
+};
+use disks::ram::RamPart;
+use remote::Config;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What a node does.
+#[derive(Debug, Default)]
+pub struct Controls {
+    /// Calls fail, and so do connections.
+    pub is_dead: AtomicBool,
+    /// Microseconds that a call takes.
+    pub delay: AtomicU64,
+    /// Calls never end.
+    pub is_stalled: AtomicBool,
+    /// One of so many reads returns other bytes; 0 for none.
+    pub garbage_one_in: AtomicU64,
+    /// Writes are acknowledged, and not done.
+    pub loses_writes: AtomicBool,
+    /// Writes fail for lack of space.
+    pub is_full: AtomicBool,
+}
+
+/// A node in memory.
+pub struct TestNode {
+    ram: RamPart,
+    pub controls: Arc<Controls>,
+}
+
+impl TestNode {
+    /// A node of so many MiB.
+    pub fn new(mib: u64) -> Arc<Self> {
+        let ram = RamPart::new(mib << 20, BlockSize::new(4096).unwrap()).unwrap();
+        Arc::new(TestNode { ram, controls: Arc::default() })
+    }
+
+    /// Forgets everything, as a node that was restarted.
+    pub async fn forget(&self) {
+        let ram = self.ram.open().await.unwrap();
+        ram.discard(self.ram.geometry().whole()).await.unwrap();
+    }
+}
+
+/// A device on these nodes with blocks in groups of 1 MiB, and the smallest cache.
+pub fn config(nodes: &[Arc<TestNode>]) -> Config {
+    let nodes = nodes.iter().enumerate().map(|(number, node)| {
+        let node: Arc<dyn DevicePart> = node.clone();
+        (format!("node {number}"), node)
+    });
+    Config { cache: 32 << 20, group: 1 << 20, ..Config::new(nodes.collect()) }
+}
+
+impl Part for TestNode {
+    fn kind(&self) -> &'static str {
+        "test"
+    }
+}
+
+impl DevicePart for TestNode {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.ram.geometry()
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async {
+            self.controls.wait().await?;
+            let ram = self.ram.open().await?;
+            Ok(Rc::new(TestDevice { ram, controls: self.controls.clone() }) as Rc<dyn Device>)
+        })
+    }
+}
+
+impl Controls {
+    async fn wait(&self) -> Result<()> {
+        if self.is_stalled.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        let delay = self.delay.load(Ordering::Relaxed);
+        if delay > 0 {
+            runtime::sleep(Duration::from_micros(delay)).await;
+        }
+        match self.is_dead.load(Ordering::Relaxed) {
+            true => Err(Error::disconnected("the node is dead")),
+            false => Ok(()),
+        }
+    }
+}
+
+struct TestDevice {
+    ram: Rc<dyn Device>,
+    controls: Arc<Controls>,
+}
+
+impl Device for TestDevice {
+    fn geometry(&self) -> &DeviceGeometry {
+        self.ram.geometry()
+    }
+
+    fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        Call::new(async move {
+            let length = buffer.len();
+            if let Err(error) = self.controls.wait().await {
+                return (Err(error), Buffer::new(length));
+            }
+            let (outcome, mut buffer) = self.ram.read(at, buffer).await;
+            let one_in = self.controls.garbage_one_in.load(Ordering::Relaxed);
+            if outcome.is_ok() && one_in > 0 && runtime::random_u64().is_multiple_of(one_in) {
+                buffer.filled_mut().iter_mut().step_by(97).for_each(|byte| *byte ^= 0x55);
+            }
+            (outcome, buffer)
+        })
+    }
+
+    fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            self.controls.wait().await?;
+            if self.controls.is_full.load(Ordering::Relaxed) {
+                return Err(Error::no_space("the node is full"));
+            }
+            match self.controls.loses_writes.load(Ordering::Relaxed) {
+                true => Ok(()),
+                false => self.ram.write(at, payload, durability).await,
+            }
+        })
+    }
+
+    fn flush(&self) -> Call<'_, Result<()>> {
+        Call::ready(Ok(()))
+    }
+
+    fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
+        Call::new(async move {
+            self.controls.wait().await?;
+            self.ram.discard(range).await
+        })
+    }
+
+    fn write_zeroes(
+        &self,
+        range: BlockRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Call<'_, Result<()>> {
+        self.ram.write_zeroes(range, mode, durability)
+    }
+}
