@@ -18,6 +18,7 @@ pub fn registry() -> Registry {
         &layers::cache::KIND,
         &layers::writecache::KIND,
         &layers::mirror::KIND,
+        &remote::KIND,
         &log::KIND,
         &log::SNAPSHOT_KIND,
         &zones::on_device::KIND,

@@ -1,5 +1,6 @@
 //! Messages between holder and server, over a pair of sockets that the server has as its standard input: one in each direction,
-//! and with each the descriptors of `/dev/fuse`, or of the connections for the kernel's NBD client.
+//! and with each the descriptors of `/dev/fuse`, or of the connections for the kernel's NBD client. What the holder sends first has memory that it keeps for the
+//! stack, too, as its last descriptor.
 //!
 //! The holder begins with what the server before left, if there was one. The server answers once clients are served.
 
@@ -15,7 +16,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Most descriptors of a message: a limit of the kernel (SCM_MAX_FD). Each shard has one.
+/// Most descriptors of a message: a limit of the kernel (SCM_MAX_FD). Each shard has one, and so has kept memory.
 pub const MOST_DESCRIPTORS: usize = 253;
 /// Longest message in bytes: a stack.
 const LONGEST: usize = 128 << 10;
@@ -98,8 +99,13 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
 ///
 /// # Errors
 /// [`Error::Invalid`] for too many descriptors; those of the kernel.
-pub fn send(socket: &OwnedFd, message: &impl Serialize, descriptors: &[OwnedFd]) -> Result<()> {
-    let most = MOST_DESCRIPTORS;
+pub fn send(
+    socket: &OwnedFd,
+    message: &impl Serialize,
+    descriptors: &[OwnedFd],
+    kept_memory: Option<&OwnedFd>,
+) -> Result<()> {
+    let most = MOST_DESCRIPTORS - 1;
     if descriptors.len() > most {
         return Err(Error::invalid(format!(
             "{} shards: an attached stack can have at most {most}; set shards = {most} or less",
@@ -113,7 +119,7 @@ pub fn send(socket: &OwnedFd, message: &impl Serialize, descriptors: &[OwnedFd])
             text.len()
         )));
     }
-    let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+    let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().chain(kept_memory).map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let _fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
@@ -164,7 +170,7 @@ mod tests {
             text: Some("x".repeat(99_999)),
             left: Some(Connection::Ublk(3)),
         };
-        send(&one, &start, &[OwnedFd::from(writer)]).unwrap();
+        send(&one, &start, &[], Some(&OwnedFd::from(writer))).unwrap();
         let (received, mut descriptors): (Start, _) = receive(&other).unwrap();
         assert_eq!(received, start);
         let mut writer = std::fs::File::from(descriptors.pop().unwrap());
@@ -178,7 +184,7 @@ mod tests {
     #[test]
     fn the_end_of_the_other_process_and_other_messages_are_errors() {
         let (one, other) = pair().unwrap();
-        send(&one, &"text", &[]).unwrap();
+        send(&one, &"text", &[], None).unwrap();
         assert!(matches!(receive::<Start>(&other), Err(Error::Protocol(_))));
         drop(one);
         assert!(matches!(receive::<Start>(&other), Err(Error::Closed(_))));

@@ -22,6 +22,7 @@ use super::systemd;
 use block::{Buffer, Data, Error, Result};
 use runtime::JoinHandle;
 use runtime::net::{Access, Listener, SocketFolder, Stream};
+use runtime::shared_memory::SharedMemory;
 use runtime::sync::Notify;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::cell::RefCell;
@@ -65,6 +66,37 @@ pub struct Plan {
     pub sector_size: Option<u32>,
     /// Time in which a server that was lost has to be replaced.
     pub recover_within: Duration,
+}
+
+/// Memory for a part of the stack that outlives a server: empty until a server has made it as large as it needs it.
+struct KeptMemory {
+    descriptor: OwnedFd,
+    /// Locked with all memory of this process, so that it isn't swapped out while no server has it.
+    mapped: RefCell<Option<SharedMemory>>,
+}
+
+impl KeptMemory {
+    fn new() -> Result<Self> {
+        let made = rustix::fs::memfd_create("siltstone-kept", rustix::fs::MemfdFlags::CLOEXEC);
+        let descriptor = made.map_err(|error| Error::from_io(&error.into(), "creating kept memory"))?;
+        Ok(KeptMemory { descriptor, mapped: RefCell::default() })
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd> {
+        let duplicate = self.descriptor.try_clone();
+        duplicate.map_err(|error| Error::from_io(&error, "duplicating the descriptor of kept memory"))
+    }
+
+    /// Maps the memory, if a server uses it.
+    fn lock(&self) -> Result<()> {
+        let status = rustix::fs::fstat(&self.descriptor);
+        let length =
+            status.map_err(|error| Error::from_io(&error.into(), "looking at kept memory"))?.st_size as u64;
+        if length > 0 && self.mapped.borrow().is_none() {
+            self.mapped.replace(Some(SharedMemory::map(&self.descriptor, 0, length)?));
+        }
+        Ok(())
+    }
 }
 
 /// What the holder waits for.
@@ -144,6 +176,8 @@ struct Holder {
     plan: Rc<Plan>,
     events: Rc<Events>,
     phase: Phase,
+    /// Memory of the stack that outlives a server.
+    memory: Rc<KeptMemory>,
     /// Number of servers that were started.
     started: u64,
     /// The process that is being started.
@@ -186,6 +220,7 @@ async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Res
         plan: plan.clone(),
         events,
         phase: Phase::Starting,
+        memory: Rc::new(KeptMemory::new()?),
         started: 0,
         starting: Rc::default(),
         server: None,
@@ -269,6 +304,7 @@ struct LeftConnection {
 /// Starts a server, and waits until it serves or has ended. It takes over the connection `left`.
 async fn start_server(
     plan: &Plan,
+    kept_memory: &KeptMemory,
     number: u64,
     left: Option<LeftConnection>,
     starting: &RefCell<Option<Process>>,
@@ -309,10 +345,12 @@ async fn start_server(
         ended.push(Event::Ended(number, status));
     })
     .detach();
+    let memory = kept_memory.descriptor()?;
     // Opening a stack takes as long as it takes; the socket is closed when the server ends.
     let (driver, volume) = (plan.driver.node_driver(), plan.folder.volume());
     let talking = runtime::blocking(move || {
-        handover::send(&socket, &start, left.as_ref().map_or(&[], |left| &left.descriptors))?;
+        let left_descriptors = left.as_ref().map_or(&[][..], |left| &left.descriptors);
+        handover::send(&socket, &start, left_descriptors, Some(&memory))?;
         let before = left.map(|left| (left.ready, left.node));
         let (ready, descriptors) = handover::receive::<Ready>(&socket)?;
         if let Some((before, Some(node))) = before
@@ -435,6 +473,7 @@ impl Holder {
         self.started += 1;
         let (plan, events, starting, number) =
             (self.plan.clone(), self.events.clone(), self.starting.clone(), self.started);
+        let memory = self.memory.clone();
         let copied = |(descriptors, ready): &(Vec<OwnedFd>, Ready)| {
             // Those that the kernel has are of no use to another server.
             let descriptors = match self.plan.driver.node_driver().passes_descriptors_on() {
@@ -448,7 +487,7 @@ impl Holder {
         runtime::spawn(async move {
             runtime::sleep(pause).await;
             let outcome = match left {
-                Ok(left) => start_server(&plan, number, left, &starting, &events).await,
+                Ok(left) => start_server(&plan, &memory, number, left, &starting, &events).await,
                 Err(error) => Err(error),
             };
             *starting.borrow_mut() = None;
@@ -470,6 +509,7 @@ impl Holder {
             }
         };
         let Server { process, ready, descriptors, socket } = server;
+        self.memory.lock()?;
         if self.phase == Phase::Starting {
             self.make_node(&ready, &descriptors)?;
             self.connection = Some((descriptors, ready));

@@ -26,9 +26,12 @@ impl HolderConnection {
     pub fn greet() -> Result<HolderConnection, Failure> {
         let socket = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned();
         let socket = socket.map_err(|error| Failure::World(format!("the holder's socket: {error}")))?;
-        let (start, descriptors) = handover::receive(&socket)?;
+        let (start, mut descriptors) = handover::receive(&socket)?;
         name_thread();
         lock_memory();
+        if let Some(memory) = descriptors.pop() {
+            remote::kept::set(memory);
+        }
         Ok(HolderConnection { socket, start, descriptors })
     }
 
@@ -111,7 +114,7 @@ impl Attached {
             None => Ok(()),
             Some(OpenConnection { connection, descriptors }) => {
                 let ready = self.describe(connection)?;
-                handover::send(&self.socket, &ready, &descriptors)
+                handover::send(&self.socket, &ready, &descriptors, None)
             }
         });
         if told.is_err() {

@@ -1,0 +1,122 @@
+//! A program that uses more memory than it may: it fills pages, then reads and changes them at random, and checks every word that it reads.
+//!
+//! Usage: page-check MIB SECONDS [--noise=BYTES] [--zipf] [--writes=PERCENT]
+//!
+//! Each page has `noise` bytes that can't be compressed (default: 2048); the rest is one number. Prints operations per second and the latencies as JSON, and ends
+//! with 1 if any page has other bytes.
+
+use runtime::Random;
+use runtime::histogram::Histogram;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Words of a page.
+const WORDS: usize = 512;
+
+/// Fills a page by its number and version.
+fn fill(page: &mut [u64], number: u64, version: u64, noise: usize) {
+    let mut random = Random::new(number << 20 ^ version);
+    page.fill(number);
+    page[..noise].iter_mut().for_each(|word| *word = random.next_u64());
+    (page[WORDS - 2], page[WORDS - 1]) = (version, number);
+}
+
+/// Whether a page is as it was filled.
+fn is_filled(page: &[u64], number: u64, version: u64, noise: usize) -> bool {
+    let mut random = Random::new(number << 20 ^ version);
+    let is_noise = page[..noise].iter().all(|word| *word == random.next_u64());
+    let is_number = page[noise..WORDS - 2].iter().all(|word| *word == number);
+    is_noise && is_number && page[WORDS - 2..] == [version, number]
+}
+
+struct Arguments {
+    mib: usize,
+    seconds: u64,
+    noise: usize,
+    is_zipf: bool,
+    writes: u64,
+}
+
+fn arguments() -> Option<Arguments> {
+    let mut given = std::env::args().skip(1);
+    let mut arguments = Arguments {
+        mib: given.next()?.parse().ok()?,
+        seconds: given.next()?.parse().ok()?,
+        noise: 2048 / 8,
+        is_zipf: false,
+        writes: 25,
+    };
+    for argument in given {
+        match argument.split_once('=') {
+            Some(("--noise", bytes)) => arguments.noise = bytes.parse::<usize>().ok()? / 8,
+            Some(("--writes", percent)) => arguments.writes = percent.parse().ok()?,
+            None if argument == "--zipf" => arguments.is_zipf = true,
+            _ => return None,
+        }
+    }
+    (arguments.noise <= WORDS - 2).then_some(arguments)
+}
+
+#[expect(clippy::disallowed_methods, reason = "this program measures real time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Number of a page, of so many. With Zipf's law (exponent 1) pages that are asked for often lie anywhere.
+fn choose(random: &mut Random, pages: u64, is_zipf: bool) -> u64 {
+    let share = random.next_u64() as f64 / u64::MAX as f64;
+    match is_zipf {
+        true => ((pages as f64).powf(share) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) % pages,
+        false => random.next_u64() % pages,
+    }
+}
+
+fn main() -> ExitCode {
+    let Some(Arguments { mib, seconds, noise, is_zipf, writes }) = arguments() else {
+        eprintln!("page-check MIB SECONDS [--noise=BYTES] [--zipf] [--writes=PERCENT]; BYTES up to 4080");
+        return ExitCode::from(2);
+    };
+    let pages = (mib << 8) as u64;
+    let mut memory = vec![0_u64; mib << 17];
+    let mut versions = vec![0_u32; pages as usize];
+    let begin = now();
+    for (number, page) in memory.chunks_exact_mut(WORDS).enumerate() {
+        fill(page, number as u64, 0, noise);
+    }
+    let filled = begin.elapsed();
+    let mut random = Random::new(7);
+    let mut latencies: Histogram<7> = Histogram::new();
+    let (begin, mut wrong) = (now(), 0_u64);
+    while begin.elapsed() < Duration::from_secs(seconds) {
+        let number = choose(&mut random, pages, is_zipf);
+        let is_write = random.next_u64() % 100 < writes;
+        let page = &mut memory[number as usize * WORDS..][..WORDS];
+        let version = &mut versions[number as usize];
+        let operation = now();
+        let is_right = page[WORDS - 1] == number;
+        latencies.record(operation.elapsed().as_nanos() as u64);
+        if !is_right || !is_filled(page, number, (*version).into(), noise) {
+            eprintln!("page {number}, version {version}: other bytes");
+            wrong += 1;
+        }
+        if is_write {
+            *version += 1;
+            fill(page, number, (*version).into(), noise);
+        }
+    }
+    let time = begin.elapsed().as_secs_f64();
+    for (number, page) in memory.chunks_exact(WORDS).enumerate() {
+        wrong += u64::from(!is_filled(page, number as u64, versions[number].into(), noise));
+    }
+    println!(
+        "{{\"operations\": {}, \"operations_per_second\": {:.0}, \"fill_seconds\": {:.3}, \"mean_us\": {:.2}, \"p50_us\": {:.2}, \"p99_us\": {:.2}, \
+         \"wrong_pages\": {wrong}}}",
+        latencies.count(),
+        latencies.count() as f64 / time,
+        filled.as_secs_f64(),
+        latencies.mean() / 1000.0,
+        latencies.quantile(0.5) as f64 / 1000.0,
+        latencies.quantile(0.99) as f64 / 1000.0,
+    );
+    if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
