@@ -99,7 +99,7 @@ fn put(arguments: &KvPut) -> Result<(), Failure> {
         true => {
             let mut bytes = Vec::new();
             // One byte more than a value may have is enough to refuse it.
-            let most = kv::entry::MOST_VALUE_BYTES as u64 + 1;
+            let most = kv::MOST_VALUE_BYTES as u64 + 1;
             let read = std::io::stdin().lock().take(most).read_to_end(&mut bytes);
             read.map_err(|error| Failure::World(format!("reading the value from standard input: {error}")))?;
             bytes

@@ -139,7 +139,7 @@ async fn run(seed: u64) {
                 let key = any_key(&mut random);
                 // In the past, or long after the test.
                 let is_expired = random.below(2) == 0;
-                let expires = kv::batch::now() + if is_expired { 0 } else { 1 << 40 };
+                let expires = kv::now() + if is_expired { 0 } else { 1 << 40 };
                 store.put_until(&key, b"for a time", expires).await.unwrap();
                 model.remove(&key);
                 if !is_expired {

@@ -3,7 +3,7 @@
 use super::client::{Direct, command, facts};
 use super::memory::Memory;
 use block::Error;
-use kv::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES};
+use kv::{MOST_KEY_BYTES, MOST_VALUE_BYTES};
 use kv::redis::table::COMMANDS;
 use proptest::prelude::*;
 use std::time::Duration;

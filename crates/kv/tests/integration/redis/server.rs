@@ -3,7 +3,7 @@
 use super::client::{Socket, command, served};
 use super::memory::Memory;
 use block::Buffer;
-use kv::entry::MOST_VALUE_BYTES;
+use kv::MOST_VALUE_BYTES;
 use kv::redis::server::{STOP_LIMIT, Server, ServerConfig};
 use runtime::net::{Address, Shutdown};
 use std::path::Path;
