@@ -157,6 +157,16 @@ impl Batch {
         }
     }
 
+    /// The keys of writes of single keys.
+    pub(crate) fn keys(&self) -> Vec<&[u8]> {
+        let mut keys = Vec::with_capacity(self.writes as usize);
+        self.for_each(|write| match write {
+            Write::Put { key, .. } | Write::Delete { key, .. } => keys.push(key),
+            Write::DeleteRange { .. } => {}
+        });
+        keys
+    }
+
     /// Adds a write.
     pub fn push(&mut self, write: Write<'_>) {
         write.encode(&mut self.bytes);

@@ -5,6 +5,7 @@
 use crate::batch::{Batch, Write, now};
 use crate::core::Core;
 use crate::entry::{Sequence, Timestamp};
+use crate::joint::{Condition, Parts};
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
 use crate::recovery;
@@ -206,6 +207,68 @@ impl Store {
     /// # Errors
     /// As [`put`](Self::put); [`Error::Invalid`] for a batch of several shards that is larger than an append to the zones.
     pub async fn write(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        let mut parts = self.divide(&batch)?;
+        match parts.len() {
+            0 => Ok(()),
+            1 => {
+                let (shard, part) = parts.remove(0);
+                self.write_to(&self.homes[usize::from(shard)], part, acknowledge).await
+            }
+            _ => self.write_joint(parts, Condition::Always, acknowledge).await.map(drop),
+        }
+    }
+
+    /// Writes a batch, each shard's part of it on its own: of the writes of a key all take effect, in their order. After an error any part may have taken
+    /// effect.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn write_by_shard(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        let parts = self.divide(&batch)?.into_iter();
+        let written =
+            parts.map(|(shard, part)| self.write_to(&self.homes[usize::from(shard)], part, acknowledge));
+        runtime::join_all(written).await.into_iter().collect()
+    }
+
+    /// Writes a batch of puts and deletes as a whole if none of its keys exists, with no other write of them between; returns whether it did.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`Error::Invalid`] for a batch that deletes a range.
+    pub async fn write_if_absent(&self, batch: Batch, acknowledge: Acknowledge) -> Result<bool> {
+        if batch.keys().len() < batch.len() as usize {
+            return Err(Error::invalid(
+                "a conditional batch that deletes a range; expected writes of single keys",
+            ));
+        }
+        let mut parts = self.divide(&batch)?;
+        match parts.len() {
+            0 => Ok(true),
+            1 => {
+                let (shard, part) = parts.remove(0);
+                let write =
+                    move |core: Rc<Core>| async move { core.write_if_absent(part, acknowledge).await };
+                self.homes[usize::from(shard)].with(write).await
+            }
+            _ => self.write_joint(parts, Condition::AllAbsent, acknowledge).await,
+        }
+    }
+
+    async fn write_joint(
+        &self,
+        parts: Parts,
+        condition: Condition,
+        acknowledge: Acknowledge,
+    ) -> Result<bool> {
+        let write = move |core: Rc<Core>| async move { core.write_joint(parts, condition).await };
+        let is_met = self.homes[0].with(write).await?;
+        if is_met && acknowledge == Acknowledge::Flushed {
+            self.flush().await?;
+        }
+        Ok(is_met)
+    }
+
+    /// Checks the writes of a batch, and divides them among the shards that have any.
+    fn divide(&self, batch: &Batch) -> Result<Parts> {
         let shards = self.homes.len();
         let mut parts: Vec<Batch> = vec![Batch::new(); shards];
         let mut checked = Ok(());
@@ -221,23 +284,7 @@ impl Store {
             }
         });
         checked?;
-        let mut parts: Vec<(u16, Batch)> = (0..).zip(parts).filter(|(_, part)| !part.is_empty()).collect();
-        match parts.len() {
-            0 => Ok(()),
-            1 => {
-                let (shard, part) = parts.remove(0);
-                self.write_to(&self.homes[usize::from(shard)], part, acknowledge).await
-            }
-            _ => {
-                self.homes[0]
-                    .with(move |core: Rc<Core>| async move { core.write_joint(parts).await })
-                    .await?;
-                match acknowledge {
-                    Acknowledge::Flushed => self.flush().await,
-                    _ => Ok(()),
-                }
-            }
-        }
+        Ok((0..).zip(parts).filter(|(_, part)| !part.is_empty()).collect())
     }
 
     /// Reads a key and writes it, with no other write of the key between: `change` gets the present value, and returns what to write, if anything, and
@@ -252,7 +299,7 @@ impl Store {
     ) -> Result<R> {
         let (home, key, acknowledge) = (self.home(key), key.to_vec(), self.acknowledge);
         let update = move |core: Rc<Core>| async move {
-            let entered = core.gate.update(&key).await;
+            let entered = core.gate.enter_alone([key.as_slice()].into_iter()).await;
             let (update, result) = change(core.get(&key, None).await?);
             if let Some(update) = update {
                 let write = match &update {
@@ -280,12 +327,14 @@ impl Store {
     pub async fn scan(&self, snapshot: Option<&Snapshot>, scan: Scan) -> Result<(Pairs, bool)> {
         let asked = self.homes.iter().enumerate().map(|(shard, home)| {
             let mut scan = scan.clone();
-            scan.snapshot = snapshot.map(|snapshot| snapshot.sequences[shard]);
+            let sequence = snapshot.map(|snapshot| snapshot.sequences[shard]);
             scan.most_bytes = scan.most_bytes.min(SCAN_BYTES);
             async move {
                 match home.is_here() {
-                    true => home.get()?.scan(scan).await,
-                    false => home.with(move |core: Rc<Core>| async move { core.scan(scan).await }).await,
+                    true => home.get()?.scan(scan, sequence).await,
+                    false => {
+                        home.with(move |core: Rc<Core>| async move { core.scan(scan, sequence).await }).await
+                    }
                 }
             }
         });
@@ -580,7 +629,7 @@ impl Iterator {
     }
 
     async fn fetch(&mut self, from: Vec<u8>, to: Option<Vec<u8>>, is_backward: bool) -> Result<()> {
-        let scan = Scan { from, to, is_backward, snapshot: None, most: FETCHED, most_bytes: SCAN_BYTES };
+        let scan = Scan { to, is_backward, ..Scan::from(from, FETCHED) };
         let (pairs, has_more) = self.store.scan(Some(&self.snapshot), scan).await?;
         (self.fetched, self.has_more, self.at, self.is_backward) = (pairs, has_more, 0, is_backward);
         Ok(())

@@ -1,7 +1,6 @@
 //! State of a server that all its connections share, and state of one connection.
 
 use super::cursors::Cursors;
-use super::gate::Gate;
 use super::reply::Protocol;
 use runtime::Instant;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,8 +15,6 @@ pub const BUFFER_BYTES: usize = 512 << 20;
 /// State that the connections of a server share, on all shards.
 #[derive(Debug)]
 pub struct Facts {
-    /// Lock of commands that write.
-    pub gate: Gate,
     cursors: Mutex<Cursors>,
     /// Addresses, for operators.
     pub addresses: Vec<String>,
@@ -39,7 +36,6 @@ impl Facts {
     /// Returns the state of a server that starts now.
     pub fn new(addresses: Vec<String>, port: u16, max_connections: usize) -> Self {
         Facts {
-            gate: Gate::default(),
             cursors: Mutex::new(Cursors::new(runtime::random_u64())),
             addresses,
             port,

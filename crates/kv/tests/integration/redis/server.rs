@@ -1,7 +1,6 @@
 //! The server, with clients on sockets.
 
-use super::client::{Socket, command, served};
-use super::memory::Memory;
+use super::client::{Served, Socket, command, served};
 use block::Buffer;
 use kv::MOST_VALUE_BYTES;
 use kv::redis::server::{STOP_LIMIT, Server, ServerConfig};
@@ -29,7 +28,8 @@ fn clients_on_both_kinds_of_sockets_share_the_store() {
     let folder = tempfile::tempdir().unwrap();
     let config = both(folder.path());
     run(move || async move {
-        let server = served(&Memory::default(), config).await;
+        let served = served(config).await;
+        let server = &served.server;
         let [unix, tcp] = &server.addresses()[..] else { panic!("two addresses") };
         let (one, two) = (Socket::connect(unix).await, Socket::connect(tcp).await);
         one.send(&command(&[b"SET", b"key", b"value"])).await;
@@ -39,7 +39,7 @@ fn clients_on_both_kinds_of_sockets_share_the_store() {
         assert_eq!(server.status()["connections"], 2);
         two.send(b"QUIT\r\nGET key\r\n").await;
         assert_eq!(two.rest().await, b"+OK\r\n");
-        server.stop().await.unwrap();
+        served.stop().await;
         assert_eq!(one.rest().await, b"");
         assert!(!folder.path().join("kv.sock").exists());
     });
@@ -50,45 +50,21 @@ fn a_server_may_be_started_again_and_not_twice() {
     let folder = tempfile::tempdir().unwrap();
     let config = unix(folder.path());
     run(move || async move {
-        let server = Server::new(config).unwrap();
+        let Served { server, store, .. } = served(config).await;
         for _ in 0..2 {
-            let open = || async { Ok(Memory::default()) };
-            server.start(open).await.unwrap();
-            assert!(matches!(server.start(open).await, Err(block::Error::Busy(_))));
+            assert!(matches!(server.start(&store).await, Err(block::Error::Busy(_))));
             let client = Socket::connect(&server.addresses()[0]).await;
             client.send(b"PING\r\n").await;
             client.expect(b"+PONG\r\n").await;
             server.stop().await.unwrap();
-        }
-        let broken = server.start(|| async { Err::<Memory, _>(block::Error::io("no medium")) });
-        assert_eq!(broken.await, Err(block::Error::io("no medium")));
-        assert!(!folder.path().join("kv.sock").exists());
-        let remote = ServerConfig::new("0.0.0.0:0".parse().unwrap());
-        assert!(Server::<Memory>::new(remote).is_err_and(|error| error.to_string().contains("allow_remote")));
-    });
-}
-
-#[test]
-fn connections_are_on_all_shards() {
-    let config = runtime::Config::default().with_shards(2);
-    let test = || async {
-        let server = Server::new(ServerConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
-        server.start(|| async { Ok(Memory::default()) }).await.unwrap();
-        let mut clients = Vec::new();
-        for _ in 0..4 {
-            clients.push(Socket::connect(&server.addresses()[0]).await);
-        }
-        // Each shard has a store of its own in this test.
-        for (client, reply) in clients.iter().zip([b":1\r\n", b":1\r\n", b":2\r\n", b":2\r\n"]) {
-            client.send(b"INCR n\r\n").await;
-            client.expect(reply).await;
+            assert!(!folder.path().join("kv.sock").exists());
+            server.start(&store).await.unwrap();
         }
         server.stop().await.unwrap();
-        for client in clients {
-            assert_eq!(client.rest().await, b"");
-        }
-    };
-    runtime::run(config, test).unwrap();
+        store.close().await.unwrap();
+        let remote = ServerConfig::new("0.0.0.0:0".parse().unwrap());
+        assert!(Server::new(remote).is_err_and(|error| error.to_string().contains("allow_remote")));
+    });
 }
 
 #[test]
@@ -96,7 +72,8 @@ fn there_are_no_more_connections_than_configured() {
     let folder = tempfile::tempdir().unwrap();
     let config = ServerConfig { max_connections: 2, ..unix(folder.path()) };
     run(move || async move {
-        let server = served(&Memory::default(), config).await;
+        let served = served(config).await;
+        let server = &served.server;
         let address = &server.addresses()[0];
         let (one, two) = (Socket::connect(address).await, Socket::connect(address).await);
         for client in [&one, &two] {
@@ -112,7 +89,7 @@ fn there_are_no_more_connections_than_configured() {
                 break;
             }
         }
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
@@ -121,7 +98,8 @@ fn the_largest_value_passes_and_its_memory_is_given_back() {
     let folder = tempfile::tempdir().unwrap();
     let config = both(folder.path());
     run(move || async move {
-        let server = served(&Memory::default(), config).await;
+        let served = served(config).await;
+        let server = &served.server;
         let value: Vec<u8> = (0..MOST_VALUE_BYTES).map(|index| (index * 7 / 5) as u8).collect();
         for address in &server.addresses() {
             let client = Socket::connect(address).await;
@@ -138,7 +116,7 @@ fn the_largest_value_passes_and_its_memory_is_given_back() {
             client.expect(b"\r\n+PONG\r\n").await;
             assert_eq!(server.status()["buffer_bytes"], 0);
         }
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
@@ -147,7 +125,8 @@ fn long_commands_of_all_clients_have_a_limit() {
     let folder = tempfile::tempdir().unwrap();
     let config = unix(folder.path());
     run(move || async move {
-        let server = served(&Memory::default(), config).await;
+        let served = served(config).await;
+        let server = &served.server;
         let address = &server.addresses()[0];
         // Half of a long value each: the server holds twice of that, until it has no more.
         let half = [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$60000000\r\n", vec![b'v'; 40 << 20].as_slice()].concat();
@@ -179,7 +158,7 @@ fn long_commands_of_all_clients_have_a_limit() {
         while server.status()["buffer_bytes"] != 0 {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
@@ -188,7 +167,8 @@ fn a_client_that_reads_nothing_is_not_read_from() {
     let folder = tempfile::tempdir().unwrap();
     let config = unix(folder.path());
     run(move || async move {
-        let server = served(&Memory::default(), config).await;
+        let served = served(config).await;
+        let server = &served.server;
         let address = &server.addresses()[0];
         let lazy = Socket::connect(address).await;
         lazy.send(&command(&[b"SET", b"k", &vec![b'v'; 1 << 20]])).await;
@@ -212,7 +192,7 @@ fn a_client_that_reads_nothing_is_not_read_from() {
             let (result, buffer) = lazy.0.receive_exact(Buffer::new(reply.len())).await;
             assert!(result.is_ok() && buffer.filled() == reply);
         }
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
@@ -221,9 +201,8 @@ fn a_stop_ends_all_connections_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let config = unix(folder.path());
     run(move || async move {
-        let store = Memory::default();
-        store.waits.set(true);
-        let server = served(&store, config).await;
+        let served = served(config).await;
+        let server = &served.server;
         let address = &server.addresses()[0];
         let (idle, halfway, busy, lazy) = (
             Socket::connect(address).await,
@@ -244,8 +223,9 @@ fn a_stop_ends_all_connections_in_time() {
         // What was carried out was answered.
         let replies = busy.rest().await;
         let counted = 1 + replies.iter().filter(|byte| **byte == b'\n').count();
-        let mut last = super::client::Direct::new(&store, &super::client::facts());
-        assert_eq!(last.line("GET n").await, format!("${}|{counted}|", counted.to_string().len()));
+        let last = served.store.get(b"n").await.unwrap().unwrap();
+        assert_eq!(last.value, counted.to_string().into_bytes());
+        served.store.close().await.unwrap();
     });
 }
 
@@ -254,7 +234,8 @@ fn replies_come_before_the_end_of_a_client_that_ends_its_stream() {
     let folder = tempfile::tempdir().unwrap();
     let config = unix(folder.path());
     run(move || async move {
-        let server = served(&Memory::default(), config).await;
+        let served = served(config).await;
+        let server = &served.server;
         let client = Socket::connect(&server.addresses()[0]).await;
         client.send(b"SET a 1\r\nGET a\r\n*1\r\n$4\r\nPI").await;
         client.0.shutdown(Shutdown::Write).await.unwrap();
@@ -262,7 +243,7 @@ fn replies_come_before_the_end_of_a_client_that_ends_its_stream() {
         let client = Socket::connect(&server.addresses()[0]).await;
         client.send(b"GET a\r\n*x\r\nGET a\r\n").await;
         assert_eq!(client.rest().await, b"$1\r\n1\r\n-ERR Protocol error: invalid multibulk length\r\n");
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
@@ -273,9 +254,7 @@ fn simulated_clients_get_their_replies() {
         simulation.faults.short = 0.3;
         let test = || async {
             let address: Address = "127.0.0.1:6379".parse().unwrap();
-            let store = Memory::default();
-            store.waits.set(true);
-            let server = served(&store, ServerConfig::new(address.clone())).await;
+            let served = served(ServerConfig::new(address.clone())).await;
             let clients = (0..5).map(|_| {
                 let address = address.clone();
                 runtime::spawn(async move {
@@ -299,7 +278,7 @@ fn simulated_clients_get_their_replies() {
             let client = Socket::connect(&address).await;
             client.send(b"GET n\r\n").await;
             client.expect(b"$2\r\n25\r\n").await;
-            server.stop().await.unwrap();
+            served.stop().await;
         };
         runtime::simulate(simulation, test).unwrap();
     }
