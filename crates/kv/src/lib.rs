@@ -31,7 +31,6 @@ mod compact;
 mod core;
 mod cursor;
 mod cursors;
-mod encoding;
 mod entry;
 mod eraser;
 mod erasure;

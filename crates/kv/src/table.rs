@@ -24,14 +24,13 @@ mod stored;
 mod summary;
 #[cfg(test)]
 mod tests;
-mod varint;
 mod verify;
 
 pub use self::block::Block;
 pub use self::builder::Builder;
 pub use self::cursor::TableCursor;
 pub use self::filter::key_hash;
-pub use self::reader::{Found, Reader, Source};
+pub use self::reader::{Reader, Source};
 pub use self::stored::BlockHandle;
 pub use self::summary::{FOOTER_BYTES, Summary, decode_footer};
 pub use self::verify::{Verified, verify};
