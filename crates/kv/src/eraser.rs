@@ -2,9 +2,9 @@
 
 use crate::core::{Core, Levels};
 use crate::entry::Timestamp;
+use crate::extents::Extent;
 use crate::item::Item;
 use crate::jobs::oldest_delete;
-use crate::manifest::Extent;
 use crate::memtable::Memtable;
 use crate::policy::placement::LOG;
 use crate::tables::{Table, TableFile};

@@ -11,8 +11,6 @@ mod skip_list;
 #[cfg(test)]
 mod tests;
 
-pub use skip_list::MOST_INLINE_BYTES;
-
 use crate::cursor::Cursor;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::visible::RangeTombstones;

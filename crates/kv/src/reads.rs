@@ -145,7 +145,7 @@ impl Core {
             memtables.iter().map(|memtable| (AnyCursor::Memtable(memtable.cursor()), snapshot)).collect();
         let is_in = |table: &Rc<Table>| {
             let summary = &table.meta.summary;
-            summary.largest >= scan.from && scan.to.as_ref().is_none_or(|to| summary.smallest < *to)
+            !summary.ends_before(&scan.from) && scan.to.as_ref().is_none_or(|to| summary.smallest < *to)
         };
         for table in levels.all().filter(|table| table.meta.summary.range_tombstones > 0 && is_in(table)) {
             let found = table.reader().range_tombstones().await?;

@@ -5,10 +5,10 @@
 use crate::checkpoint::CheckpointSize;
 use crate::core::{Core, Found as FoundShard, ReplayedWrites, kit_settings};
 use crate::erasure::{self, Erasure, Stale};
+use crate::extents::{Extent, place};
 use crate::item::{Place, Recorded, decode_parts};
-use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, table_stream, write_stream};
+use crate::manifest::{Edit, MOST_SHARDS, Manifest, State, table_stream, write_stream};
 use crate::settings::Settings;
-use crate::tables::place;
 use block::{BlockSize, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::Policy;
 use logkit::recovery::{self, Opening};

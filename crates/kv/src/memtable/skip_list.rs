@@ -24,7 +24,7 @@ use std::rc::Rc;
 use zerocopy::IntoBytes;
 
 /// Largest value that is stored among the records, in bytes.
-pub const MOST_INLINE_BYTES: usize = 4096;
+const MOST_INLINE_BYTES: usize = 4096;
 
 /// Entries of a leaf.
 const LEAF: usize = 32;

@@ -45,9 +45,6 @@ pub struct NewTable {
 
 /// A placement policy.
 pub trait Placement: std::fmt::Debug {
-    /// Returns the name of the policy in a stack: one of [`NAMES`].
-    fn name(&self) -> &'static str;
-
     /// Returns the number of classes, with class 0 ([`LOG`]) of the write-ahead log.
     fn classes(&self) -> u8;
 
@@ -77,10 +74,6 @@ pub fn placement(name: &str) -> Result<Box<dyn Placement>> {
 pub struct Lifetime;
 
 impl Placement for Lifetime {
-    fn name(&self) -> &'static str {
-        LIFETIME
-    }
-
     fn classes(&self) -> u8 {
         EXTREME + 1
     }
@@ -99,10 +92,6 @@ impl Placement for Lifetime {
 pub struct Zap;
 
 impl Placement for Zap {
-    fn name(&self) -> &'static str {
-        ZAP
-    }
-
     fn classes(&self) -> u8 {
         EXPIRING + 1
     }
@@ -137,9 +126,7 @@ mod tests {
     #[test]
     fn policies_are_made_by_name_and_others_refused_with_the_known_names() {
         for name in NAMES {
-            let policy = placement(name).unwrap();
-            assert_eq!(policy.name(), name);
-            assert!(policy.classes() <= 6, "at most five classes of tables");
+            assert!(placement(name).unwrap().classes() <= 6, "at most five classes of tables");
         }
         let error = placement("hot").unwrap_err().to_string();
         assert!(error.contains("\"hot\"") && error.contains("lifetime, zap"), "{error}");

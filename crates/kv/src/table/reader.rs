@@ -83,18 +83,6 @@ impl<S: Source> Reader<S> {
         }
     }
 
-    /// Keeps the filter and the root of the index for as long as the reader lives: they aren't asked of the source again. Returns the
-    /// memory that they take, in bytes.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn pin(&mut self) -> Result<usize> {
-        self.pinned_filter = self.filter().await?.map_or_else(OnceCell::new, OnceCell::from);
-        self.pinned_index = self.root().await?.map_or_else(OnceCell::new, OnceCell::from);
-        let pinned = [&self.pinned_filter, &self.pinned_index];
-        Ok(pinned.into_iter().filter_map(|pinned| pinned.get()).map(|block| block.memory_bytes()).sum())
-    }
-
     /// Finds the newest version of a key that `snapshot` sees, a tombstone too. `hash` is [`key_hash`](super::key_hash) of the key.
     /// Range tombstones aren't regarded.
     ///
