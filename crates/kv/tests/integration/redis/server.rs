@@ -8,27 +8,31 @@ use runtime::net::{Address, Shutdown};
 use std::path::Path;
 use std::time::Duration;
 
-fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
-    runtime::run(runtime::Config::default(), test).unwrap();
+/// Runs a test with a server at a unix socket in a folder of its own, and at a free TCP port.
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Served) -> F + Send + 'static) {
+    run_limited(kv::redis::server::MAX_CONNECTIONS, test);
 }
 
-/// A unix socket in a folder, and a free TCP port.
-fn both(folder: &Path) -> ServerConfig {
-    let mut config = unix(folder);
-    config.addresses.push("127.0.0.1:0".parse().unwrap());
-    config
+/// Does so with a limit of connections.
+fn run_limited<F: Future<Output = ()> + 'static>(
+    max_connections: usize,
+    test: impl FnOnce(Served) -> F + Send + 'static,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let addresses = vec![socket_in(folder.path()), "127.0.0.1:0".parse().unwrap()];
+    let config = ServerConfig { max_connections, addresses, ..ServerConfig::new(socket_in(folder.path())) };
+    runtime::run(runtime::Config::default(), move || async move { test(served(config).await).await })
+        .unwrap();
+    assert!(!folder.path().join("kv.sock").exists());
 }
 
-fn unix(folder: &Path) -> ServerConfig {
-    ServerConfig::new(Address::Unix(folder.join("kv.sock")))
+fn socket_in(folder: &Path) -> Address {
+    Address::Unix(folder.join("kv.sock"))
 }
 
 #[test]
 fn clients_on_both_kinds_of_sockets_share_the_store() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = both(folder.path());
-    run(move || async move {
-        let served = served(config).await;
+    run(|served| async move {
         let server = &served.server;
         let [unix, tcp] = &server.addresses()[..] else { panic!("two addresses") };
         let (one, two) = (Socket::connect(unix).await, Socket::connect(tcp).await);
@@ -41,23 +45,18 @@ fn clients_on_both_kinds_of_sockets_share_the_store() {
         assert_eq!(two.rest().await, b"+OK\r\n");
         served.stop().await;
         assert_eq!(one.rest().await, b"");
-        assert!(!folder.path().join("kv.sock").exists());
     });
 }
 
 #[test]
 fn a_server_may_be_started_again_and_not_twice() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let Served { server, store, .. } = served(config).await;
+    run(|Served { server, store, .. }| async move {
         for _ in 0..2 {
             assert!(matches!(server.start(&store).await, Err(block::Error::Busy(_))));
             let client = Socket::connect(&server.addresses()[0]).await;
             client.send(b"PING\r\n").await;
             client.expect(b"+PONG\r\n").await;
             server.stop().await.unwrap();
-            assert!(!folder.path().join("kv.sock").exists());
             server.start(&store).await.unwrap();
         }
         server.stop().await.unwrap();
@@ -69,10 +68,7 @@ fn a_server_may_be_started_again_and_not_twice() {
 
 #[test]
 fn there_are_no_more_connections_than_configured() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = ServerConfig { max_connections: 2, ..unix(folder.path()) };
-    run(move || async move {
-        let served = served(config).await;
+    run_limited(2, |served| async move {
         let server = &served.server;
         let address = &server.addresses()[0];
         let (one, two) = (Socket::connect(address).await, Socket::connect(address).await);
@@ -95,10 +91,7 @@ fn there_are_no_more_connections_than_configured() {
 
 #[test]
 fn the_largest_value_passes_and_its_memory_is_given_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = both(folder.path());
-    run(move || async move {
-        let served = served(config).await;
+    run(|served| async move {
         let server = &served.server;
         let value: Vec<u8> = (0..MOST_VALUE_BYTES).map(|index| (index * 7 / 5) as u8).collect();
         for address in &server.addresses() {
@@ -122,10 +115,7 @@ fn the_largest_value_passes_and_its_memory_is_given_back() {
 
 #[test]
 fn long_commands_of_all_clients_have_a_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let served = served(config).await;
+    run(|served| async move {
         let server = &served.server;
         let address = &server.addresses()[0];
         // Half of a long value each: the server holds twice of that, until it has no more.
@@ -164,10 +154,7 @@ fn long_commands_of_all_clients_have_a_limit() {
 
 #[test]
 fn a_client_that_reads_nothing_is_not_read_from() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let served = served(config).await;
+    run(|served| async move {
         let server = &served.server;
         let address = &server.addresses()[0];
         let lazy = Socket::connect(address).await;
@@ -198,10 +185,7 @@ fn a_client_that_reads_nothing_is_not_read_from() {
 
 #[test]
 fn a_stop_ends_all_connections_in_time() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let served = served(config).await;
+    run(|served| async move {
         let server = &served.server;
         let address = &server.addresses()[0];
         let (idle, halfway, busy, lazy) = (
@@ -231,10 +215,7 @@ fn a_stop_ends_all_connections_in_time() {
 
 #[test]
 fn replies_come_before_the_end_of_a_client_that_ends_its_stream() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let served = served(config).await;
+    run(|served| async move {
         let server = &served.server;
         let client = Socket::connect(&server.addresses()[0]).await;
         client.send(b"SET a 1\r\nGET a\r\n*1\r\n$4\r\nPI").await;
