@@ -5,12 +5,12 @@
 //!
 //! Left to others: what is inside a table (`table::verify`), and repair.
 
-use crate::core::Found as FoundShard;
+use crate::core::RecoveredShard;
 use crate::entry::Sequence;
 use crate::extents::{Extent, ReadAhead, read_runs, runs};
 use crate::manifest::{TableId, TableMeta};
 use crate::recovery::{Replayed, replay_all};
-use crate::table::{Block, BlockHandle, FOOTER_BYTES, Source, Verified, verify};
+use crate::table::{Block, BlockHandle, BlockSource, FOOTER_BYTES, Verified, verify};
 use block::{Error, Result, ZoneIndex, ZoneState, Zones};
 use logkit::Layout;
 use std::collections::BTreeMap;
@@ -79,14 +79,14 @@ impl Report {
 }
 
 /// The blocks of a table, read in large pieces.
-struct Medium<'a> {
+struct ExtentSource<'a> {
     zones: &'a dyn Zones,
     layout: &'a Layout,
     extents: &'a [Extent],
     ahead: ReadAhead,
 }
 
-impl Medium<'_> {
+impl ExtentSource<'_> {
     /// Calls `visit` with bytes of the table.
     async fn with<T>(&self, offset: u64, length: usize, visit: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         let read = async |offset, length, most| {
@@ -96,7 +96,7 @@ impl Medium<'_> {
     }
 }
 
-impl Source for Medium<'_> {
+impl BlockSource for ExtentSource<'_> {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
         let copy = |stored: &[u8]| Ok(stored.to_vec());
         let stored =
@@ -154,21 +154,25 @@ async fn check_table(
     report: &mut Report,
 ) -> Result<Verified> {
     let summary = &table.summary;
-    let medium =
-        Medium { zones, layout, extents: &table.extents, ahead: ReadAhead::new(summary.length, layout) };
+    let source = ExtentSource {
+        zones,
+        layout,
+        extents: &table.extents,
+        ahead: ReadAhead::new(summary.length, layout),
+    };
     let footer = match summary.length.checked_sub(FOOTER_BYTES as u64) {
         Some(at) => {
             let footer =
                 |bytes: &[u8]| bytes.try_into().map_err(|_| Error::corrupt("the footer is incomplete"));
-            medium.with(at, FOOTER_BYTES, footer).await
+            source.with(at, FOOTER_BYTES, footer).await
         }
         None => Err(Error::corrupt(format!("a length of {} bytes", summary.length))),
     };
-    verify(&medium, summary, footer, &mut |detail| report.note(Some((shard, table.id)), detail)).await
+    verify(&source, summary, footer, &mut |detail| report.note(Some((shard, table.id)), detail)).await
 }
 
 /// Looks for tables of a level below level 0 that overlap, and for sequences that were never given.
-fn check_levels(shard: u16, found: &FoundShard, report: &mut Report) {
+fn check_levels(shard: u16, found: &RecoveredShard, report: &mut Report) {
     let mut levels: BTreeMap<u8, Vec<&TableMeta>> = BTreeMap::new();
     let newest: Sequence = found.manifest.flushed.sequence;
     for table in &found.manifest.tables {
@@ -204,7 +208,7 @@ async fn check_extents(
     zones: &dyn Zones,
     layout: &Layout,
     pool: &logkit::ZonePool,
-    shards: &[FoundShard],
+    shards: &[RecoveredShard],
     report: &mut Report,
 ) -> Result<()> {
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;

@@ -20,11 +20,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Most batches for several shards at a time; a snapshot takes all of the permits.
-pub(crate) const MOST_JOINTS: usize = 64;
+pub(crate) const MOST_CROSS_SHARD: usize = 64;
 
-/// Condition of a batch.
+/// BatchCondition of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Condition {
+pub(crate) enum BatchCondition {
     /// None.
     Always,
     /// None of its keys exists. The batch deletes no range.
@@ -35,19 +35,19 @@ pub(crate) enum Condition {
 pub(crate) type Parts = Vec<(u16, Batch)>;
 
 impl Core {
-    /// Enters the gate for a joint batch that begins, until [`leave`](Self::leave). Returns whether its condition is met.
-    async fn enter(self: Rc<Self>, number: u64, batch: Batch, condition: Condition) -> Result<bool> {
+    /// Enters the gate for a batch of several shards that begins, until [`leave`](Self::leave). Returns whether its condition is met.
+    async fn enter(self: Rc<Self>, number: u64, batch: Batch, condition: BatchCondition) -> Result<bool> {
         // Before it holds back others.
         self.stall().await?;
         let entered = match condition {
-            Condition::Always => self.gate.enter(&batch).await,
-            Condition::AllAbsent => self.gate.enter_alone(batch.keys().into_iter()).await,
+            BatchCondition::Always => self.gate.enter(&batch).await,
+            BatchCondition::AllAbsent => self.gate.enter_alone(batch.keys().into_iter()).await,
         };
         self.entered.borrow_mut().insert(number, entered);
         self.settle().await?;
         match condition {
-            Condition::Always => Ok(true),
-            Condition::AllAbsent => self.are_absent(&batch).await,
+            BatchCondition::Always => Ok(true),
+            BatchCondition::AllAbsent => self.are_absent(&batch).await,
         }
     }
 
@@ -83,13 +83,17 @@ impl Core {
         self.entered.borrow_mut().remove(&number);
     }
 
-    /// Writes a joint batch, on the home; returns whether its condition was met. It goes on if the caller stops to wait.
-    pub(crate) async fn write_joint(self: &Rc<Self>, parts: Parts, condition: Condition) -> Result<bool> {
-        let permit = self.joints.acquire(1).await;
+    /// Writes a batch of several shards, on the home; returns whether its condition was met. It goes on if the caller stops to wait.
+    pub(crate) async fn write_cross_shard(
+        self: &Rc<Self>,
+        parts: Parts,
+        condition: BatchCondition,
+    ) -> Result<bool> {
+        let permit = self.cross_shard.acquire(1).await;
         let (sender, mut receiver) = oneshot();
         let core = self.clone();
         let task = async move {
-            let outcome = core.write_joint_entered(parts, condition).await;
+            let outcome = core.write_cross_shard_entered(parts, condition).await;
             drop(permit);
             // A caller that is gone needs no answer.
             let _gone = sender.send(outcome);
@@ -98,8 +102,12 @@ impl Core {
         receiver.receive().await.unwrap_or_else(|| Err(block::Error::closed("the store is closed")))
     }
 
-    async fn write_joint_entered(self: &Rc<Self>, parts: Parts, condition: Condition) -> Result<bool> {
-        let number = self.next_joint.replace(self.next_joint.get() + 1);
+    async fn write_cross_shard_entered(
+        self: &Rc<Self>,
+        parts: Parts,
+        condition: BatchCondition,
+    ) -> Result<bool> {
+        let number = self.next_cross_shard.replace(self.next_cross_shard.get() + 1);
         let mut outcome = Ok(true);
         for (shard, batch) in &parts {
             let batch = batch.clone();
@@ -110,7 +118,7 @@ impl Core {
             }
         }
         if outcome == Ok(true) {
-            outcome = self.append_joint(&parts).await.map(|()| true);
+            outcome = self.append_cross_shard(&parts).await.map(|()| true);
         }
         for (shard, _) in &parts {
             let leave = move |core: Rc<Core>| async move {
@@ -125,7 +133,7 @@ impl Core {
         outcome
     }
 
-    async fn append_joint(&self, parts: &Parts) -> Result<()> {
+    async fn append_cross_shard(&self, parts: &Parts) -> Result<()> {
         self.check_open()?;
         self.submit();
         let all = parts.iter().map(|(shard, batch)| Part { shard: *shard, bytes: batch.bytes() });
@@ -146,8 +154,8 @@ impl Core {
     /// Takes a snapshot of all shards, on the home. It goes on if the caller stops to wait, and is then released.
     pub(crate) async fn take_snapshot(self: Rc<Self>, homes: Arc<[Home<Core>]>) -> Result<Snapshot> {
         let task = async move {
-            // No joint batch takes effect meanwhile.
-            let _alone = self.joints.acquire(MOST_JOINTS).await;
+            // No batch of several shards takes effect meanwhile.
+            let _alone = self.cross_shard.acquire(MOST_CROSS_SHARD).await;
             let mut snapshot = Snapshot::of(homes.clone());
             for home in homes.iter() {
                 snapshot.add(home.with(|core: Rc<Core>| async move { core.hold_snapshot().await }).await?);

@@ -5,7 +5,7 @@ use crate::entry::{Entry, Sequence, Value, order};
 use crate::redis::client;
 use crate::redis::command::{Request, parse};
 use crate::redis::resp::{Parser, Step};
-use crate::table::{Block, BlockHandle, Builder, Options, Reader, Source, Summary, key_hash};
+use crate::table::{Block, BlockHandle, BlockSource, Builder, Options, Reader, Summary, key_hash};
 use block::Result;
 use crc_fast::{CrcAlgorithm, checksum};
 use std::pin::pin;
@@ -18,7 +18,7 @@ struct Hostile {
     block: Arc<Block>,
 }
 
-impl Source for &Hostile {
+impl BlockSource for &Hostile {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
         match handle.offset {
             0 => Ok(Arc::clone(&self.block)),

@@ -5,7 +5,7 @@
 //! a restart.
 //!
 //! - [`saturation`], [`fade`], [`zap`]: the compaction policies; [`compaction`] returns one by name.
-//! - [`mod@placement`]: the class of the zone of a new table; [`lives`]: measured lifetimes of tables.
+//! - [`mod@placement`]: the class of the zone of a new table; [`lifetimes`]: measured lifetimes of tables.
 //! - [`shape`]: what the compaction policies share: sizes of levels, overlaps, the construction of jobs.
 //!
 //! # Contract of a job
@@ -24,7 +24,7 @@
 //!   [`held`](TableView::is_held); otherwise a job on it would repeat without end.
 
 pub mod fade;
-pub mod lives;
+pub mod lifetimes;
 pub mod placement;
 pub mod saturation;
 pub mod shape;
@@ -36,7 +36,7 @@ mod properties;
 mod simulation;
 
 pub use fade::Fade;
-pub use lives::Lives;
+pub use lifetimes::Lifetimes;
 pub use placement::{NewTable, Placement, placement};
 pub use saturation::Saturation;
 pub use zap::Zap;

@@ -2,8 +2,8 @@
 
 use crate::core::{Core, Levels};
 use crate::cursor::Cursor;
-use crate::cursors::{AnyCursor, LevelCursor};
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::level_cursor::{AnyCursor, LevelCursor};
 use crate::memtable::Memtable;
 use crate::merge::Merge;
 use crate::pairs::{Pair, Pairs};

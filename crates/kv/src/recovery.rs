@@ -3,7 +3,7 @@
 //! The writes are replayed into buffers, and written as tables before the store is open, so that it has its memory for new ones.
 
 use crate::checkpoint::CheckpointSize;
-use crate::core::{Core, Found as FoundShard, ReplayedWrites, kit_settings};
+use crate::core::{Core, RecoveredShard, ReplayedWrites, kit_settings};
 use crate::erasure::{self, Erasure, Stale};
 use crate::extents::{Extent, place};
 use crate::item::{Place, Recorded, decode_parts};
@@ -40,7 +40,7 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     check_zones(&layout, shards)?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), OWNER, Vec::new());
-    let found = (0..shards).map(|_| FoundShard { manifest: Manifest::default(), writes: Vec::new() });
+    let found = (0..shards).map(|_| RecoveredShard { manifest: Manifest::default(), writes: Vec::new() });
     let homes = start((zones, handle), parts, (found.collect(), Vec::new()), settings).await?;
     homes[0].with(|core: Rc<Core>| async move { core.take_checkpoint(false).await }).await?;
     Ok(homes)
@@ -65,7 +65,7 @@ fn check_zones(layout: &Layout, shards: u16) -> Result<()> {
 /// What the checkpoint and the records after it say.
 pub(crate) struct Replayed {
     /// State of each shard.
-    pub shards: Vec<FoundShard>,
+    pub shards: Vec<RecoveredShard>,
     /// Zones that must be erased.
     stale: Vec<Stale>,
     clock: u64,
@@ -155,7 +155,7 @@ async fn replay(
     shard: u16,
     mut manifest: Manifest,
     clock: &mut u64,
-) -> Result<FoundShard> {
+) -> Result<RecoveredShard> {
     let (users, tables) = (write_stream(shard), table_stream(shard));
     let covered = &opening.root.covered;
     let is_own = |record: &&Found| {
@@ -226,7 +226,7 @@ async fn replay(
     }
     drop(accounts);
     writes.retain(|replayed| replayed.record > manifest.flushed.record);
-    Ok(FoundShard { manifest, writes })
+    Ok(RecoveredShard { manifest, writes })
 }
 
 /// The shard of the runtime on which a shard of the store is.
@@ -237,7 +237,7 @@ fn place_of(shard: u16) -> ShardIndex {
 async fn start(
     (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
     parts: Parts,
-    (found, stale): (Vec<FoundShard>, Vec<Stale>),
+    (found, stale): (Vec<RecoveredShard>, Vec<Stale>),
     settings: &Settings,
 ) -> Result<Vec<Home<Core>>> {
     let (layout, shards) = (parts.layout, found.len() as u16);

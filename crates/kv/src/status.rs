@@ -56,7 +56,7 @@ impl Store {
     /// The tables of all shards.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`Error::Closed`](block::Error::Closed).
     pub async fn tables(&self) -> Result<Vec<TableFacts>> {
         let mut tables = Vec::new();
         for home in self.homes.iter() {
@@ -68,7 +68,7 @@ impl Store {
     /// Numbers for operators.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`Error::Closed`](block::Error::Closed).
     pub async fn status(&self) -> Result<Status> {
         let mut shards = Vec::new();
         for home in self.homes.iter() {

@@ -4,9 +4,9 @@
 
 use crate::batch::{Batch, Write, now};
 use crate::core::Core;
+use crate::cross_shard::{BatchCondition, Parts};
 use crate::entry::{Sequence, Timestamp};
 use crate::iterator::Iterator;
-use crate::joint::{Condition, Parts};
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
 use crate::recovery;
@@ -210,7 +210,7 @@ impl Store {
                 let (shard, part) = parts.remove(0);
                 self.write_to(&self.homes[usize::from(shard)], part, acknowledge).await
             }
-            _ => self.write_joint(parts, Condition::Always, acknowledge).await.map(drop),
+            _ => self.write_cross_shard(parts, BatchCondition::Always, acknowledge).await.map(drop),
         }
     }
 
@@ -245,17 +245,17 @@ impl Store {
                     move |core: Rc<Core>| async move { core.write_if_absent(part, acknowledge).await };
                 self.homes[usize::from(shard)].with(write).await
             }
-            _ => self.write_joint(parts, Condition::AllAbsent, acknowledge).await,
+            _ => self.write_cross_shard(parts, BatchCondition::AllAbsent, acknowledge).await,
         }
     }
 
-    async fn write_joint(
+    async fn write_cross_shard(
         &self,
         parts: Parts,
-        condition: Condition,
+        condition: BatchCondition,
         acknowledge: Acknowledge,
     ) -> Result<bool> {
-        let write = move |core: Rc<Core>| async move { core.write_joint(parts, condition).await };
+        let write = move |core: Rc<Core>| async move { core.write_cross_shard(parts, condition).await };
         let is_met = self.homes[0].with(write).await?;
         if is_met && acknowledge == Acknowledge::Flushed {
             self.flush().await?;

@@ -5,7 +5,7 @@ use crate::erasure::Erasure;
 use crate::extents::{Extent, ReadAhead, place, read_runs, runs};
 use crate::item::Place;
 use crate::manifest::{TableId, TableMeta};
-use crate::table::{Block, BlockHandle, Reader, Source, TableCursor};
+use crate::table::{Block, BlockHandle, BlockSource, Reader, TableCursor};
 use block::{Buffer, Error, Result};
 use logkit::Kit;
 use logkit::readers::ShardReads;
@@ -231,7 +231,7 @@ pub struct Cached {
     reads: Arc<ShardReads>,
 }
 
-impl Source for Cached {
+impl BlockSource for Cached {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
         let key = (self.file.id, handle.offset);
         if let Some(block) = self.cache.get(key) {
@@ -273,7 +273,7 @@ pub struct Sequential {
     ahead: ReadAhead,
 }
 
-impl Source for Sequential {
+impl BlockSource for Sequential {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
         let read = async |offset, length, most| self.file.read_ahead(&self.reads, offset, length, most).await;
         let decode = |stored: &[u8]| decode(&self.file, stored, 0, handle).map(Arc::new);

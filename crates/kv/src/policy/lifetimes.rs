@@ -13,18 +13,18 @@ const LEVELS: usize = 16;
 ///
 /// A table lives from its write to the job that replaces it. A trivial move doesn't end its life: its zone was chosen at its write.
 #[derive(Debug, Clone, Default)]
-pub struct Lives {
+pub struct Lifetimes {
     levels: Vec<Recent>,
 }
 
 /// The last [`KEPT`] lifetimes, in milliseconds; the oldest is replaced next.
 #[derive(Debug, Clone, Default)]
 struct Recent {
-    lives: Vec<u64>,
+    lifetimes: Vec<u64>,
     next: usize,
 }
 
-impl Lives {
+impl Lifetimes {
     /// Notes that a table has died that was written to this level; levels beyond the last possible one are ignored.
     pub fn died(&mut self, level: usize, created: Timestamp, now: Timestamp) {
         if level >= LEVELS {
@@ -33,35 +33,35 @@ impl Lives {
         if self.levels.len() <= level {
             self.levels.resize_with(level + 1, Recent::default);
         }
-        let Recent { lives, next } = &mut self.levels[level];
+        let Recent { lifetimes, next } = &mut self.levels[level];
         let life = now.saturating_sub(created);
-        if lives.len() < KEPT {
-            lives.push(life);
+        if lifetimes.len() < KEPT {
+            lifetimes.push(life);
         } else {
-            lives[*next] = life;
+            lifetimes[*next] = life;
             *next = (*next + 1) % KEPT;
         }
     }
 
     /// Returns the mean lifetime of tables of a level in milliseconds; `None` before enough have died.
     pub fn mean(&self, level: usize) -> Option<u64> {
-        let lives = self.lives(level)?;
-        let sum: u128 = lives.iter().copied().map(u128::from).sum();
-        u64::try_from(sum / lives.len() as u128).ok()
+        let lifetimes = self.lifetimes(level)?;
+        let sum: u128 = lifetimes.iter().copied().map(u128::from).sum();
+        u64::try_from(sum / lifetimes.len() as u128).ok()
     }
 
     /// Returns the lifetime in milliseconds below which this share of the tables of a level lived, from 0 to 1 (nearest rank); `None`
     /// before enough have died.
     pub fn percentile(&self, level: usize, share: f64) -> Option<u64> {
-        let mut lives = self.lives(level)?.to_vec();
-        lives.sort_unstable();
-        let rank = (share.clamp(0.0, 1.0) * lives.len() as f64).ceil() as usize;
-        Some(lives[rank.clamp(1, lives.len()) - 1])
+        let mut lifetimes = self.lifetimes(level)?.to_vec();
+        lifetimes.sort_unstable();
+        let rank = (share.clamp(0.0, 1.0) * lifetimes.len() as f64).ceil() as usize;
+        Some(lifetimes[rank.clamp(1, lifetimes.len()) - 1])
     }
 
-    fn lives(&self, level: usize) -> Option<&[u64]> {
-        let lives = self.levels.get(level)?.lives.as_slice();
-        (lives.len() >= ENOUGH).then_some(lives)
+    fn lifetimes(&self, level: usize) -> Option<&[u64]> {
+        let lifetimes = self.levels.get(level)?.lifetimes.as_slice();
+        (lifetimes.len() >= ENOUGH).then_some(lifetimes)
     }
 }
 
@@ -70,30 +70,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statistics_need_enough_lives_and_are_those_of_the_level() {
-        let mut lives = Lives::default();
+    fn statistics_need_enough_lifetimes_and_are_those_of_the_level() {
+        let mut lifetimes = Lifetimes::default();
         for life in 1..ENOUGH as u64 {
-            lives.died(1, 1000, 1000 + life);
+            lifetimes.died(1, 1000, 1000 + life);
         }
-        assert_eq!((lives.mean(1), lives.percentile(1, 0.75)), (None, None));
-        lives.died(1, 1000, 1000 + ENOUGH as u64);
-        assert_eq!(lives.mean(1), Some(4), "of 1 to 8: 4.5, rounded down");
-        assert_eq!(lives.percentile(1, 0.75), Some(6));
-        assert_eq!((lives.percentile(1, 0.0), lives.percentile(1, 1.0)), (Some(1), Some(8)));
-        assert_eq!((lives.mean(0), lives.mean(2), lives.mean(99)), (None, None, None));
+        assert_eq!((lifetimes.mean(1), lifetimes.percentile(1, 0.75)), (None, None));
+        lifetimes.died(1, 1000, 1000 + ENOUGH as u64);
+        assert_eq!(lifetimes.mean(1), Some(4), "of 1 to 8: 4.5, rounded down");
+        assert_eq!(lifetimes.percentile(1, 0.75), Some(6));
+        assert_eq!((lifetimes.percentile(1, 0.0), lifetimes.percentile(1, 1.0)), (Some(1), Some(8)));
+        assert_eq!((lifetimes.mean(0), lifetimes.mean(2), lifetimes.mean(99)), (None, None, None));
     }
 
     #[test]
-    fn only_the_last_lives_count() {
-        let mut lives = Lives::default();
+    fn only_the_last_lifetimes_count() {
+        let mut lifetimes = Lifetimes::default();
         for life in 0..1000 + KEPT as u64 {
-            lives.died(3, 0, life);
+            lifetimes.died(3, 0, life);
         }
-        assert_eq!(lives.percentile(3, 0.0), Some(1000));
-        assert_eq!(lives.mean(3), Some(1000 + (KEPT as u64 - 1) / 2));
-        lives.died(3, 50, 10);
-        assert_eq!(lives.percentile(3, 0.0), Some(0), "a clock that went back is a lifetime of 0");
-        lives.died(usize::MAX, 0, 1);
-        assert_eq!(lives.levels.len(), 4, "levels are bounded");
+        assert_eq!(lifetimes.percentile(3, 0.0), Some(1000));
+        assert_eq!(lifetimes.mean(3), Some(1000 + (KEPT as u64 - 1) / 2));
+        lifetimes.died(3, 50, 10);
+        assert_eq!(lifetimes.percentile(3, 0.0), Some(0), "a clock that went back is a lifetime of 0");
+        lifetimes.died(usize::MAX, 0, 1);
+        assert_eq!(lifetimes.levels.len(), 4, "levels are bounded");
     }
 }

@@ -305,43 +305,43 @@ fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
             return false;
         }
     };
-    let place = Place::take(shared.clone());
-    runtime::spawn_on(shard, move || run_connection(remote, place)).detach();
+    let permit = ConnectionPermit::take(shared.clone());
+    runtime::spawn_on(shard, move || run_connection(remote, permit)).detach();
     true
 }
 
 /// Counts a connection against `max_connections`.
-struct Place(Arc<Shared>);
+struct ConnectionPermit(Arc<Shared>);
 
-impl Place {
+impl ConnectionPermit {
     fn take(shared: Arc<Shared>) -> Self {
         shared.facts.connections.fetch_add(1, Ordering::Relaxed);
-        Place(shared)
+        ConnectionPermit(shared)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.0.facts.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Serves a connection on its shard; it is in the shard's list until it ends.
-async fn run_connection(remote: RemoteStream, place: Place) {
-    let Some(part) = place.0.parts.here() else { return };
+async fn run_connection(remote: RemoteStream, permit: ConnectionPermit) {
+    let Some(part) = permit.0.parts.here() else { return };
     let Some(store) = part.store.borrow().clone() else { return };
     let number = part.next_connection.get();
     part.next_connection.set(number + 1);
     let watch = Rc::new(Watch { stream: remote.into_stream(), stopping: Rc::default() });
     part.connections.borrow_mut().insert(number, watch.clone());
-    let end = serve(&watch.stream, store, place.0.facts.clone(), watch.stopping.clone()).await;
+    let end = serve(&watch.stream, store, permit.0.facts.clone(), watch.stopping.clone()).await;
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("redis door: {end}"),
         End::Lost(_) => tracing::info!("redis door: {end}"),
         End::Silent | End::Violation(_) => tracing::warn!("redis door: {end}"),
     }
     let listed = part.connections.borrow_mut().remove(&number);
-    drop((listed, watch, place));
+    drop((listed, watch, permit));
     part.ended.notify_all();
 }
 

@@ -11,7 +11,7 @@ use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 /// The blocks of a table: the store's cache, and the zones below it.
-pub trait Source {
+pub trait BlockSource {
     /// Returns the block at a place, from a cache or by [`Block::decode`].
     ///
     /// # Errors
@@ -29,7 +29,7 @@ pub trait Source {
 
 /// Finds entries in a table.
 #[derive(Debug)]
-pub struct Reader<S: Source> {
+pub struct Reader<S: BlockSource> {
     source: S,
     salt: u32,
     index: Option<BlockHandle>,
@@ -42,7 +42,7 @@ pub struct Reader<S: Source> {
     kept: Cell<usize>,
 }
 
-impl<S: Source> Drop for Reader<S> {
+impl<S: BlockSource> Drop for Reader<S> {
     fn drop(&mut self) {
         self.source.dropped(self.kept.get());
     }
@@ -67,7 +67,7 @@ impl Found {
     }
 }
 
-impl<S: Source> Reader<S> {
+impl<S: BlockSource> Reader<S> {
     /// Reader of the table with this summary.
     pub fn new(source: S, summary: &Summary) -> Self {
         Reader {

@@ -41,7 +41,7 @@ impl Bytes {
     }
 }
 
-impl Source for &Bytes {
+impl BlockSource for &Bytes {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
         self.reads.set(self.reads.get() + 1);
         self.block(handle).map(Arc::new)
