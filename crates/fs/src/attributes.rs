@@ -2,12 +2,12 @@
 
 use crate::change::{Attributes, Change, Changes, Value};
 use crate::directory::show;
-use crate::encoding::{Numbers, put};
 use crate::inode::{InodeNumber, Time, kind};
 use crate::metadata::Metadata;
 use crate::tree::Key;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
+use logkit::leb128::{Numbers, put};
 
 /// Longest name in bytes, as Linux has it.
 pub const MOST_NAME: usize = 255;

@@ -10,12 +10,12 @@
 
 use crate::data::LARGEST_FILE;
 use crate::directory;
-use crate::encoding::{Numbers, length, put};
 use crate::extents::Place;
 use crate::format::BLOCK;
 use crate::inode::{Inode, InodeNumber, Time, kind};
 use crate::tree::Key;
 use block::{Error, Result};
+use logkit::leb128::{Numbers, length, put};
 use smallvec::SmallVec;
 
 /// Changes of one operation. A rename has the most; making and removing a file take three.

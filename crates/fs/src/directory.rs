@@ -4,12 +4,12 @@
 //! Names with one hash have keys one after another, up to [`MOST_ALIKE`].
 
 use crate::change::{Change, Changes, Value};
-use crate::encoding::Numbers;
 use crate::forest::Forest;
 use crate::inode::{FileType, InodeNumber, kind};
 use crate::tree::Key;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
+use logkit::leb128::Numbers;
 
 /// Longest name in bytes.
 pub const MOST_NAME: usize = 255;

@@ -4,7 +4,6 @@
 //! read as a hole, and count as the file's. A *shared* extent has blocks that other files may have, too; [`shared`] has their owners.
 
 use crate::data::LARGEST_FILE;
-use crate::encoding::{Numbers, put};
 use crate::forest::Forest;
 use crate::format::BLOCK;
 use crate::inode::{InodeNumber, kind};
@@ -14,6 +13,7 @@ pub use crate::tree::Place;
 use block::Result;
 use logkit::Layout;
 use logkit::layout::ROOT_ZONES;
+use logkit::leb128::{Numbers, put};
 use smallvec::SmallVec;
 use std::ops::Range;
 

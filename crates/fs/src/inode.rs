@@ -2,9 +2,9 @@
 
 use crate::change::Value;
 use crate::data::LARGEST_FILE;
-use crate::encoding::{Numbers, from_signed, to_signed};
 use crate::tree::Key;
 use block::Result;
+use logkit::leb128::Numbers;
 
 /// Number of an inode. Numbers are never given again, as long as the file system exists.
 pub type InodeNumber = u64;
@@ -250,9 +250,26 @@ impl Inode {
     }
 }
 
+/// Encodes a signed number as an unsigned one: the sign is the lowest bit.
+const fn from_signed(number: i64) -> u64 {
+    ((number << 1) ^ (number >> 63)) as u64
+}
+
+/// Inverse of [`from_signed`].
+const fn to_signed(number: u64) -> i64 {
+    (number >> 1) as i64 ^ -((number & 1) as i64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signed_numbers_survive_and_small_ones_stay_small() {
+        let signed = [0, -1, 1, 64, -65, i64::MAX, i64::MIN];
+        signed.iter().for_each(|number| assert_eq!(to_signed(from_signed(*number)), *number));
+        assert_eq!([0, -1, 1, -2].map(from_signed), [0, 1, 2, 3]);
+    }
 
     #[test]
     fn an_inode_is_read_as_it_was_encoded_and_takes_few_bytes() {

@@ -34,7 +34,6 @@ pub mod cores;
 pub mod data;
 pub mod defrag;
 pub mod directory;
-mod encoding;
 mod extents;
 pub mod file_system;
 mod forest;

@@ -16,13 +16,13 @@
 #[cfg(test)]
 mod tests;
 
-use crate::encoding::{Numbers, put};
 use crate::extents::{AT_ONCE, Blocks, Extent, Place, extents, replace, unmap};
 use crate::forest::Forest;
 use crate::inode::{InodeNumber, kind};
 use crate::snapshots::Moved;
 use crate::tree::Key;
 use block::{Error, Result};
+use logkit::leb128::{Numbers, put};
 use smallvec::SmallVec;
 use std::ops::Range;
 

@@ -2,7 +2,7 @@
 //!
 //! Cells show data of zones that were reset and not erased, of appends that failed, and of former formats. In all of it the audit looks for
 //! - records of logs, by their magic, and in these for writes, edits of the manifest, and pieces of tables;
-//! - the blocks of tables, by their checksums ([`salvage`]): their keys are compressed;
+//! - the blocks of tables, by their checksums (`table::salvage`): their keys are compressed;
 //! - the bytes of the keys themselves, anywhere, for keys of 8 bytes and more.
 //!
 //! Parts of compressed blocks whose other part is gone can't be decoded; their length is reported.

@@ -1,8 +1,8 @@
 //! Writes that take effect together, and their encoding in the write-ahead log.
 
-use crate::encoding::{Source, put_bytes, put_number};
 use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
 use block::{Error, Result};
+use logkit::leb128::{Numbers, put, put_string};
 
 /// A write of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,43 +45,43 @@ impl<'a> Write<'a> {
         match *self {
             Write::Put { key, value, expires } => {
                 target.push(if expires.is_some() { PUT_EXPIRING } else { PUT });
-                put_bytes(target, key);
-                put_bytes(target, value);
+                put_string(target, key);
+                put_string(target, value);
                 if let Some(expires) = expires {
-                    put_number(target, expires);
+                    put(target, expires);
                 }
             }
             Write::Delete { key, deleted } => {
                 target.push(DELETE);
-                put_bytes(target, key);
-                put_number(target, deleted);
+                put_string(target, key);
+                put(target, deleted);
             }
             Write::DeleteRange { from, to, deleted } => {
                 target.push(DELETE_RANGE);
-                put_bytes(target, from);
-                put_bytes(target, to);
-                put_number(target, deleted);
+                put_string(target, from);
+                put_string(target, to);
+                put(target, deleted);
             }
         }
     }
 
     /// Decodes a write, of any size. [`check`](Self::check) refuses writes that are too large before they are applied.
     #[inline]
-    fn decode(source: &mut Source<'a>) -> Result<Self> {
-        let kind = source.byte()?;
+    fn decode(numbers: &mut Numbers<'a>) -> Result<Self> {
+        let kind = numbers.byte()?;
         Ok(match kind {
             PUT | PUT_EXPIRING => {
-                let (key, value) = (source.bytes(usize::MAX)?, source.bytes(usize::MAX)?);
-                let expires = if kind == PUT_EXPIRING { Some(source.number()?) } else { None };
+                let (key, value) = (numbers.string()?, numbers.string()?);
+                let expires = if kind == PUT_EXPIRING { Some(numbers.take()?) } else { None };
                 Write::Put { key, value, expires }
             }
-            DELETE => Write::Delete { key: source.bytes(usize::MAX)?, deleted: source.number()? },
+            DELETE => Write::Delete { key: numbers.string()?, deleted: numbers.take()? },
             DELETE_RANGE => Write::DeleteRange {
-                from: source.bytes(usize::MAX)?,
-                to: source.bytes(usize::MAX)?,
-                deleted: source.number()?,
+                from: numbers.string()?,
+                to: numbers.string()?,
+                deleted: numbers.take()?,
             },
-            kind => return Err(source.corrupt(&format!("a write of unknown kind {kind}"))),
+            kind => return Err(numbers.strange(&format!("have a write of unknown kind {kind}"))),
         })
     }
 
@@ -90,9 +90,9 @@ impl<'a> Write<'a> {
     /// # Errors
     /// [`Error::Corrupt`] at the first write that no version of this program writes; errors of `visit`.
     pub fn decode_all(bytes: &'a [u8], mut visit: impl FnMut(Write<'a>)) -> Result<()> {
-        let mut source = Source::new(bytes, "writes in the write-ahead log");
-        while !source.is_empty() {
-            visit(Write::decode(&mut source)?);
+        let mut numbers = Numbers::new(bytes, "writes in the write-ahead log");
+        while !numbers.rest().is_empty() {
+            visit(Write::decode(&mut numbers)?);
         }
         Ok(())
     }
@@ -150,11 +150,21 @@ impl Batch {
 
     /// The key of a batch that is a single write of a key.
     pub(crate) fn only_key(&self) -> Option<&[u8]> {
-        let mut source = Source::new(&self.bytes, "a batch");
-        match (self.writes, Write::decode(&mut source)) {
+        let mut numbers = Numbers::new(&self.bytes, "a batch");
+        match (self.writes, Write::decode(&mut numbers)) {
             (1, Ok(Write::Put { key, .. } | Write::Delete { key, .. })) => Some(key),
             _ => None,
         }
+    }
+
+    /// The keys of writes of single keys.
+    pub(crate) fn keys(&self) -> Vec<&[u8]> {
+        let mut keys = Vec::with_capacity(self.writes as usize);
+        self.for_each(|write| match write {
+            Write::Put { key, .. } | Write::Delete { key, .. } => keys.push(key),
+            Write::DeleteRange { .. } => {}
+        });
+        keys
     }
 
     /// Adds a write.

@@ -5,20 +5,18 @@
 //!
 //! Left to others: what is inside a table (`table::verify`), and repair.
 
-use crate::core::Found as FoundShard;
+use crate::core::RecoveredShard;
 use crate::entry::Sequence;
-use crate::manifest::{Extent, TableId, TableMeta};
+use crate::extents::{Extent, ReadAhead, read_runs, runs};
+use crate::manifest::{TableId, TableMeta};
 use crate::recovery::{Replayed, replay_all};
-use crate::table::{Block, BlockHandle, FOOTER_BYTES, Source, Verified, verify};
-use block::{Buffer, Error, Result, ZoneIndex, ZoneState, Zones};
+use crate::table::{Block, BlockHandle, BlockSource, FOOTER_BYTES, Verified, verify};
+use block::{Error, Result, ZoneIndex, ZoneState, Zones};
 use logkit::Layout;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes that are read at a time.
-const READ_BYTES: u64 = 512 << 10;
 /// Number of problems that are described, unless the caller says otherwise.
 pub const MOST_PROBLEMS: usize = 100;
 
@@ -81,60 +79,28 @@ impl Report {
 }
 
 /// The blocks of a table, read in large pieces.
-struct Medium<'a> {
+struct ExtentSource<'a> {
     zones: &'a dyn Zones,
     layout: &'a Layout,
     extents: &'a [Extent],
-    length: u64,
-    /// What was read last, and where it begins.
-    window: RefCell<(u64, Vec<u8>)>,
+    ahead: ReadAhead,
 }
 
-impl Medium<'_> {
-    /// Reads whole blocks of the log from a block of the table on: up to `end`, or to where the table goes on elsewhere.
-    async fn read_blocks(&self, first: u32, end: u32) -> Result<Vec<u8>> {
-        let beyond = || Error::corrupt(format!("block {first} of the log is beyond the table's end"));
-        let found = self.extents.partition_point(|extent| extent.end() <= first);
-        let extent = self.extents.get(found).filter(|extent| extent.first <= first).ok_or_else(beyond)?;
-        let place = extent.place.after(first - extent.first);
-        let blocks = extent.end().min(end) - first;
-        let address = self.layout.address(place.zone, place.position);
-        let (outcome, buffer) =
-            self.zones.read(address, Buffer::new(blocks as usize * self.layout.block_bytes())).await;
-        outcome
-            .map_err(|error| error.in_context(format!("zone {}, block {}", place.zone, place.position)))?;
-        Ok(buffer.filled().to_vec())
-    }
-
-    async fn bytes(&self, offset: u64, length: usize) -> Result<Vec<u8>> {
-        let from_window = || {
-            let window = self.window.borrow();
-            let from = usize::try_from(offset.checked_sub(window.0)?).ok()?;
-            window.1.get(from..from.checked_add(length)?).map(<[u8]>::to_vec)
+impl ExtentSource<'_> {
+    /// Calls `visit` with bytes of the table.
+    async fn with<T>(&self, offset: u64, length: usize, visit: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
+        let read = async |offset, length, most| {
+            read_runs(self.zones, self.layout, &runs(self.extents, self.layout, offset, length, most)?).await
         };
-        if let Some(bytes) = from_window() {
-            return Ok(bytes);
-        }
-        let block = self.layout.block_size.bytes();
-        let wanted = (length as u64 + block).max(READ_BYTES);
-        let first = (offset / block) as u32;
-        let end = (offset + wanted).min(self.length.next_multiple_of(block)).div_ceil(block) as u32;
-        let needed = (offset + length as u64).div_ceil(block) as u32;
-        let (mut window, mut at) = (Vec::new(), first);
-        while at < needed {
-            let read = self.read_blocks(at, end.max(needed)).await?;
-            at += self.layout.blocks_in(read.len() as u64) as u32;
-            window.extend(read);
-        }
-        self.window.replace((u64::from(first) * block, window));
-        from_window().ok_or_else(|| Error::corrupt("a block of the table is beyond its end"))
+        self.ahead.read(offset, length, read, visit).await
     }
 }
 
-impl Source for Medium<'_> {
+impl BlockSource for ExtentSource<'_> {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
+        let copy = |stored: &[u8]| Ok(stored.to_vec());
         let stored =
-            self.bytes(handle.offset, handle.length as usize).await.map_err(|error| match error {
+            self.with(handle.offset, handle.length as usize, copy).await.map_err(|error| match error {
                 Error::Corrupt(_) | Error::Io(_) => {
                     error.in_context(format!("table block at {}", handle.offset))
                 }
@@ -188,19 +154,25 @@ async fn check_table(
     report: &mut Report,
 ) -> Result<Verified> {
     let summary = &table.summary;
-    let window = RefCell::new((0, Vec::new()));
-    let medium = Medium { zones, layout, extents: &table.extents, length: summary.length, window };
+    let source = ExtentSource {
+        zones,
+        layout,
+        extents: &table.extents,
+        ahead: ReadAhead::new(summary.length, layout),
+    };
     let footer = match summary.length.checked_sub(FOOTER_BYTES as u64) {
-        Some(at) => medium.bytes(at, FOOTER_BYTES).await.and_then(|bytes| {
-            bytes.as_slice().try_into().map_err(|_| Error::corrupt("the footer is incomplete"))
-        }),
+        Some(at) => {
+            let footer =
+                |bytes: &[u8]| bytes.try_into().map_err(|_| Error::corrupt("the footer is incomplete"));
+            source.with(at, FOOTER_BYTES, footer).await
+        }
         None => Err(Error::corrupt(format!("a length of {} bytes", summary.length))),
     };
-    verify(&medium, summary, footer, &mut |detail| report.note(Some((shard, table.id)), detail)).await
+    verify(&source, summary, footer, &mut |detail| report.note(Some((shard, table.id)), detail)).await
 }
 
 /// Looks for tables of a level below level 0 that overlap, and for sequences that were never given.
-fn check_levels(shard: u16, found: &FoundShard, report: &mut Report) {
+fn check_levels(shard: u16, found: &RecoveredShard, report: &mut Report) {
     let mut levels: BTreeMap<u8, Vec<&TableMeta>> = BTreeMap::new();
     let newest: Sequence = found.manifest.flushed.sequence;
     for table in &found.manifest.tables {
@@ -222,12 +194,7 @@ fn check_levels(shard: u16, found: &FoundShard, report: &mut Report) {
     for (level, tables) in levels.iter_mut().filter(|(level, _)| **level > 0) {
         tables.sort_by(|a, b| a.summary.smallest.cmp(&b.summary.smallest));
         for pair in tables.windows(2) {
-            let (first, second) = (&pair[0].summary, &pair[1].summary);
-            let overlaps = match first.largest_excluded {
-                true => first.largest > second.smallest,
-                false => first.largest >= second.smallest,
-            };
-            if overlaps {
+            if !pair[0].summary.ends_before(&pair[1].summary.smallest) {
                 let detail = format!("overlaps table {} of level {level}", pair[0].id);
                 report.note(Some((shard, pair[1].id)), detail);
             }
@@ -241,7 +208,7 @@ async fn check_extents(
     zones: &dyn Zones,
     layout: &Layout,
     pool: &logkit::ZonePool,
-    shards: &[FoundShard],
+    shards: &[RecoveredShard],
     report: &mut Report,
 ) -> Result<()> {
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;

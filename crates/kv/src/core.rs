@@ -17,7 +17,7 @@ use crate::gate::{Entered, KeyGate};
 use crate::item::{Body, Flushed, Item, LONGEST_META, Part, encode_parts};
 use crate::manifest::{Manifest, TableId, table_stream, write_stream};
 use crate::memtable::Memtable;
-use crate::policy::{Compaction, Lives, Placement};
+use crate::policy::{Compaction, Lifetimes, Placement};
 use crate::settings::{Acknowledge, Settings};
 use crate::tables::{BlockCache, Table, TableFile};
 use block::{Error, Result};
@@ -144,7 +144,7 @@ pub struct Core {
     /// Held during a compaction: there is one at a time.
     pub(crate) compacting: Rc<Semaphore>,
     pub(crate) placement: Box<dyn Placement>,
-    pub(crate) lives: RefCell<Lives>,
+    pub(crate) lifetimes: RefCell<Lifetimes>,
     /// Buffers or tables have changed.
     pub(crate) changed: Notify,
     pending: RefCell<Pending>,
@@ -171,8 +171,8 @@ pub struct Core {
     /// The store is being closed.
     pub(crate) stopping: Notify,
     /// Permits of batches for several shards, on the home.
-    pub(crate) joints: Rc<Semaphore>,
-    pub(crate) next_joint: Cell<u64>,
+    pub(crate) cross_shard: Rc<Semaphore>,
+    pub(crate) next_cross_shard: Cell<u64>,
     /// What batches for several shards hold of the gate.
     pub(crate) entered: RefCell<BTreeMap<u64, Entered>>,
 }
@@ -216,7 +216,7 @@ pub(crate) struct Incomplete {
 }
 
 /// State of a shard that was found on the medium, or that of a new one.
-pub struct Found {
+pub struct RecoveredShard {
     /// Its manifest.
     pub manifest: Manifest,
     /// Writes after those in tables, in the order of the log.
@@ -241,7 +241,7 @@ impl Core {
         (shard, shards): (u16, u16),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
         settings: &Settings,
-        found: Found,
+        found: RecoveredShard,
         erasure: impl FnOnce(&Rc<Kit>) -> Arc<Erasure>,
         checkpoint_size: &Arc<CheckpointSize>,
     ) -> Result<Rc<Self>> {
@@ -252,7 +252,7 @@ impl Core {
         let erasure = erasure(&kit);
         let own = [write_stream(shard), table_stream(shard)];
         let (lanes, steps) = (kit.settings.appends_in_flight, kit.settings.most_steps);
-        let Found { manifest, writes } = found;
+        let RecoveredShard { manifest, writes } = found;
         let core = Rc::new(Core {
             shard,
             shards,
@@ -274,7 +274,7 @@ impl Core {
             compaction: settings.compaction(shards, u64::from(kit.layout.zones) * zone_bytes(&kit.layout))?,
             compacting: Semaphore::new(1),
             placement,
-            lives: RefCell::default(),
+            lifetimes: RefCell::default(),
             changed: Notify::new(),
             pending: RefCell::default(),
             has_pending: Notify::new(),
@@ -290,8 +290,8 @@ impl Core {
             background_error: RefCell::default(),
             erasure: erasure.clone(),
             stopping: Notify::new(),
-            joints: Semaphore::new(crate::joint::MOST_JOINTS),
-            next_joint: Cell::new(0),
+            cross_shard: Semaphore::new(crate::cross_shard::MOST_CROSS_SHARD),
+            next_cross_shard: Cell::new(0),
             entered: RefCell::default(),
             settings: settings.clone(),
             kit,

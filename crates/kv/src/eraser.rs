@@ -3,8 +3,8 @@
 use crate::core::{Core, Levels};
 use crate::entry::Timestamp;
 use crate::erasure::GRANTS;
+use crate::extents::Extent;
 use crate::item::Item;
-use crate::manifest::Extent;
 use crate::memtable::Memtable;
 use crate::policy::placement::LOG;
 use crate::tables::{Table, TableFile};

@@ -1,6 +1,6 @@
-//! Writes and updates (read, then write) of the same key take turns, in the order in which they arrive.
+//! Writes and updates (read, then write) of the same keys take turns, in the order in which they arrive.
 //!
-//! Keys share a number of slots by their hash. Writes of a slot are in it together; an update has it alone.
+//! Keys share a number of slots by their hash. Writes of a slot are in it together; an update has the slots of its keys alone.
 
 use crate::batch::{Batch, Write};
 use crate::table::key_hash;
@@ -30,41 +30,48 @@ impl Default for KeyGate {
 /// Permits that are held until this is dropped.
 pub type Entered = SmallVec<[Permit; 2]>;
 
+/// Slots of keys.
+type Slots = SmallVec<[usize; 4]>;
+
 fn slot_of(key: &[u8]) -> usize {
     (key_hash(key) >> 32) as usize % SLOTS
 }
 
 impl KeyGate {
-    /// Enters with the writes of a batch, once no update has a slot of theirs. Slots are entered in rising order, so that no two
-    /// batches wait for each other.
+    /// Enters with the writes of a batch, once no update has a slot of theirs.
     pub async fn enter(&self, batch: &Batch) -> Entered {
         let mut entered = Entered::new();
         if let Some(key) = batch.only_key() {
             entered.push(self.slots[slot_of(key)].acquire(1).await);
             return entered;
         }
-        let mut slots: SmallVec<[usize; 4]> = SmallVec::new();
+        let mut slots = Slots::new();
         let mut deletes_range = false;
         batch.for_each(|write| match write {
             Write::Put { key, .. } | Write::Delete { key, .. } => slots.push(slot_of(key)),
             Write::DeleteRange { .. } => deletes_range = true,
         });
-        slots.sort_unstable();
-        slots.dedup();
         if deletes_range {
             entered.push(self.updates.acquire(PERMITS).await);
         }
-        for slot in slots {
-            entered.push(self.slots[slot].acquire(1).await);
-        }
+        self.enter_slots(slots, 1, &mut entered).await;
         entered
     }
 
-    /// Enters to update a key, once no write and no other update has its slot.
-    pub async fn update(&self, key: &[u8]) -> Entered {
+    /// Enters to update keys, once no write and no other update has their slots.
+    pub async fn enter_alone<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) -> Entered {
         let mut entered = Entered::new();
         entered.push(self.updates.acquire(1).await);
-        entered.push(self.slots[slot_of(key)].acquire(PERMITS).await);
+        self.enter_slots(keys.map(slot_of).collect(), PERMITS, &mut entered).await;
         entered
+    }
+
+    /// Takes permits of slots in rising order, so that no two batches wait for each other.
+    async fn enter_slots(&self, mut slots: Slots, permits: usize, entered: &mut Entered) {
+        slots.sort_unstable();
+        slots.dedup();
+        for slot in slots {
+            entered.push(self.slots[slot].acquire(permits).await);
+        }
     }
 }

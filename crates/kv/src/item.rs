@@ -3,17 +3,18 @@
 //! The stream of users has the writes of clients, the write-ahead log. The stream of the cleaner has pieces of tables, also those that the
 //! cleaner moves, and edits of the manifest. Writes and edits are in the meta of their record if they are short, else in its data.
 
-use crate::encoding::{Source, put_number};
 use crate::entry::Sequence;
 use crate::manifest::{Edit, TableId};
 use crate::tables::TableFile;
 use block::{Buffer, Data, Error, Payload, Result};
+use logkit::leb128::{Numbers, put, put_string};
 use logkit::scan::Found;
 use logkit::{Entry, StreamId};
 use runtime::RequestKey;
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::rc::Rc;
+use zones::bytes::Reader;
 
 /// Most bytes of writes or of an edit that are in the meta of a record.
 const MOST_INLINE: usize = 3 << 10;
@@ -50,8 +51,8 @@ pub struct Part<'a> {
 pub fn encode_parts<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for part in parts {
-        put_number(&mut bytes, part.shard.into());
-        crate::encoding::put_bytes(&mut bytes, part.bytes);
+        put(&mut bytes, part.shard.into());
+        put_string(&mut bytes, part.bytes);
     }
     bytes
 }
@@ -61,11 +62,11 @@ pub fn encode_parts<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<u8> {
 /// # Errors
 /// [`Error::Corrupt`] for bytes that no version of this program writes; errors of `visit`.
 pub fn decode_parts<'a>(bytes: &'a [u8], mut visit: impl FnMut(Part<'a>) -> Result<()>) -> Result<()> {
-    let mut source = Source::new(bytes, "a record of the write-ahead log");
-    while !source.is_empty() {
-        let shard = source.number()?;
-        let shard = u16::try_from(shard).map_err(|_| source.corrupt(&format!("shard {shard}")))?;
-        visit(Part { shard, bytes: source.bytes(usize::MAX)? })?;
+    let mut numbers = Numbers::new(bytes, "a record of the write-ahead log");
+    while !numbers.rest().is_empty() {
+        let shard = numbers.take()?;
+        let shard = u16::try_from(shard).map_err(|_| numbers.strange(&format!("names shard {shard}")))?;
+        visit(Part { shard, bytes: numbers.string()? })?;
     }
     Ok(())
 }
@@ -338,14 +339,14 @@ impl Recorded {
     /// # Errors
     /// [`Error::Corrupt`] for meta that no version of this program writes.
     pub fn decode_all(record: &Found) -> Result<Vec<Recorded>> {
-        let mut source = Source::new(&record.meta, "the meta of a record");
+        let mut reader = Reader::new(&record.meta, "the meta of a record");
         let mut items = Vec::new();
         let mut left = record.header.blocks;
-        while !source.is_empty() {
-            let item = Recorded::decode(&mut source)?;
+        while reader.remaining() > 0 {
+            let item = Recorded::decode(&mut reader)?;
             left = left
                 .checked_sub(item.blocks())
-                .ok_or_else(|| source.corrupt("more blocks than the record has"))?;
+                .ok_or_else(|| reader.strange("names more blocks than the record has"))?;
             items.push(item);
         }
         match left {
@@ -354,37 +355,30 @@ impl Recorded {
         }
     }
 
-    fn decode(source: &mut Source<'_>) -> Result<Self> {
-        let kind = source.byte()?;
+    fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+        let kind = reader.u8()?;
         match kind {
             PIECE => {
-                let table = u64::from_le_bytes(array(source)?);
+                let table = reader.u64()?;
                 let [first, blocks, zone, position] =
-                    [word(source)?, word(source)?, word(source)?, word(source)?];
+                    [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
                 Ok(Recorded::Piece { table, first, blocks, from: Place { zone, position } })
             }
             WRITES | EDIT => {
-                let is_inline = source.byte()?;
-                let (length, offset) = (word(source)?, word(source)?);
+                let is_inline = reader.u8()?;
+                let (length, offset) = (reader.u32()?, reader.u32()?);
                 let (inline, blocks) = match is_inline {
-                    0 => (None, word(source)?),
-                    1 if offset == 0 => (Some(source.take(length as usize)?.to_vec()), 0),
-                    _ => return Err(source.corrupt("an item that is neither in the meta nor in the data")),
+                    0 => (None, reader.u32()?),
+                    1 if offset == 0 => (Some(reader.bytes(length as usize)?.to_vec()), 0),
+                    _ => {
+                        return Err(reader.strange("has an item that is neither in the meta nor in the data"));
+                    }
                 };
                 Ok(Recorded::Body { is_edit: kind == EDIT, length, offset, inline, blocks })
             }
-            kind => Err(source.corrupt(&format!("an item of unknown kind {kind}"))),
+            kind => Err(reader.strange(&format!("has an item of unknown kind {kind}"))),
         }
     }
-}
-
-fn array<const N: usize>(source: &mut Source<'_>) -> Result<[u8; N]> {
-    let bytes = source.take(N)?;
-    Ok(std::array::from_fn(|at| bytes[at]))
-}
-
-fn word(source: &mut Source<'_>) -> Result<u32> {
-    Ok(u32::from_le_bytes(array(source)?))
 }
 
 /// Position in the log of a shard up to which writes are in tables.

@@ -6,9 +6,9 @@
 use crate::buffer::WriteBuffer;
 use crate::core::{Core, add};
 use crate::cursor::Cursor;
-use crate::cursors::{AnyCursor, LevelCursor};
 use crate::entry::{Entry, RangeTombstone, Timestamp};
 use crate::item::{Item, Place};
+use crate::level_cursor::{AnyCursor, LevelCursor};
 use crate::manifest::{Edit, TableId, TableMeta};
 use crate::merge::Merge;
 use crate::policy::{Job, NewTable, TableView, Tree};
@@ -37,7 +37,7 @@ pub(crate) struct Output {
 }
 
 /// Writes tables one after another.
-struct Writer<'a> {
+struct TableWriter<'a> {
     core: &'a Rc<Core>,
     level: usize,
     class: u8,
@@ -50,9 +50,9 @@ struct Writer<'a> {
     written: u64,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> TableWriter<'a> {
     fn new(core: &'a Rc<Core>, level: usize, class: u8) -> Self {
-        Writer {
+        TableWriter {
             core,
             level,
             class,
@@ -276,7 +276,7 @@ impl Core {
     fn class_of(&self, level: usize, oldest: Option<Timestamp>) -> u8 {
         let last = self.levels.borrow().0.len().saturating_sub(1);
         let due = oldest.and_then(|oldest| self.compaction.due(level, last, oldest));
-        self.placement.place(&NewTable { level, due }, &self.lives.borrow(), self.erasure.now())
+        self.placement.place(&NewTable { level, due }, &self.lifetimes.borrow(), self.erasure.now())
     }
 
     /// Writes a full buffer as a table of level 0, and removes it.
@@ -312,7 +312,7 @@ impl Core {
         .counting(self.erasure.counts_operations().then(|| self.erasure.now()));
         let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
         let mut clipped = Clip::new(kept.collect());
-        let mut writer = Writer::new(self, level, class);
+        let mut writer = TableWriter::new(self, level, class);
         let mut entries = 0;
         cursor.seek_first().await?;
         while let Some(entry) = cursor.entry() {

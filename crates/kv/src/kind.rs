@@ -413,7 +413,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
 /// The store and its server.
 struct KvDoor {
     store: Store,
-    server: Option<Server<Store>>,
+    server: Option<Server>,
 }
 
 impl Part for KvDoor {
@@ -445,14 +445,10 @@ impl Part for KvDoor {
 impl Door for KvDoor {
     fn start(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            let Some(server) = &self.server else { return Ok(()) };
-            let store = self.store.clone();
-            server
-                .start(move || {
-                    let store = store.clone();
-                    async move { Ok(store) }
-                })
-                .await
+            match &self.server {
+                Some(server) => server.start(&self.store).await,
+                None => Ok(()),
+            }
         })
     }
 

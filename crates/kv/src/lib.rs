@@ -5,59 +5,72 @@
 //! has a tree of its own.
 //!
 //! Without I/O of their own:
-//! - [`entry`]: the versions of keys; [`cursor`]: what walks through them in order; [`batch`]: writes that take effect together.
-//! - [`memtable`]: the newest entries, in memory; [`table`]: the format of sorted tables.
-//! - [`merge`]: several cursors as one; [`visible`]: what a snapshot sees of them; [`retention`]: what a compaction keeps of them.
-//! - [`policy`]: which tables are compacted next, and in which zones tables are written; `cleaning`: which zone is cleaned next.
-//! - [`manifest`]: which tables there are; [`item`]: what is appended to the log.
+//! - `entry`: the versions of keys; `cursor`: what walks through them in order; `batch`: writes that take effect together.
+//! - `memtable`: the newest entries, in memory; `table`: the format of sorted tables.
+//! - `merge`: several cursors as one; `visible`: what a snapshot sees of them; `retention`: what a compaction keeps of them.
+//! - `policy`: which tables are compacted next, and in which zones tables are written; `cleaning`: which zone is cleaned next.
+//! - `manifest`: which tables there are; `item`: what is appended to the log.
 //!
 //! A shard:
-//! - [`core`](mod@core): the owner of the log; `buffer`: write buffers; [`tables`]: tables in zones, and the block cache; `gate`: writes of a key take turns.
-//! - `jobs`: flushes and compactions; `compact`: compaction on request; `reads`: gets and scans, `pairs`: what scans return; `joint`: batches and snapshots of all shards.
-//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage. [`erasure`], `eraser`: deletes are persistent in time.
+//! - `core`: the owner of the log; `buffer`: write buffers; `tables`: tables in zones, and the block cache; `extents`: where their blocks are; `gate`: writes of
+//!   a key take turns.
+//! - `jobs`: flushes and compactions; `manual_compaction`: compaction on request; `reads`: gets and scans, `pairs`: what scans return; `level_cursor`: cursors
+//!   of levels; `cross_shard`: batches and snapshots of several shards; `status`: numbers for operators.
+//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage. `erasure`, `eraser`: deletes are persistent in time.
 //!
-//! [`store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks. [`audit`](mod@audit) looks for deleted keys
-//! in the cells of a drive.
+//! [`Store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks. [`audit`](mod@audit) looks for deleted keys
+//! in the cells of a drive. `fuzzing` has what the fuzz targets run.
 //!
 //! Left to others: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
 
 pub mod audit;
-pub mod batch;
+mod batch;
 mod buffer;
 pub mod check;
 mod checkpoint;
 mod cleaning;
-mod compact;
-pub mod core;
-pub mod cursor;
-mod cursors;
-mod encoding;
-pub mod entry;
+mod core;
+mod cross_shard;
+mod cursor;
+mod entry;
 mod eraser;
-pub mod erasure;
+mod erasure;
+mod extents;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
-pub mod item;
+mod item;
+mod iterator;
 mod jobs;
-mod joint;
 pub mod kind;
-pub mod manifest;
-pub mod memtable;
-pub mod merge;
+mod level_cursor;
+mod manifest;
+mod manual_compaction;
+mod memtable;
+mod merge;
+#[cfg(test)]
+mod model;
 mod pairs;
-pub mod policy;
+mod policy;
 mod reads;
 mod recovery;
 pub mod redis;
-pub mod retention;
-pub mod settings;
-pub mod store;
-pub mod table;
-pub mod tables;
-pub mod visible;
+mod retention;
+mod settings;
+mod status;
+mod store;
+mod table;
+mod tables;
+mod visible;
 
-pub use batch::{Batch, Write};
+pub use batch::{Batch, Write, now};
+pub use entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
+pub use iterator::Iterator;
 pub use kind::KIND;
+pub use manifest::MOST_SHARDS;
 pub use pairs::{Pair, Pairs};
 pub use reads::{Scan, Stored};
-pub use settings::{Acknowledge, DeletePersistence, Settings};
-pub use store::{Iterator, Snapshot, Store, TableFacts, Update};
+pub use settings::{Acknowledge, Broken, DeletePersistence, Settings};
+pub use status::TableFacts;
+pub use store::{Snapshot, Store, Update};
+pub use table::{Compression, Options as TableOptions};

@@ -2,8 +2,9 @@
 //!
 //! Edits change it; they are records of the log, and a checkpoint has all of it. Applying an edit twice has no effect.
 
-use crate::entry::{Sequence, Timestamp};
+use crate::entry::Timestamp;
 use crate::erasure::Stale;
+use crate::extents::Extent;
 use crate::item::{Flushed, Place};
 use crate::table::Summary;
 use block::{Error, Result};
@@ -19,24 +20,6 @@ const VERSION: u32 = 2;
 pub const MOST_LEVELS: usize = 8;
 /// Most shards of a store: a record is a member of the streams of all of them.
 pub const MOST_SHARDS: u16 = logkit::record::MOST_LINKS as u16;
-
-/// A run of blocks of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
-    /// First block of the table.
-    pub first: u32,
-    /// Number of blocks.
-    pub blocks: u32,
-    /// Where the first one is.
-    pub place: Place,
-}
-
-impl Extent {
-    /// First block of the table after the run.
-    pub fn end(&self) -> u32 {
-        self.first + self.blocks
-    }
-}
 
 /// A table of a tree.
 #[derive(Debug, Clone, PartialEq)]
@@ -162,11 +145,6 @@ impl Manifest {
         if let Some(flushed) = edit.flushed {
             self.flushed = flushed;
         }
-    }
-
-    /// Largest sequence of a write that is in a table or was.
-    pub fn sequence(&self) -> Sequence {
-        self.flushed.sequence
     }
 }
 

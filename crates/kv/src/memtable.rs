@@ -11,13 +11,11 @@ mod skip_list;
 #[cfg(test)]
 mod tests;
 
-pub use skip_list::MOST_INLINE_BYTES;
-
 use crate::cursor::Cursor;
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
 use crate::visible::RangeTombstones;
 use block::Result;
-use skip_list::{Kind, Place, SkipList, Stored};
+use skip_list::{Position, RecordKind, SkipList, StoredValue};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -118,7 +116,7 @@ impl Memtable {
             memtable: Rc::clone(self),
             at: None,
             sequence: 0,
-            kind: Kind::Put { expires: None },
+            kind: RecordKind::Put { expires: None },
             bytes: Vec::new(),
             key_length: 0,
             large_value: None,
@@ -139,9 +137,9 @@ fn lower(least: &Cell<Option<Timestamp>>, time: Timestamp) {
 #[derive(Debug)]
 pub struct MemtableCursor {
     memtable: Rc<Memtable>,
-    at: Option<Place>,
+    at: Option<Position>,
     sequence: Sequence,
-    kind: Kind,
+    kind: RecordKind,
     /// The key, then the value unless it's a large one.
     bytes: Vec<u8>,
     key_length: usize,
@@ -151,7 +149,7 @@ pub struct MemtableCursor {
 impl MemtableCursor {
     /// Goes to the place that `find` returns.
     #[inline]
-    fn go(&mut self, find: impl FnOnce(&SkipList) -> Option<Place>) -> Result<()> {
+    fn go(&mut self, find: impl FnOnce(&SkipList) -> Option<Position>) -> Result<()> {
         let list = self.memtable.list.borrow();
         self.at = find(&list);
         self.large_value = None;
@@ -160,8 +158,8 @@ impl MemtableCursor {
         self.bytes.clear();
         self.bytes.extend_from_slice(key);
         match value {
-            Stored::Inline(bytes) => self.bytes.extend_from_slice(bytes),
-            Stored::Large(bytes) => self.large_value = Some(Rc::clone(bytes)),
+            StoredValue::Inline(bytes) => self.bytes.extend_from_slice(bytes),
+            StoredValue::Large(bytes) => self.large_value = Some(Rc::clone(bytes)),
         }
         (self.key_length, self.sequence, self.kind) = (key.len(), sequence, kind);
         Ok(())

@@ -2,8 +2,8 @@
 
 use crate::core::{Core, Levels};
 use crate::cursor::Cursor;
-use crate::cursors::{AnyCursor, LevelCursor};
 use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp, Value};
+use crate::level_cursor::{AnyCursor, LevelCursor};
 use crate::memtable::Memtable;
 use crate::merge::Merge;
 use crate::pairs::{Pair, Pairs};
@@ -14,7 +14,7 @@ use block::Result;
 use std::rc::Rc;
 
 /// A value with the time at which it expires.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Stored {
     /// The value.
     pub value: Vec<u8>,
@@ -31,12 +31,17 @@ pub struct Scan {
     pub to: Option<Vec<u8>>,
     /// Whether it goes from the last key of the range down.
     pub is_backward: bool,
-    /// What it sees: entries up to this sequence; `None` for all.
-    pub snapshot: Option<Sequence>,
     /// Most pairs.
     pub most: usize,
     /// Most bytes of pairs, by which it ends after the pair that reaches them.
     pub most_bytes: usize,
+}
+
+impl Scan {
+    /// A scan of the keys from `from` on, of at most `most` pairs.
+    pub fn from(from: Vec<u8>, most: usize) -> Self {
+        Scan { from, to: None, is_backward: false, most, most_bytes: usize::MAX }
+    }
 }
 
 /// The value of an entry, if it has one at this time.
@@ -125,9 +130,9 @@ impl Core {
         Ok(None)
     }
 
-    /// The next pairs of a scan, and whether there are more.
-    pub(crate) async fn scan(&self, mut scan: Scan) -> Result<(Pairs, bool)> {
-        let snapshot = scan.snapshot.unwrap_or(self.sequence.get());
+    /// The next pairs of a scan of a snapshot or of the present, and whether there are more.
+    pub(crate) async fn scan(&self, mut scan: Scan, snapshot: Option<Sequence>) -> Result<(Pairs, bool)> {
+        let snapshot = snapshot.unwrap_or(self.sequence.get());
         let levels = self.levels.borrow().clone();
         let memtables = self.memtables();
         let mut ranges: Vec<Rc<RangeTombstones>> = memtables
@@ -140,7 +145,7 @@ impl Core {
             memtables.iter().map(|memtable| (AnyCursor::Memtable(memtable.cursor()), snapshot)).collect();
         let is_in = |table: &Rc<Table>| {
             let summary = &table.meta.summary;
-            summary.largest >= scan.from && scan.to.as_ref().is_none_or(|to| summary.smallest < *to)
+            !summary.ends_before(&scan.from) && scan.to.as_ref().is_none_or(|to| summary.smallest < *to)
         };
         for table in levels.all().filter(|table| table.meta.summary.range_tombstones > 0 && is_in(table)) {
             let found = table.reader().range_tombstones().await?;

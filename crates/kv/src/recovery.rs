@@ -3,12 +3,12 @@
 //! The writes are replayed into buffers, and written as tables before the store is open, so that it has its memory for new ones.
 
 use crate::checkpoint::CheckpointSize;
-use crate::core::{Core, Found as FoundShard, ReplayedWrites, kit_settings};
+use crate::core::{Core, RecoveredShard, ReplayedWrites, kit_settings};
 use crate::erasure::{Erasure, Stale};
+use crate::extents::{Extent, place};
 use crate::item::{Place, Recorded, decode_parts};
-use crate::manifest::{Edit, Extent, MOST_SHARDS, Manifest, State, table_stream, write_stream};
+use crate::manifest::{Edit, MOST_SHARDS, Manifest, State, table_stream, write_stream};
 use crate::settings::Settings;
-use crate::tables::place;
 use block::{BlockSize, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::Policy;
 use logkit::recovery::{self, Opening};
@@ -40,7 +40,7 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     check_zones(&layout, shards)?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), OWNER, Vec::new());
-    let found = (0..shards).map(|_| FoundShard { manifest: Manifest::default(), writes: Vec::new() });
+    let found = (0..shards).map(|_| RecoveredShard { manifest: Manifest::default(), writes: Vec::new() });
     let homes = start((zones, handle), parts, (found.collect(), Vec::new(), Vec::new()), settings).await?;
     homes[0].with(|core: Rc<Core>| async move { core.take_checkpoint(false).await }).await?;
     Ok(homes)
@@ -65,7 +65,7 @@ fn check_zones(layout: &Layout, shards: u16) -> Result<()> {
 /// What the checkpoint and the records after it say.
 pub(crate) struct Replayed {
     /// State of each shard.
-    pub shards: Vec<FoundShard>,
+    pub shards: Vec<RecoveredShard>,
     /// Zones that must be erased.
     stale: Vec<Stale>,
     clock: u64,
@@ -153,7 +153,7 @@ async fn replay(
     shard: u16,
     mut manifest: Manifest,
     clock: &mut u64,
-) -> Result<FoundShard> {
+) -> Result<RecoveredShard> {
     let (users, tables) = (write_stream(shard), table_stream(shard));
     let covered = &opening.root.covered;
     let is_own = |record: &&Found| {
@@ -224,7 +224,7 @@ async fn replay(
     }
     drop(accounts);
     writes.retain(|replayed| replayed.record > manifest.flushed.record);
-    Ok(FoundShard { manifest, writes })
+    Ok(RecoveredShard { manifest, writes })
 }
 
 /// The shard of the runtime on which a shard of the store is.
@@ -235,7 +235,7 @@ fn place_of(shard: u16) -> ShardIndex {
 async fn start(
     (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
     parts: Parts,
-    (found, stale, unlisted): (Vec<FoundShard>, Vec<Stale>, Vec<(u32, u64)>),
+    (found, stale, unlisted): (Vec<RecoveredShard>, Vec<Stale>, Vec<(u32, u64)>),
     settings: &Settings,
 ) -> Result<Vec<Home<Core>>> {
     let (layout, shards) = (parts.layout, found.len() as u16);

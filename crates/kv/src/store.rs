@@ -4,28 +4,26 @@
 
 use crate::batch::{Batch, Write, now};
 use crate::core::Core;
+use crate::cross_shard::{BatchCondition, Parts};
 use crate::entry::{Sequence, Timestamp};
+use crate::iterator::Iterator;
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
 use crate::recovery;
-use crate::settings::{Acknowledge, DeletePersistence, Settings};
-use block::{Error, Result, Status, ZonesPart};
+use crate::settings::{Acknowledge, Settings};
+use block::{Error, Result, ZonesPart};
 use logkit::{Mover, Owner};
 use runtime::Home;
-use serde_json::json;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Most bytes of a scan's answer from one shard.
 const SCAN_BYTES: usize = 1 << 20;
-/// Pairs that an iterator fetches at a time.
-const FETCHED: usize = 64;
 
 /// An open store.
 #[derive(Clone)]
 pub struct Store {
-    homes: Arc<[Home<Core>]>,
+    pub(crate) homes: Arc<[Home<Core>]>,
     zones: Arc<dyn ZonesPart>,
     acknowledge: Acknowledge,
     /// Whether the zones belong to others, who close them.
@@ -205,6 +203,68 @@ impl Store {
     /// # Errors
     /// As [`put`](Self::put); [`Error::Invalid`] for a batch of several shards that is larger than an append to the zones.
     pub async fn write(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        let mut parts = self.divide(&batch)?;
+        match parts.len() {
+            0 => Ok(()),
+            1 => {
+                let (shard, part) = parts.remove(0);
+                self.write_to(&self.homes[usize::from(shard)], part, acknowledge).await
+            }
+            _ => self.write_cross_shard(parts, BatchCondition::Always, acknowledge).await.map(drop),
+        }
+    }
+
+    /// Writes a batch, each shard's part of it on its own: of the writes of a key all take effect, in their order. After an error any part may have taken
+    /// effect.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub async fn write_by_shard(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
+        let parts = self.divide(&batch)?.into_iter();
+        let written =
+            parts.map(|(shard, part)| self.write_to(&self.homes[usize::from(shard)], part, acknowledge));
+        runtime::join_all(written).await.into_iter().collect()
+    }
+
+    /// Writes a batch of puts and deletes as a whole if none of its keys exists, with no other write of them between; returns whether it did.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); [`Error::Invalid`] for a batch that deletes a range.
+    pub async fn write_if_absent(&self, batch: Batch, acknowledge: Acknowledge) -> Result<bool> {
+        if batch.keys().len() < batch.len() as usize {
+            return Err(Error::invalid(
+                "a conditional batch that deletes a range; expected writes of single keys",
+            ));
+        }
+        let mut parts = self.divide(&batch)?;
+        match parts.len() {
+            0 => Ok(true),
+            1 => {
+                let (shard, part) = parts.remove(0);
+                let write =
+                    move |core: Rc<Core>| async move { core.write_if_absent(part, acknowledge).await };
+                self.homes[usize::from(shard)].with(write).await
+            }
+            _ => self.write_cross_shard(parts, BatchCondition::AllAbsent, acknowledge).await,
+        }
+    }
+
+    async fn write_cross_shard(
+        &self,
+        parts: Parts,
+        condition: BatchCondition,
+        acknowledge: Acknowledge,
+    ) -> Result<bool> {
+        let write = move |core: Rc<Core>| async move { core.write_cross_shard(parts, condition).await };
+        let is_met = self.homes[0].with(write).await?;
+        if is_met && acknowledge == Acknowledge::Flushed {
+            self.flush().await?;
+        }
+        Ok(is_met)
+    }
+
+    /// Checks the writes of a batch, and divides them among the shards that have any.
+    fn divide(&self, batch: &Batch) -> Result<Parts> {
         let shards = self.homes.len();
         let mut parts: Vec<Batch> = vec![Batch::new(); shards];
         let mut checked = Ok(());
@@ -220,23 +280,7 @@ impl Store {
             }
         });
         checked?;
-        let mut parts: Vec<(u16, Batch)> = (0..).zip(parts).filter(|(_, part)| !part.is_empty()).collect();
-        match parts.len() {
-            0 => Ok(()),
-            1 => {
-                let (shard, part) = parts.remove(0);
-                self.write_to(&self.homes[usize::from(shard)], part, acknowledge).await
-            }
-            _ => {
-                self.homes[0]
-                    .with(move |core: Rc<Core>| async move { core.write_joint(parts).await })
-                    .await?;
-                match acknowledge {
-                    Acknowledge::Flushed => self.flush().await,
-                    _ => Ok(()),
-                }
-            }
-        }
+        Ok((0..).zip(parts).filter(|(_, part)| !part.is_empty()).collect())
     }
 
     /// Reads a key and writes it, with no other write of the key between: `change` gets the present value, and returns what to write, if anything, and
@@ -251,7 +295,7 @@ impl Store {
     ) -> Result<R> {
         let (home, key, acknowledge) = (self.home(key), key.to_vec(), self.acknowledge);
         let update = move |core: Rc<Core>| async move {
-            let entered = core.gate.update(&key).await;
+            let entered = core.gate.enter_alone([key.as_slice()].into_iter()).await;
             let (update, result) = change(core.get(&key, None).await?);
             if let Some(update) = update {
                 let write = match &update {
@@ -279,12 +323,14 @@ impl Store {
     pub async fn scan(&self, snapshot: Option<&Snapshot>, scan: Scan) -> Result<(Pairs, bool)> {
         let asked = self.homes.iter().enumerate().map(|(shard, home)| {
             let mut scan = scan.clone();
-            scan.snapshot = snapshot.map(|snapshot| snapshot.sequences[shard]);
+            let sequence = snapshot.map(|snapshot| snapshot.sequences[shard]);
             scan.most_bytes = scan.most_bytes.min(SCAN_BYTES);
             async move {
                 match home.is_here() {
-                    true => home.get()?.scan(scan).await,
-                    false => home.with(move |core: Rc<Core>| async move { core.scan(scan).await }).await,
+                    true => home.get()?.scan(scan, sequence).await,
+                    false => {
+                        home.with(move |core: Rc<Core>| async move { core.scan(scan, sequence).await }).await
+                    }
                 }
             }
         });
@@ -311,17 +357,7 @@ impl Store {
     /// [`Error::Closed`].
     pub async fn iterate(&self, from: &[u8], to: Option<&[u8]>) -> Result<Iterator> {
         let snapshot = self.snapshot().await?;
-        let (from, to) = (from.to_vec(), to.map(<[u8]>::to_vec));
-        Ok(Iterator {
-            store: self.clone(),
-            snapshot,
-            from,
-            to,
-            fetched: Pairs::new(),
-            at: 0,
-            is_backward: false,
-            has_more: false,
-        })
+        Ok(Iterator::new(self.clone(), snapshot, from.to_vec(), to.map(<[u8]>::to_vec)))
     }
 
     /// Makes durable what was acknowledged.
@@ -427,82 +463,7 @@ impl Store {
             false => closed.and(self.zones.close().await),
         }
     }
-
-    /// The tables of all shards.
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub async fn tables(&self) -> Result<Vec<TableFacts>> {
-        let mut tables = Vec::new();
-        for home in self.homes.iter() {
-            tables.extend(home.with(|core: Rc<Core>| async move { Ok(core.table_facts()) }).await?);
-        }
-        Ok(tables)
-    }
-
-    /// Numbers for operators.
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub async fn status(&self) -> Result<Status> {
-        let mut shards = Vec::new();
-        for home in self.homes.iter() {
-            shards.push(home.with(|core: Rc<Core>| async move { Ok(core.status()) }).await?);
-        }
-        let mut status = Status::new();
-        status.insert("shards".into(), json!(self.homes.len()));
-        let sum = |name: &str| shards.iter().filter_map(|shard| shard.get(name)?.as_u64()).sum::<u64>();
-        for name in SUMMED {
-            status.insert((*name).into(), json!(sum(name)));
-        }
-        let overdue = sum("tombstones_overdue");
-        let home =
-            self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
-        status.extend(home);
-        let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
-        status.insert("levels".into(), levels.collect());
-        Ok(status)
-    }
 }
-
-/// What is known of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TableFacts {
-    /// Its shard.
-    pub shard: u16,
-    /// Its level.
-    pub level: u8,
-    /// Size in bytes.
-    pub bytes: u64,
-    /// Number of entries, with tombstones.
-    pub entries: u64,
-    /// Number of tombstones, of keys and of ranges.
-    pub tombstones: u64,
-    /// Time at which it was written.
-    pub created: Timestamp,
-    /// Time of the oldest deletion in it.
-    pub oldest_tombstone: Option<Timestamp>,
-}
-
-/// Numbers of shards whose sum is that of the store.
-const SUMMED: &[&str] = &[
-    "tables",
-    "table_bytes",
-    "entries",
-    "tombstones",
-    "buffer_bytes",
-    "client_bytes",
-    "flushed_bytes",
-    "compacted_bytes",
-    "written_bytes",
-    "moved_bytes",
-    "compactions",
-    "stalls",
-    "cache_bytes",
-    "cache_hits",
-    "cache_misses",
-    "snapshots",
-];
 
 /// What an update writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -545,233 +506,4 @@ fn join(answers: Vec<(Pairs, bool)>, is_backward: bool, most: usize) -> (Pairs, 
         has_more = true;
     }
     (pairs.into_iter().collect(), has_more)
-}
-
-/// Walks through the keys of a snapshot, in both directions.
-#[derive(Debug)]
-pub struct Iterator {
-    store: Store,
-    snapshot: Snapshot,
-    from: Vec<u8>,
-    to: Option<Vec<u8>>,
-    /// Pairs in the direction in which it goes.
-    fetched: Pairs,
-    at: usize,
-    is_backward: bool,
-    /// Whether there are more after those that were fetched.
-    has_more: bool,
-}
-
-impl Iterator {
-    /// The key and the value at which it is; `None` where there is none.
-    pub fn pair(&self) -> Option<(&[u8], &[u8])> {
-        self.fetched.get(self.at).map(|pair| (pair.key, pair.value))
-    }
-
-    /// Time at which the key at which it is expires; `None` for never, and where there is no key.
-    pub fn expires(&self) -> Option<Timestamp> {
-        self.fetched.get(self.at)?.expires
-    }
-
-    /// The snapshot that it walks through.
-    pub fn snapshot(&self) -> &Snapshot {
-        &self.snapshot
-    }
-
-    async fn fetch(&mut self, from: Vec<u8>, to: Option<Vec<u8>>, is_backward: bool) -> Result<()> {
-        let scan = Scan { from, to, is_backward, snapshot: None, most: FETCHED, most_bytes: SCAN_BYTES };
-        let (pairs, has_more) = self.store.scan(Some(&self.snapshot), scan).await?;
-        (self.fetched, self.has_more, self.at, self.is_backward) = (pairs, has_more, 0, is_backward);
-        Ok(())
-    }
-
-    /// Goes to the first key.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn seek_first(&mut self) -> Result<()> {
-        self.fetch(self.from.clone(), self.to.clone(), false).await
-    }
-
-    /// Goes to the last key.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn seek_last(&mut self) -> Result<()> {
-        self.fetch(self.from.clone(), self.to.clone(), true).await
-    }
-
-    /// Goes to the first key that isn't before `key`.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn seek(&mut self, key: &[u8]) -> Result<()> {
-        self.fetch(self.from.clone().max(key.to_vec()), self.to.clone(), false).await
-    }
-
-    /// Goes to the last key that is before `key`.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn seek_before(&mut self, key: &[u8]) -> Result<()> {
-        let to = self.to.clone().map_or_else(|| key.to_vec(), |to| to.min(key.to_vec()));
-        self.fetch(self.from.clone(), Some(to), true).await
-    }
-
-    /// Goes to the next key, from one.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn next(&mut self) -> Result<()> {
-        let Some(Pair { key, .. }) = self.fetched.get(self.at) else { return Ok(()) };
-        if !self.is_backward && (self.at + 1 < self.fetched.len() || !self.has_more) {
-            self.at += 1;
-            return Ok(());
-        }
-        // The first key after this one.
-        let mut after = key.to_vec();
-        after.push(0);
-        self.fetch(after, self.to.clone(), false).await
-    }
-
-    /// Goes to the key before, from one.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn previous(&mut self) -> Result<()> {
-        let Some(Pair { key, .. }) = self.fetched.get(self.at) else { return Ok(()) };
-        if self.is_backward && (self.at + 1 < self.fetched.len() || !self.has_more) {
-            self.at += 1;
-            return Ok(());
-        }
-        let key = key.to_vec();
-        self.fetch(self.from.clone(), Some(key), true).await
-    }
-}
-
-impl Core {
-    fn table_facts(&self) -> Vec<TableFacts> {
-        let facts = |table: &Rc<crate::tables::Table>| {
-            let summary = &table.meta.summary;
-            TableFacts {
-                shard: self.shard,
-                level: table.meta.level,
-                bytes: summary.length,
-                entries: summary.entries,
-                tombstones: summary.tombstones + summary.range_tombstones,
-                created: table.meta.created,
-                oldest_tombstone: summary.oldest_tombstone,
-            }
-        };
-        self.levels.borrow().all().map(facts).collect()
-    }
-
-    /// Numbers of this shard.
-    fn status(&self) -> Status {
-        let levels = self.levels.borrow().clone();
-        let sum = |of: fn(&crate::table::Summary) -> u64| {
-            levels.all().map(|table| of(&table.meta.summary)).sum::<u64>()
-        };
-        let buffers = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum::<usize>()
-            + self.active.borrow().memtable.bytes();
-        let (cache_bytes, hits, misses) = self.cache.statistics();
-        let work = &self.work;
-        let mut status = Status::new();
-        let numbers = [
-            ("tables", levels.all().count() as u64),
-            ("table_bytes", sum(|summary| summary.length)),
-            ("entries", sum(|summary| summary.entries)),
-            ("tombstones", sum(|summary| summary.tombstones + summary.range_tombstones)),
-            ("buffer_bytes", buffers as u64),
-            ("client_bytes", work.client_bytes.get()),
-            ("flushed_bytes", work.flushed_bytes.get()),
-            ("compacted_bytes", work.compacted_bytes.get()),
-            ("written_bytes", work.written_bytes.get()),
-            ("moved_bytes", work.moved_bytes.get()),
-            ("compactions", work.compactions.get()),
-            ("stalls", work.stalls.get()),
-            ("cache_bytes", cache_bytes),
-            ("cache_hits", hits),
-            ("cache_misses", misses),
-            ("tombstones_overdue", self.tombstones_overdue()),
-            ("snapshots", self.snapshots.borrow().values().map(|count| u64::from(*count)).sum()),
-        ];
-        status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
-        let levels = levels.0.iter().map(|level| {
-            json!({"tables": level.len(), "bytes": level.iter().map(|table| table.meta.summary.length).sum::<u64>()})
-        });
-        status.insert("levels".into(), levels.collect());
-        status
-    }
-
-    /// Tombstones in tables that should have met all older versions by now.
-    fn tombstones_overdue(&self) -> u64 {
-        let Some(limit) = self.settings.delete_persistence else { return 0 };
-        let late = self.erasure.now().saturating_sub(limit.span().as_millis() as u64);
-        let levels = self.levels.borrow().clone();
-        let is_late = |summary: &crate::table::Summary| {
-            summary.oldest_tombstone.is_some_and(|oldest| self.erasure.known(oldest) < late)
-        };
-        let tables = levels.all().map(|table| &table.meta.summary).filter(|summary| is_late(summary));
-        tables.map(|summary| summary.tombstones + summary.range_tombstones).sum()
-    }
-
-    /// Numbers of the log and of the promise of deletes.
-    fn home_status(&self, tombstones: u64) -> Status {
-        let counters = &self.kit().counters;
-        let block = self.kit().layout.block_size.bytes();
-        let mut status = Status::new();
-        let numbers = [
-            ("zones", u64::from(self.kit().pool.count(|_| true))),
-            ("free_zones", u64::from(self.kit().pool.free())),
-            ("damaged_zones", u64::from(self.kit().pool.damaged())),
-            ("reset_zones", counters.reset_zones.load(Ordering::Relaxed)),
-            ("checkpoints", counters.checkpoints.load(Ordering::Relaxed)),
-            ("log_bytes", counters.user_blocks.load(Ordering::Relaxed) * block),
-            ("overhead_bytes", counters.overhead_blocks.load(Ordering::Relaxed) * block),
-        ];
-        status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
-        if let Some(persistence) = self.settings.delete_persistence {
-            let (overdue, late, longest) = self.erasure.alarms();
-            let is_overdue = overdue > 0 || tombstones > 0;
-            let mut promise = json!({
-                "tombstones_overdue": tombstones,
-                "zones_overdue": overdue,
-                "zones_late": late,
-                "reason": self.why_overdue(is_overdue),
-            });
-            match persistence {
-                DeletePersistence::Time(time) => {
-                    promise["seconds"] = json!(time.as_secs_f64());
-                    promise["longest_zone_seconds"] = json!(longest as f64 / 1000.0);
-                }
-                DeletePersistence::Operations(count) => {
-                    promise["operations"] = json!(count);
-                    promise["longest_zone_operations"] = json!(longest);
-                }
-            }
-            status.insert("delete_persistence".into(), promise);
-        }
-        status
-    }
-
-    /// Why zones are overdue; empty where none is.
-    fn why_overdue(&self, is_overdue: bool) -> String {
-        if !is_overdue {
-            return String::new();
-        }
-        if let Some(error) = self.kit().failure().or_else(|| self.kit().stuck()) {
-            return error.to_string();
-        }
-        if let Some(error) = &*self.background_error.borrow() {
-            return error.to_string();
-        }
-        if !self.snapshots.borrow().is_empty() {
-            return "a snapshot or an iterator is older than the deadline".to_owned();
-        }
-        if self.kit().pool.damaged() > 0 {
-            return "a zone can't be read, written or reset".to_owned();
-        }
-        "zones are being emptied".to_owned()
-    }
 }

@@ -1,7 +1,7 @@
 //! The format of sorted tables: entries in order, in blocks that are compressed and checked one by one.
 //!
 //! - A [`Builder`] turns entries into bytes and a [`Summary`]; the store writes the bytes and keeps the summary in its manifest.
-//! - A [`Reader`] finds entries with the blocks that its [`Source`] gives it: a point read costs one data block where filter and
+//! - A [`Reader`] finds entries with the blocks that its [`BlockSource`] gives it: a point read costs one data block where filter and
 //!   index are cached. [`TableCursor`] walks through a table in both directions.
 //! - A [`Block`] is what a block cache holds: decoded and checked.
 //!
@@ -24,14 +24,13 @@ mod stored;
 mod summary;
 #[cfg(test)]
 mod tests;
-mod varint;
 mod verify;
 
 pub use self::block::Block;
 pub use self::builder::Builder;
 pub use self::cursor::TableCursor;
 pub use self::filter::key_hash;
-pub use self::reader::{Found, Reader, Source};
+pub use self::reader::{BlockSource, Reader};
 pub use self::stored::BlockHandle;
 pub use self::summary::{FOOTER_BYTES, Summary, decode_footer};
 pub use self::verify::{Verified, verify};

@@ -2,9 +2,10 @@
 
 use crate::entry::{Sequence, Timestamp};
 use crate::erasure::Erasure;
+use crate::extents::{Extent, ReadAhead, place, read_runs, runs};
 use crate::item::Place;
-use crate::manifest::{Extent, TableId, TableMeta};
-use crate::table::{Block, BlockHandle, Reader, Source, TableCursor};
+use crate::manifest::{TableId, TableMeta};
+use crate::table::{Block, BlockHandle, BlockSource, Reader, TableCursor};
 use block::{Buffer, Error, Result};
 use logkit::Kit;
 use logkit::readers::ShardReads;
@@ -14,9 +15,6 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Most bytes that a sequential read asks for at a time.
-const READ_AHEAD: usize = 512 << 10;
 
 /// The blocks of a table. They are live as long as anything uses the table.
 pub struct TableFile {
@@ -109,78 +107,25 @@ impl TableFile {
             .for_each(|extent| visit(*extent));
     }
 
-    /// Reads bytes of the table.
+    /// Reads the blocks with `length` bytes from `offset` on.
     pub(crate) async fn read(&self, reads: &ShardReads, offset: u64, length: usize) -> Result<Buffer> {
-        let block = self.kit.layout.block_bytes();
-        let first = offset / block as u64;
-        let end = (offset + length as u64).div_ceil(block as u64);
+        self.read_ahead(reads, offset, length, length).await
+    }
+
+    /// Reads the blocks with `length` bytes from `offset` on, and those that follow them in their zone, up to `most` bytes.
+    async fn read_ahead(
+        &self,
+        reads: &ShardReads,
+        offset: u64,
+        length: usize,
+        most: usize,
+    ) -> Result<Buffer> {
         // From the lookup until the read has ended, no zone is reset.
         let _reading = reads.begin();
-        let mut pieces = Vec::with_capacity(1);
-        let mut at = first;
-        while at < end {
-            let extents = self.extents.borrow();
-            let found = extents.partition_point(|extent| u64::from(extent.end()) <= at);
-            let Some(extent) = extents.get(found).filter(|extent| u64::from(extent.first) <= at) else {
-                return Err(Error::corrupt(format!("table {}: block {at} is beyond its end", self.id)));
-            };
-            let taken = u64::from(extent.end()).min(end) - at;
-            pieces.push((extent.place.after((at - u64::from(extent.first)) as u32), taken as usize));
-            at += taken;
-        }
-        let mut whole: Option<Buffer> = None;
-        for (place, blocks) in pieces {
-            let address = self.kit.layout.address(place.zone, place.position);
-            let (outcome, buffer) = self.kit.zones.read(address, Buffer::new(blocks * block)).await;
-            outcome.map_err(|error| error.in_context(format!("table {} in zone {}", self.id, place.zone)))?;
-            match &mut whole {
-                None => whole = Some(buffer),
-                Some(whole) => {
-                    let mut joined = Buffer::new(whole.len() + buffer.len());
-                    joined.append(whole.filled());
-                    joined.append(buffer.filled());
-                    *whole = joined;
-                }
-            }
-        }
-        Ok(whole.unwrap_or_else(|| Buffer::new(0)))
+        let runs = runs(&self.extents.borrow(), &self.kit.layout, offset, length, most);
+        let read = async { read_runs(&*self.kit.zones, &self.kit.layout, &runs?).await };
+        read.await.map_err(|error| error.in_context(format!("table {}", self.id)))
     }
-}
-
-/// Puts a run of blocks to its place: new ones after the last one, and with `from` those that are still there. `change` is told of the runs that are
-/// live from now on (true) and no more (false).
-pub fn place(extents: &mut Vec<Extent>, run: Extent, from: Place, mut change: impl FnMut(Extent, bool)) {
-    if from == Place::NOWHERE {
-        change(run, true);
-        match extents.last_mut() {
-            Some(last) if last.end() == run.first && last.place.after(last.blocks) == run.place => {
-                last.blocks += run.blocks;
-            }
-            _ => extents.push(run),
-        }
-        return;
-    }
-    let mut placed = Vec::with_capacity(extents.len() + 2);
-    for extent in extents.drain(..) {
-        let (begin, end) = (extent.first.max(run.first), extent.end().min(run.end()));
-        let is_there =
-            begin < end && extent.place.after(begin - extent.first) == from.after(begin - run.first);
-        if !is_there {
-            placed.push(extent);
-            continue;
-        }
-        let part = |first: u32, end: u32, of: Extent| Extent {
-            first,
-            blocks: end - first,
-            place: of.place.after(first - of.first),
-        };
-        let (old, new) = (part(begin, end, extent), part(begin, end, run));
-        change(new, true);
-        change(old, false);
-        let pieces = [part(extent.first, begin, extent), new, part(end, extent.end(), extent)];
-        placed.extend(pieces.into_iter().filter(|piece| piece.blocks > 0));
-    }
-    *extents = placed;
 }
 
 impl Drop for TableFile {
@@ -286,7 +231,7 @@ pub struct Cached {
     reads: Arc<ShardReads>,
 }
 
-impl Source for Cached {
+impl BlockSource for Cached {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
         let key = (self.file.id, handle.offset);
         if let Some(block) = self.cache.get(key) {
@@ -325,29 +270,14 @@ fn decode(file: &TableFile, bytes: &[u8], from: usize, handle: BlockHandle) -> R
 pub struct Sequential {
     file: Rc<TableFile>,
     reads: Arc<ShardReads>,
-    bytes: u64,
-    /// What was read last, and where it begins.
-    window: RefCell<(u64, Buffer)>,
+    ahead: ReadAhead,
 }
 
-impl Source for Sequential {
+impl BlockSource for Sequential {
     async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
-        let (offset, length) = (handle.offset, handle.length as usize);
-        let is_inside = |window: &(u64, Buffer)| {
-            window.0 <= offset && offset + length as u64 <= window.0 + window.1.filled().len() as u64
-        };
-        let is_there = is_inside(&self.window.borrow());
-        if !is_there {
-            let block = self.file.kit.layout.block_size.bytes();
-            let begin = offset - offset % block;
-            let most = self.bytes.next_multiple_of(block).saturating_sub(begin);
-            let wanted = (offset + length as u64 - begin).max(READ_AHEAD as u64).min(most);
-            let buffer = self.file.read(&self.reads, begin, wanted as usize).await?;
-            self.window.replace((begin, buffer));
-        }
-        let window = self.window.borrow();
-        let from = offset.saturating_sub(window.0) as usize;
-        Ok(Arc::new(decode(&self.file, window.1.filled(), from, handle)?))
+        let read = async |offset, length, most| self.file.read_ahead(&self.reads, offset, length, most).await;
+        let decode = |stored: &[u8]| decode(&self.file, stored, 0, handle).map(Arc::new);
+        self.ahead.read(handle.offset, handle.length as usize, read, decode).await
     }
 }
 
@@ -401,8 +331,7 @@ impl Table {
         let source = Sequential {
             file: self.file.clone(),
             reads: reads.clone(),
-            bytes: self.meta.summary.length,
-            window: RefCell::new((0, Buffer::new(0))),
+            ahead: ReadAhead::new(self.meta.summary.length, &self.file.kit.layout),
         };
         TableCursor::new(Rc::new(Reader::new(source, &self.meta.summary)))
     }
@@ -421,44 +350,5 @@ impl Table {
     /// The meta for the manifest, with the present places.
     pub fn present_meta(&self) -> TableMeta {
         TableMeta { extents: self.file.extents(), ..self.meta.clone() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(first: u32, blocks: u32, zone: u32, position: u32) -> Extent {
-        Extent { first, blocks, place: Place { zone, position } }
-    }
-
-    #[test]
-    fn runs_are_appended_joined_and_moved_in_part_only_from_where_they_are() {
-        let mut extents = Vec::new();
-        let mut live = std::collections::BTreeMap::new();
-        let mut put = |extents: &mut Vec<Extent>, run: Extent, from: Place| {
-            place(extents, run, from, |extent, is_new| {
-                let blocks = if is_new { i64::from(extent.blocks) } else { -i64::from(extent.blocks) };
-                *live.entry(extent.place.zone).or_insert(0i64) += blocks;
-            });
-        };
-        put(&mut extents, at(0, 4, 5, 1), Place::NOWHERE);
-        put(&mut extents, at(4, 4, 5, 5), Place::NOWHERE);
-        put(&mut extents, at(8, 2, 6, 1), Place::NOWHERE);
-        assert_eq!(extents, [at(0, 8, 5, 1), at(8, 2, 6, 1)], "neighbours are one run");
-        put(&mut extents, at(2, 3, 7, 1), Place { zone: 5, position: 3 });
-        assert_eq!(extents, [at(0, 2, 5, 1), at(2, 3, 7, 1), at(5, 3, 5, 6), at(8, 2, 6, 1)]);
-        put(&mut extents, at(2, 3, 8, 1), Place { zone: 5, position: 3 });
-        assert_eq!(extents[1], at(2, 3, 7, 1), "it isn't there any more");
-        put(&mut extents, at(0, 8, 9, 1), Place { zone: 5, position: 1 });
-        assert_eq!(
-            extents,
-            [at(0, 2, 9, 1), at(2, 3, 7, 1), at(5, 3, 9, 6), at(8, 2, 6, 1)],
-            "those that are still there"
-        );
-        assert_eq!(
-            live.into_iter().filter(|(_, blocks)| *blocks != 0).collect::<Vec<_>>(),
-            [(6, 2), (7, 3), (9, 5)]
-        );
     }
 }

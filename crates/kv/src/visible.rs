@@ -3,8 +3,6 @@
 //! Of each key it sees the newest entry whose sequence is at most that of the snapshot. The key doesn't exist if there is none, if that
 //! entry is a tombstone or a value that has expired, or if a range tombstone that the snapshot sees deletes it.
 
-#[cfg(test)]
-pub(crate) mod model;
 mod range_tombstones;
 #[cfg(test)]
 mod tests;
@@ -133,7 +131,9 @@ impl<C: Cursor> Visible<C> {
     /// # Errors
     /// What reading returns.
     pub async fn seek_first(&mut self) -> Result<()> {
-        self.seek(&[]).await
+        self.at = At::Nothing;
+        self.cursor.seek(&self.from, self.view.snapshot).await?;
+        self.find_forward(false).await
     }
 
     /// Goes to the last key.
@@ -146,28 +146,6 @@ impl<C: Cursor> Visible<C> {
             Some(to) => self.cursor.seek_before(to, Sequence::MAX).await?,
             None => self.cursor.seek_last().await?,
         }
-        self.find_backward().await
-    }
-
-    /// Goes to the first key that isn't before `key`.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn seek(&mut self, key: &[u8]) -> Result<()> {
-        self.at = At::Nothing;
-        let key = key.max(&self.from);
-        self.cursor.seek(key, self.view.snapshot).await?;
-        self.find_forward(false).await
-    }
-
-    /// Goes to the last key that is before `key`.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn seek_before(&mut self, key: &[u8]) -> Result<()> {
-        self.at = At::Nothing;
-        let key = self.to.as_deref().map_or(key, |to| key.min(to));
-        self.cursor.seek_before(key, Sequence::MAX).await?;
         self.find_backward().await
     }
 

@@ -5,7 +5,7 @@
 //! - [`record`]: records and how they are told from anything else; [`summary`]: the records of a full zone, listed at its end.
 //! - [`root`]: the identity of a log and its newest checkpoint; [`directory`]: the zones of a checkpoint and the owner's part.
 //! - [`sums`]: the checksums of a zone's data blocks, read from its headers.
-//! - [`layout`]: the division of zones into blocks.
+//! - [`layout`]: the division of zones into blocks; [`leb128`]: numbers of variable length.
 //!
 //! Shared by all shards:
 //! - [`pool`]: which zones are free, open, full or dead, and how much of each is live.
@@ -36,6 +36,7 @@ pub mod flusher;
 pub mod kit;
 pub mod lane;
 pub mod layout;
+pub mod leb128;
 pub mod mover;
 pub mod owner;
 pub mod pace;

@@ -17,7 +17,7 @@ use crate::progress::Reading;
 use crate::serve_verb;
 use bench::units;
 use block::Error;
-use kv::redis::store::Range;
+use kv::{Pair, Scan};
 use reach::{Planned, Reached, Walk, copy, with_store};
 use serde_json::{Map, json};
 use std::io::{Read, Write};
@@ -99,7 +99,7 @@ fn put(arguments: &KvPut) -> Result<(), Failure> {
         true => {
             let mut bytes = Vec::new();
             // One byte more than a value may have is enough to refuse it.
-            let most = kv::entry::MOST_VALUE_BYTES as u64 + 1;
+            let most = kv::MOST_VALUE_BYTES as u64 + 1;
             let read = std::io::stdin().lock().take(most).read_to_end(&mut bytes);
             read.map_err(|error| Failure::World(format!("reading the value from standard input: {error}")))?;
             bytes
@@ -139,7 +139,7 @@ fn delete(arguments: &KvDelete) -> Result<(), Failure> {
 }
 
 /// The range of a scan.
-fn range_of(arguments: &KvScan) -> Result<Range, Failure> {
+fn range_of(arguments: &KvScan) -> Result<Scan, Failure> {
     let bytes = |name, argument: &Option<std::ffi::OsString>| {
         argument.as_deref().map(|text| bytes_of(name, text, arguments.hex)).transpose()
     };
@@ -153,7 +153,7 @@ fn range_of(arguments: &KvScan) -> Result<Range, Failure> {
             (to, end) => to.or(end),
         };
     }
-    Ok(Range { from, to, is_backward: arguments.reverse, limit: PAGE_KEYS })
+    Ok(Scan { to, is_backward: arguments.reverse, ..Scan::from(from, PAGE_KEYS) })
 }
 
 fn scan(arguments: KvScan) -> Result<(), Failure> {
@@ -161,31 +161,31 @@ fn scan(arguments: KvScan) -> Result<(), Failure> {
     let store = arguments.store.clone();
     with_store(&store, async move |store: &mut Reached| {
         let mut left = arguments.limit.unwrap_or(u64::MAX);
-        let limit = left.min(PAGE_KEYS as u64) as usize;
-        if limit == 0 {
+        let most = left.min(PAGE_KEYS as u64) as usize;
+        if most == 0 {
             return Ok(());
         }
-        let mut walk = Walk::new(Range { limit, ..range }, arguments.keys);
+        let mut walk = Walk::new(Scan { most, ..range }, arguments.keys);
         while left > 0 {
             let page = walk.next(store).await?;
             if page.is_empty() {
                 break;
             }
             let mut out = String::new();
-            for (key, stored) in page.iter().take(left.min(PAGE_KEYS as u64) as usize) {
+            for Pair { key, value, expires } in page.iter().take(left.min(PAGE_KEYS as u64) as usize) {
                 if arguments.json {
                     let mut object = Map::new();
                     insert(&mut object, "key", key, arguments.hex);
                     if !arguments.keys {
-                        insert(&mut object, "value", &stored.value, arguments.hex);
-                        object.insert("expires".to_owned(), json!(stored.expires));
+                        insert(&mut object, "value", value, arguments.hex);
+                        object.insert("expires".to_owned(), json!(expires));
                     }
                     out += &serde_json::Value::from(object).to_string();
                 } else {
                     out += &shown(key, arguments.hex);
                     if !arguments.keys {
                         out.push('\t');
-                        out += &shown(&stored.value, arguments.hex);
+                        out += &shown(value, arguments.hex);
                     }
                 }
                 out.push('\n');

@@ -1,8 +1,7 @@
 //! The arguments, named as those of `db_bench` where it has them.
 
 use block::{Error, Result};
-use kv::table::Compression;
-use kv::{Acknowledge, DeletePersistence, Settings};
+use kv::{Acknowledge, Compression, DeletePersistence, Settings};
 use std::time::Duration;
 
 /// What to run.
@@ -104,7 +103,7 @@ impl Job {
             let processors = std::thread::available_parallelism().map_or(1, |processors| processors.get());
             job.shards = processors.min(job.threads as usize);
         }
-        if job.benchmarks == ["deletion"] && job.settings.compaction != kv::policy::saturation::NAME {
+        if job.benchmarks == ["deletion"] && job.settings.compaction != Settings::default().compaction {
             job.settings.delete_persistence =
                 Some(DeletePersistence::Time(crate::deletion::persistence(&job)));
         }

@@ -197,7 +197,7 @@ async fn sample(
 
 /// Ages in seconds of the oldest tombstones of tables, with the number of tombstones of each table, rising.
 async fn ages(store: &Store) -> Result<Vec<(f64, u64)>> {
-    let present = kv::batch::now();
+    let present = kv::now();
     let tables = store.tables().await?;
     let mut ages: Vec<(f64, u64)> = tables
         .iter()

@@ -163,14 +163,7 @@ impl Client {
                 Ok((found.is_some(), found.map_or(0, |found| key_bytes + found.value.len() as u64)))
             }
             Work::Seek => {
-                let scan = Scan {
-                    from: key.to_vec(),
-                    to: None,
-                    is_backward: false,
-                    snapshot: None,
-                    most: job.seek_nexts.max(1),
-                    most_bytes: usize::MAX,
-                };
+                let scan = Scan::from(key.to_vec(), job.seek_nexts.max(1));
                 let (pairs, _) = store.scan(None, scan).await?;
                 let bytes = pairs.bytes() as u64;
                 Ok((pairs.get(0).is_some_and(|found| found.key == key), bytes))

@@ -116,9 +116,9 @@ impl Core {
             }
         }
         let now = self.erasure.now();
-        let mut lives = self.lives.borrow_mut();
-        died().for_each(|table| lives.died(table.meta.level.into(), table.meta.created, now));
-        drop(lives);
+        let mut lifetimes = self.lifetimes.borrow_mut();
+        died().for_each(|table| lifetimes.died(table.meta.level.into(), table.meta.created, now));
+        drop(lifetimes);
         self.changed.notify_all();
         self.kit.events.cleaner.notify_all();
     }

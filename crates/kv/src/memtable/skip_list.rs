@@ -24,7 +24,7 @@ use std::rc::Rc;
 use zerocopy::IntoBytes;
 
 /// Largest value that is stored among the records, in bytes.
-pub const MOST_INLINE_BYTES: usize = 4096;
+const MOST_INLINE_BYTES: usize = 4096;
 
 /// Entries of a leaf.
 const LEAF: usize = 32;
@@ -46,7 +46,7 @@ const FULL: &str = "memtable of 32 GiB; expected a bound on its bytes";
 
 /// Where an entry is. It stays valid while others are inserted, which may move the entry to a later leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     leaf: LeafNumber,
     slot: usize,
     record: Record,
@@ -147,26 +147,26 @@ impl Leaf {
 
 /// A value, as a list holds it.
 #[derive(Debug)]
-pub enum Stored<'a> {
+pub enum StoredValue<'a> {
     /// In the arena.
     Inline(&'a [u8]),
     /// In an allocation of its own.
     Large(&'a Rc<[u8]>),
 }
 
-impl<'a> Stored<'a> {
+impl<'a> StoredValue<'a> {
     /// The value.
     pub fn bytes(&self) -> &'a [u8] {
         match self {
-            Stored::Inline(bytes) => bytes,
-            Stored::Large(bytes) => bytes,
+            StoredValue::Inline(bytes) => bytes,
+            StoredValue::Large(bytes) => bytes,
         }
     }
 }
 
 /// What an entry says besides its key and its value's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RecordKind {
     /// A value.
     Put {
         /// Time at which it expires.
@@ -179,12 +179,12 @@ pub enum Kind {
     },
 }
 
-impl Kind {
+impl RecordKind {
     /// The entry's value with these bytes.
     pub fn with(self, bytes: &[u8]) -> Value<'_> {
         match self {
-            Kind::Put { expires } => Value::Put { bytes, expires },
-            Kind::Tombstone { deleted } => Value::Tombstone { deleted },
+            RecordKind::Put { expires } => Value::Put { bytes, expires },
+            RecordKind::Tombstone { deleted } => Value::Tombstone { deleted },
         }
     }
 }
@@ -256,8 +256,8 @@ impl SkipList {
             Some(end) => end,
             None => self.search(prefix, entry.key, entry.sequence),
         };
-        if let Some(place) = self.at(leaf, slot)
-            && self.key(place.record) == (entry.key, entry.sequence)
+        if let Some(position) = self.at(leaf, slot)
+            && self.key(position.record) == (entry.key, entry.sequence)
         {
             return false;
         }
@@ -292,68 +292,68 @@ impl SkipList {
     }
 
     /// The first entry.
-    pub fn first(&self) -> Option<Place> {
+    pub fn first(&self) -> Option<Position> {
         self.at(0, 0)
     }
 
     /// The last entry.
-    pub fn last(&self) -> Option<Place> {
+    pub fn last(&self) -> Option<Position> {
         self.before_slot(self.last, self.leaf(self.last).length)
     }
 
     /// The first entry that isn't before (`key`, `sequence`).
     #[inline]
-    pub fn at_or_after(&self, key: &[u8], sequence: Sequence) -> Option<Place> {
+    pub fn at_or_after(&self, key: &[u8], sequence: Sequence) -> Option<Position> {
         let (leaf, slot) = self.search(Prefix::of(key), key, sequence);
         self.at(leaf, slot)
     }
 
     /// The last entry that is before (`key`, `sequence`).
-    pub fn before(&self, key: &[u8], sequence: Sequence) -> Option<Place> {
+    pub fn before(&self, key: &[u8], sequence: Sequence) -> Option<Position> {
         let (leaf, slot) = self.search(Prefix::of(key), key, sequence);
         self.before_slot(leaf, slot)
     }
 
     /// The entry after one.
     #[inline]
-    pub fn next(&self, place: Place) -> Option<Place> {
-        let (leaf, slot) = self.locate(place);
+    pub fn next(&self, position: Position) -> Option<Position> {
+        let (leaf, slot) = self.locate(position);
         self.at(leaf, slot + 1)
     }
 
     /// The entry before one.
     #[inline]
-    pub fn previous(&self, place: Place) -> Option<Place> {
-        let (leaf, slot) = self.locate(place);
+    pub fn previous(&self, position: Position) -> Option<Position> {
+        let (leaf, slot) = self.locate(position);
         self.before_slot(leaf, slot)
     }
 
     /// Key, sequence, kind and value of an entry.
     #[inline]
-    pub fn read(&self, place: Place) -> (&[u8], Sequence, Kind, Stored<'_>) {
-        let record = place.record as usize;
+    pub fn read(&self, position: Position) -> (&[u8], Sequence, RecordKind, StoredValue<'_>) {
+        let record = position.record as usize;
         let header = Header::decode(self.records[record + 1]);
         let start = record + 2 + usize::from(header.timed);
         let words = (header.key + header.value).div_ceil(8);
         let (key, value) = self.records[start..start + words].as_bytes().split_at(header.key);
         let value = match value[..header.value].try_into() {
             Ok(number) if header.large => {
-                Stored::Large(&self.large_values[u64::from_le_bytes(number) as usize])
+                StoredValue::Large(&self.large_values[u64::from_le_bytes(number) as usize])
             }
-            _ => Stored::Inline(&value[..header.value]),
+            _ => StoredValue::Inline(&value[..header.value]),
         };
         let time = header.timed.then(|| self.records[record + 2]);
         let kind = if header.tombstone {
-            Kind::Tombstone { deleted: time.unwrap_or_default() }
+            RecordKind::Tombstone { deleted: time.unwrap_or_default() }
         } else {
-            Kind::Put { expires: time }
+            RecordKind::Put { expires: time }
         };
         (key, self.records[record], kind, value)
     }
 
     /// An entry.
-    pub fn entry(&self, place: Place) -> Entry<'_> {
-        let (key, sequence, kind, value) = self.read(place);
+    pub fn entry(&self, position: Position) -> Entry<'_> {
+        let (key, sequence, kind, value) = self.read(position);
         Entry { key, sequence, value: kind.with(value.bytes()) }
     }
 
@@ -448,19 +448,19 @@ impl SkipList {
 
     /// The entry of a slot; that of the next leaf, if the slot is after the last entry.
     #[inline]
-    fn at(&self, mut leaf: LeafNumber, mut slot: usize) -> Option<Place> {
+    fn at(&self, mut leaf: LeafNumber, mut slot: usize) -> Option<Position> {
         if slot == self.leaf(leaf).length {
             (leaf, slot) = (self.leaf(leaf).next, 0);
             if leaf == 0 {
                 return None;
             }
         }
-        Some(Place { leaf, slot, record: self.leaf(leaf).records[slot] })
+        Some(Position { leaf, slot, record: self.leaf(leaf).records[slot] })
     }
 
     /// The entry before a slot.
     #[inline]
-    fn before_slot(&self, mut leaf: LeafNumber, mut slot: usize) -> Option<Place> {
+    fn before_slot(&self, mut leaf: LeafNumber, mut slot: usize) -> Option<Position> {
         if slot == 0 {
             if leaf == 0 {
                 return None;
@@ -468,25 +468,26 @@ impl SkipList {
             leaf = self.leaf(leaf).previous;
             slot = self.leaf(leaf).length;
         }
-        Some(Place { leaf, slot: slot - 1, record: self.leaf(leaf).records[slot - 1] })
+        Some(Position { leaf, slot: slot - 1, record: self.leaf(leaf).records[slot - 1] })
     }
 
     /// Leaf and slot of an entry, after inserts that may have moved it.
     #[inline]
-    fn locate(&self, place: Place) -> (LeafNumber, usize) {
-        if self.leaf(place.leaf).records[place.slot] == place.record
-            && place.slot < self.leaf(place.leaf).length
+    fn locate(&self, position: Position) -> (LeafNumber, usize) {
+        if self.leaf(position.leaf).records[position.slot] == position.record
+            && position.slot < self.leaf(position.leaf).length
         {
-            return (place.leaf, place.slot);
+            return (position.leaf, position.slot);
         }
-        let mut number = place.leaf;
+        let mut number = position.leaf;
         loop {
             let leaf = self.leaf(number);
-            if let Some(slot) = leaf.records[..leaf.length].iter().position(|record| *record == place.record)
+            if let Some(slot) =
+                leaf.records[..leaf.length].iter().position(|record| *record == position.record)
             {
                 return (number, slot);
             }
-            assert!(leaf.next != 0, "record {} isn't in leaf {} or after it", place.record, place.leaf);
+            assert!(leaf.next != 0, "record {} isn't in leaf {} or after it", position.record, position.leaf);
             number = leaf.next;
         }
     }

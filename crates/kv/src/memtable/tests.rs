@@ -1,5 +1,5 @@
 use super::*;
-use crate::visible::model::{Entries, Move, Said, complete, key, move_both, movement, said};
+use crate::model::{Entries, Move, Said, complete, key, move_both, movement, said};
 use proptest::prelude::*;
 use std::cmp::Reverse;
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::entry::Value;
 use crate::memtable::Memtable;
-use crate::visible::model::{Entries, Said, Watched, complete, key, move_both, movement, said};
+use crate::model::{Entries, Said, Watched, complete, key, move_both, movement, said};
 use block::Error;
 use proptest::prelude::*;
 use std::cmp::Reverse;

@@ -14,7 +14,7 @@
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
-use super::{Compaction, CompactionParameters, Job, Reason, Tree};
+use super::{Compaction, CompactionParameters, Job, Tree};
 use crate::entry::Timestamp;
 use std::cmp::Reverse;
 
@@ -47,10 +47,6 @@ impl Fade {
 }
 
 impl Compaction for Fade {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn next(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
         let expired = self
             .dues(tree)
@@ -58,24 +54,24 @@ impl Compaction for Fade {
             .min_by_key(|&(level, index, at)| (level, at, Reverse(tree.level(level)[index].tombstones)));
         if let Some((level, index, _)) = expired {
             if level == 0 {
-                let job = self.shape.level0(tree, Some(index), Reason::Deadline)?;
+                let job = self.shape.level0(tree, Some(index))?;
                 return Some(merge_where_lowest(tree, job));
             }
             if level == tree.last() {
-                return Some(rewrite(tree, level, index, Reason::Deadline));
+                return Some(rewrite(tree, level, index));
             }
-            let job = self.shape.push(tree, level, index..index + 1, level + 1, Reason::Deadline);
+            let job = self.shape.push(tree, level, index..index + 1, level + 1);
             return Some(merge_where_lowest(tree, job));
         }
         let level = self.shape.fullest(tree)?;
         if level == 0 {
-            return self.shape.level0(tree, None, Reason::Level0);
+            return self.shape.level0(tree, None);
         }
         let index = self.shape.cheapest(tree, level, |table, overlapped| {
             // The second term decides between equal overlaps only.
             overlap_ratio(table, overlapped) - 1e-9 * table.tombstones as f64
         })?;
-        Some(self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size))
+        Some(self.shape.push(tree, level, index..index + 1, level + 1))
     }
 
     fn wakes_at(&self, tree: &Tree<'_>) -> Option<Timestamp> {
@@ -94,7 +90,7 @@ impl Compaction for Fade {
 #[cfg(test)]
 mod tests {
     use super::super::properties::{deleted, parameters, table};
-    use super::super::{Compaction, CompactionParameters, Reason, TableView, Tree, compaction};
+    use super::super::{Compaction, CompactionParameters, TableView, Tree, compaction};
 
     fn fade() -> Box<dyn Compaction> {
         compaction("fade", parameters()).unwrap()
@@ -132,7 +128,7 @@ mod tests {
             (&[12][..], &[6][..]),
             "11 is as old, but has fewer tombstones; level 2 comes later"
         );
-        assert_eq!((job.target, job.reason), (2, Reason::Deadline));
+        assert_eq!(job.target, 2);
     }
 
     #[test]
@@ -145,7 +141,7 @@ mod tests {
             table(14, "e", "e"),
         ];
         let job = fade().next(&Tree::of(vec![vec![], level1, vec![table(1, "a", "z")]]), 0).unwrap();
-        assert_eq!((job.inputs.contains(&12), job.reason), (true, Reason::Size));
+        assert!(job.inputs.contains(&12));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //!
 //! Each class has an open zone, of which a drive has few (14 on a ZN540).
 
-use super::lives::Lives;
+use super::lifetimes::Lifetimes;
 use crate::entry::Timestamp;
 use block::{Error, Result};
 
@@ -45,14 +45,11 @@ pub struct NewTable {
 
 /// A placement policy.
 pub trait Placement: std::fmt::Debug {
-    /// Returns the name of the policy in a stack: one of [`NAMES`].
-    fn name(&self) -> &'static str;
-
     /// Returns the number of classes, with class 0 ([`LOG`]) of the write-ahead log.
     fn classes(&self) -> u8;
 
     /// Returns the class of a new table: from 1 up to the number of classes.
-    fn place(&self, table: &NewTable, lives: &Lives, now: Timestamp) -> u8;
+    fn place(&self, table: &NewTable, lifetimes: &Lifetimes, now: Timestamp) -> u8;
 }
 
 /// Returns the placement policy with this name.
@@ -61,8 +58,8 @@ pub trait Placement: std::fmt::Debug {
 /// `Invalid` for an unknown name.
 pub fn placement(name: &str) -> Result<Box<dyn Placement>> {
     Ok(match name {
-        LIFETIME => Box::new(Lifetime),
-        ZAP => Box::new(Zap),
+        LIFETIME => Box::new(ByLevel),
+        ZAP => Box::new(ByDeadline),
         _ => {
             let names = NAMES.join(", ");
             return Err(Error::invalid(format!(
@@ -74,18 +71,14 @@ pub fn placement(name: &str) -> Result<Box<dyn Placement>> {
 
 /// Placement by level.
 #[derive(Debug, Clone, Copy)]
-pub struct Lifetime;
+pub struct ByLevel;
 
-impl Placement for Lifetime {
-    fn name(&self) -> &'static str {
-        LIFETIME
-    }
-
+impl Placement for ByLevel {
     fn classes(&self) -> u8 {
         EXTREME + 1
     }
 
-    fn place(&self, table: &NewTable, _: &Lives, _: Timestamp) -> u8 {
+    fn place(&self, table: &NewTable, _: &Lifetimes, _: Timestamp) -> u8 {
         match table.level {
             0 | 1 => MEDIUM,
             2 => LONG,
@@ -96,26 +89,22 @@ impl Placement for Lifetime {
 
 /// Placement by level and deadline.
 #[derive(Debug, Clone, Copy)]
-pub struct Zap;
+pub struct ByDeadline;
 
-impl Placement for Zap {
-    fn name(&self) -> &'static str {
-        ZAP
-    }
-
+impl Placement for ByDeadline {
     fn classes(&self) -> u8 {
         EXPIRING + 1
     }
 
-    fn place(&self, table: &NewTable, lives: &Lives, now: Timestamp) -> u8 {
+    fn place(&self, table: &NewTable, lifetimes: &Lifetimes, now: Timestamp) -> u8 {
         let left = table.due.map(|due| due.saturating_sub(now));
         let is_below = |life: Option<u64>| left.zip(life).is_some_and(|(left, life)| left < life);
-        if is_below(lives.mean(1)) {
+        if is_below(lifetimes.mean(1)) {
             MEDIUM
-        } else if is_below(lives.percentile(table.level, EXPIRING_SHARE)) {
+        } else if is_below(lifetimes.percentile(table.level, EXPIRING_SHARE)) {
             EXPIRING
         } else {
-            Lifetime.place(table, lives, now)
+            ByLevel.place(table, lifetimes, now)
         }
     }
 }
@@ -125,21 +114,19 @@ mod tests {
     use super::*;
 
     /// Tables of level 1 live 100 ms, those of level 3 from 100 to 6400 ms.
-    fn lives() -> Lives {
-        let mut lives = Lives::default();
+    fn lifetimes() -> Lifetimes {
+        let mut lifetimes = Lifetimes::default();
         for table in 1..=64 {
-            lives.died(1, 0, 100);
-            lives.died(3, 0, 100 * table);
+            lifetimes.died(1, 0, 100);
+            lifetimes.died(3, 0, 100 * table);
         }
-        lives
+        lifetimes
     }
 
     #[test]
     fn policies_are_made_by_name_and_others_refused_with_the_known_names() {
         for name in NAMES {
-            let policy = placement(name).unwrap();
-            assert_eq!(policy.name(), name);
-            assert!(policy.classes() <= 6, "at most five classes of tables");
+            assert!(placement(name).unwrap().classes() <= 6, "at most five classes of tables");
         }
         let error = placement("hot").unwrap_err().to_string();
         assert!(error.contains("\"hot\"") && error.contains("lifetime, zap"), "{error}");
@@ -147,21 +134,34 @@ mod tests {
 
     #[test]
     fn lifetime_places_by_level() {
-        let place = |level| Lifetime.place(&NewTable { level, due: Some(0) }, &lives(), 0);
+        let place = |level| ByLevel.place(&NewTable { level, due: Some(0) }, &lifetimes(), 0);
         assert_eq!([0, 1, 2, 3, 6].map(place), [MEDIUM, MEDIUM, LONG, EXTREME, EXTREME]);
     }
 
     #[test]
     fn zap_places_by_the_time_that_is_left() {
-        let lives = lives();
-        let place = |level, left: u64| Zap.place(&NewTable { level, due: Some(5000 + left) }, &lives, 5000);
+        let lifetimes = lifetimes();
+        let place = |level, left: u64| {
+            ByDeadline.place(&NewTable { level, due: Some(5000 + left) }, &lifetimes, 5000)
+        };
         assert_eq!(place(3, 99), MEDIUM, "less than the mean of level 1");
         assert_eq!(place(3, 100), EXPIRING);
         assert_eq!(place(3, 4799), EXPIRING, "less than the 75th percentile of its level");
         assert_eq!(place(3, 4800), EXTREME);
-        assert_eq!(place(2, 4799), LONG, "no lives of level 2 are known");
-        assert_eq!(Zap.place(&NewTable { level: 3, due: Some(10) }, &lives, 5000), MEDIUM, "overdue");
-        assert_eq!(Zap.place(&NewTable { level: 3, due: None }, &lives, 5000), EXTREME, "no tombstones");
-        assert_eq!(Zap.place(&NewTable { level: 3, due: Some(5001) }, &Lives::default(), 5000), EXTREME);
+        assert_eq!(place(2, 4799), LONG, "no lifetimes of level 2 are known");
+        assert_eq!(
+            ByDeadline.place(&NewTable { level: 3, due: Some(10) }, &lifetimes, 5000),
+            MEDIUM,
+            "overdue"
+        );
+        assert_eq!(
+            ByDeadline.place(&NewTable { level: 3, due: None }, &lifetimes, 5000),
+            EXTREME,
+            "no tombstones"
+        );
+        assert_eq!(
+            ByDeadline.place(&NewTable { level: 3, due: Some(5001) }, &Lifetimes::default(), 5000),
+            EXTREME
+        );
     }
 }

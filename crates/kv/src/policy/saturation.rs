@@ -5,7 +5,7 @@
 //! next level, relative to its own. Without overlap the table is moved as it is.
 
 use super::shape::Shape;
-use super::{Compaction, Job, Reason, TableView, Tree};
+use super::{Compaction, Job, TableView, Tree};
 use crate::entry::Timestamp;
 
 /// Name of the policy in a stack.
@@ -24,17 +24,13 @@ impl Saturation {
 }
 
 impl Compaction for Saturation {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn next(&self, tree: &Tree<'_>, _: Timestamp) -> Option<Job> {
         let level = self.shape.fullest(tree)?;
         if level == 0 {
-            return self.shape.level0(tree, None, Reason::Level0);
+            return self.shape.level0(tree, None);
         }
         let index = self.shape.cheapest(tree, level, overlap_ratio)?;
-        Some(self.shape.push(tree, level, index..index + 1, level + 1, Reason::Size))
+        Some(self.shape.push(tree, level, index..index + 1, level + 1))
     }
 
     fn wakes_at(&self, _: &Tree<'_>) -> Option<Timestamp> {
@@ -54,7 +50,7 @@ pub(super) fn overlap_ratio(table: &TableView<'_>, overlapped: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::properties::{parameters, table};
-    use super::super::{COMPACTIONS, Compaction, CompactionParameters, Reason, Tree, compaction};
+    use super::super::{COMPACTIONS, Compaction, CompactionParameters, Tree, compaction};
 
     fn saturation() -> Box<dyn Compaction> {
         compaction("saturation", parameters()).unwrap()
@@ -81,7 +77,7 @@ mod tests {
             (&[8, 6][..], &[1][..]),
             "the oldest, and what overlaps it"
         );
-        assert_eq!((job.target, job.reason, job.is_trivial_move), (1, Reason::Level0, false));
+        assert_eq!((job.level, job.target, job.is_trivial_move), (0, 1, false));
     }
 
     #[test]
@@ -90,15 +86,15 @@ mod tests {
         let keys = "abcdefghijklmnopqrstuvwxyz";
         let level1 =
             |tables: usize| (0..tables).map(|at| table(at as u64, &keys[at..=at], &keys[at..=at])).collect();
-        let reason = |tables0, tables1| {
+        let level = |tables0, tables1| {
             let tree = Tree::of(vec![level0(tables0), level1(tables1)]);
-            COMPACTIONS.map(|name| compaction(name, parameters()).unwrap().next(&tree, 0).unwrap().reason)
+            COMPACTIONS.map(|name| compaction(name, parameters()).unwrap().next(&tree, 0).unwrap().level)
         };
         // Four tables of level 0 make a job due, and four tables are the size of level 1.
-        assert_eq!(reason(4, 4), [Reason::Level0; 3]);
-        assert_eq!(reason(8, 8), [Reason::Level0; 3], "of equals, level 0");
-        assert_eq!(reason(8, 9), [Reason::Size; 3]);
-        assert_eq!(reason(4, 5), [Reason::Size; 3]);
+        assert_eq!(level(4, 4), [0; 3]);
+        assert_eq!(level(8, 8), [0; 3], "of equals, level 0");
+        assert_eq!(level(8, 9), [1; 3]);
+        assert_eq!(level(4, 5), [1; 3]);
     }
 
     #[test]
@@ -131,7 +127,7 @@ mod tests {
             (&[11, 12][..], &[3][..]),
             "12 lies in the range that 11 rewrites anyway"
         );
-        assert_eq!((job.target, job.reason), (2, Reason::Size));
+        assert_eq!(job.target, 2);
     }
 
     #[test]

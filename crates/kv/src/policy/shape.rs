@@ -1,6 +1,6 @@
 //! What the compaction policies share: sizes of levels, overlaps, the construction of jobs.
 
-use super::{CompactionParameters, Job, Reason, TableView, Tree};
+use super::{CompactionParameters, Job, TableView, Tree};
 use std::ops::Range;
 
 /// The shape that compaction gives a tree, and the jobs that keep its order.
@@ -73,7 +73,7 @@ impl Shape {
 
     /// Returns the job that moves a table of level 0 to level 1, with all tables of level 0 that overlap it, directly or through others.
     /// Without an index it is the oldest table.
-    pub(super) fn level0(&self, tree: &Tree<'_>, index: Option<usize>, reason: Reason) -> Option<Job> {
+    pub(super) fn level0(&self, tree: &Tree<'_>, index: Option<usize>) -> Option<Job> {
         let tables = tree.level(0);
         let first = tables.get(index.unwrap_or(tables.len().checked_sub(1)?))?;
         let (mut smallest, mut largest) = (first.smallest, first.largest);
@@ -89,22 +89,15 @@ impl Shape {
         }
         let chosen: Vec<&TableView<'_>> =
             tables.iter().filter(|table| table.overlaps(smallest, largest)).collect();
-        Some(merge(tree, 0, &chosen, 1, reason))
+        Some(merge(tree, 0, &chosen, 1))
     }
 
     /// Returns the job that merges neighbouring tables of a level below level 0 into a deeper level, together with the neighbours that
     /// don't enlarge the inputs of the target level.
-    pub(super) fn push(
-        &self,
-        tree: &Tree<'_>,
-        level: usize,
-        run: Range<usize>,
-        target: usize,
-        reason: Reason,
-    ) -> Job {
+    pub(super) fn push(&self, tree: &Tree<'_>, level: usize, run: Range<usize>, target: usize) -> Job {
         let run = self.widen(tree, level, run, target);
         let chosen: Vec<&TableView<'_>> = tree.level(level)[run].iter().collect();
-        merge(tree, level, &chosen, target, reason)
+        merge(tree, level, &chosen, target)
     }
 
     /// Returns the run with the neighbours that lie in the range of its overlapped tables: merged later, they would rewrite the same
@@ -163,9 +156,9 @@ impl Shape {
 }
 
 /// Returns the job that rewrites a table in its level.
-pub(super) fn rewrite(tree: &Tree<'_>, level: usize, index: usize, reason: Reason) -> Job {
+pub fn rewrite(tree: &Tree<'_>, level: usize, index: usize) -> Job {
     let inputs = vec![tree.level(level)[index].id];
-    Job { level, inputs, target: level, overlapped: Vec::new(), reason, is_trivial_move: false }
+    Job { level, inputs, target: level, overlapped: Vec::new(), is_trivial_move: false }
 }
 
 /// Returns the job as a merge where no table below its inputs overlaps them: moved as they are, they would keep their tombstones.
@@ -188,7 +181,7 @@ fn range<'a: 'b, 'b>(mut tables: impl Iterator<Item = &'b TableView<'a>>) -> (&'
 }
 
 /// Returns the job that merges tables of a level into a deeper one.
-fn merge(tree: &Tree<'_>, level: usize, chosen: &[&TableView<'_>], target: usize, reason: Reason) -> Job {
+pub fn merge(tree: &Tree<'_>, level: usize, chosen: &[&TableView<'_>], target: usize) -> Job {
     let (smallest, largest) = range(chosen.iter().copied());
     let overlapped = &tree.level(target)[tree.overlapping(target, smallest, largest)];
     let is_sorted = level > 0 || chosen.len() == 1;
@@ -197,7 +190,6 @@ fn merge(tree: &Tree<'_>, level: usize, chosen: &[&TableView<'_>], target: usize
         inputs: chosen.iter().map(|table| table.id).collect(),
         target,
         overlapped: overlapped.iter().map(|table| table.id).collect(),
-        reason,
         is_trivial_move: overlapped.is_empty() && is_sorted,
     }
 }

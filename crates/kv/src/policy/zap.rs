@@ -35,7 +35,7 @@
 
 use super::saturation::overlap_ratio;
 use super::shape::{Shape, merge_where_lowest, rewrite};
-use super::{Compaction, CompactionParameters, Job, Reason, TableView, Tree};
+use super::{Compaction, CompactionParameters, Job, TableView, Tree};
 use crate::entry::Timestamp;
 use std::cmp::Reverse;
 
@@ -139,12 +139,12 @@ impl Zap {
     fn forced(&self, tree: &Tree<'_>, due: Due) -> Option<Job> {
         let Due { level, index, .. } = due;
         if level == 0 {
-            let job = self.shape.level0(tree, Some(index), Reason::Deadline)?;
+            let job = self.shape.level0(tree, Some(index))?;
             return Some(merge_where_lowest(tree, job));
         }
         let table = &tree.level(level)[index];
         let Some(target) = tree.next_overlapping(level, table.smallest, table.largest) else {
-            return Some(rewrite(tree, level, index, Reason::Deadline));
+            return Some(rewrite(tree, level, index));
         };
         let last = tree.last();
         let window = (self.age(level, last)? as f64 * NEIGHBOUR_WINDOW) as u64;
@@ -153,21 +153,21 @@ impl Zap {
             let at = table.oldest_tombstone.and_then(|oldest| self.due(level, last, oldest));
             target == level + 1 && at.is_some_and(|at| at <= due.at + window)
         });
-        Some(self.shape.push(tree, level, run, target, Reason::Deadline))
+        Some(self.shape.push(tree, level, run, target))
     }
 
     /// Returns the job of the level that is too full by the largest factor.
     fn saturated(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
         let level = self.shape.fullest(tree)?;
         if level == 0 {
-            return self.shape.level0(tree, None, Reason::Level0);
+            return self.shape.level0(tree, None);
         }
         let age = self.age(level, tree.last());
         let index =
             self.shape.cheapest(tree, level, |table, overlapped| self.cost(table, overlapped, age, now))?;
         let table_bytes = tree.bytes(level) / tree.level(level).len() as u64;
         let run = self.shape.extend(tree, level, index, JOB_TABLES * table_bytes, |_| true);
-        Some(self.shape.push(tree, level, run, level + 1, Reason::Size))
+        Some(self.shape.push(tree, level, run, level + 1))
     }
 
     /// Returns the cost of choosing a table of a level that is too large: its overlap ratio, made cheaper by old and by many
@@ -186,10 +186,6 @@ impl Zap {
 }
 
 impl Compaction for Zap {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn next(&self, tree: &Tree<'_>, now: Timestamp) -> Option<Job> {
         // Forced jobs must not keep writers waiting.
         if self.shape.is_level0_full(tree, 2) {
@@ -218,7 +214,7 @@ impl Compaction for Zap {
 #[cfg(test)]
 mod tests {
     use super::super::properties::{deleted, parameters, table};
-    use super::super::{Compaction, CompactionParameters, Reason, TableView, Tree, compaction};
+    use super::super::{Compaction, CompactionParameters, TableView, Tree, compaction};
     use super::{JOB_SHARE, RATIO};
 
     fn zap() -> Box<dyn Compaction> {
@@ -246,7 +242,7 @@ mod tests {
         assert_eq!(zap().next(&tree, wake - 1), None);
         let job = zap().next(&tree, wake).unwrap();
         assert_eq!((&job.inputs[..], &job.overlapped[..]), (&[10][..], &[1][..]));
-        assert_eq!((job.target, job.reason), (2, Reason::Deadline));
+        assert_eq!(job.target, 2);
     }
 
     #[test]
@@ -319,7 +315,7 @@ mod tests {
             level1[3] = TableView { id: 100, smallest: b"d", largest: b"d", ..special };
             let mut tree = Tree::of(vec![vec![], level1, level2.clone()]);
             let job = zap().next(&tree, 10).unwrap();
-            assert_eq!((job.reason, job.inputs.len()), (Reason::Size, 5), "neighbours go along");
+            assert_eq!(job.inputs.len(), 5, "neighbours go along");
             tree.is_short = true;
             zap().next(&tree, 10).unwrap().inputs
         };
@@ -334,7 +330,7 @@ mod tests {
     fn writers_that_wait_go_before_forced_jobs() {
         let level0: Vec<_> = (0..8).rev().map(|index| table(20 + index, "a", "z")).collect();
         let tree = |level0| Tree::of(vec![level0, vec![deleted(10, "a", "b", 0)], vec![table(1, "a", "z")]]);
-        assert_eq!(zap().next(&tree(level0.clone()), 5000).unwrap().reason, Reason::Level0);
-        assert_eq!(zap().next(&tree(level0[1..].to_vec()), 5000).unwrap().reason, Reason::Deadline);
+        assert_eq!(zap().next(&tree(level0.clone()), 5000).unwrap().level, 0);
+        assert_eq!(zap().next(&tree(level0[1..].to_vec()), 5000).unwrap().level, 1);
     }
 }

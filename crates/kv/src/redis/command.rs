@@ -2,9 +2,9 @@
 
 use super::pattern::Pattern;
 use super::resp::{Arguments, integer};
-use super::store::Range;
 use super::table::{self, Command};
 use crate::entry::{MOST_KEY_BYTES, Timestamp};
+use crate::reads::Scan;
 use std::borrow::Cow;
 
 /// Bytes of an unknown command's name, and of its arguments, that an error shows.
@@ -153,7 +153,7 @@ pub enum Request<'a> {
     },
     /// `KV.SCAN`, a command of this store.
     Range {
-        range: Range,
+        range: Scan,
         only_keys: bool,
     },
     /// `KV.SNAPSHOT`.
@@ -495,7 +495,7 @@ const MOST_RANGE_KEYS: usize = 1000;
 
 /// Parses `KV.SCAN [FROM key] [TO key] [LIMIT count] [REVERSE] [KEYS]`.
 fn parse_range(arguments: Arguments<'_>) -> Result<Request<'_>, Failure> {
-    let (mut range, mut only_keys) = (Range::from(Vec::new(), MOST_RANGE_KEYS), false);
+    let (mut range, mut only_keys) = (Scan::from(Vec::new(), MOST_RANGE_KEYS), false);
     let mut index = 1;
     while let Some(option) = arguments.get(index) {
         index += 1;
@@ -511,7 +511,7 @@ fn parse_range(arguments: Arguments<'_>) -> Result<Request<'_>, Failure> {
             } else if is(option, "to") {
                 range.to = Some(value.to_vec());
             } else if is(option, "limit") {
-                range.limit = match number(value)? {
+                range.most = match number(value)? {
                     count @ 1.. => usize::try_from(count).unwrap_or(MOST_RANGE_KEYS).min(MOST_RANGE_KEYS),
                     _ => return Err(SYNTAX),
                 };

@@ -8,11 +8,10 @@
 //!   for [`SILENCE_LIMIT`] is closed. An idle client isn't.
 //! - `GET` and `SET` allocate nothing apart from what the store does and takes.
 
-use super::execute::{Executor, Flow, Sink};
+use super::execute::{Executor, Flow};
 use super::facts::Facts;
-use super::reply::Replies;
 use super::resp::{MOST_COMMAND_BYTES, MOST_LINE_BYTES, Parser, Step};
-use super::store::Store;
+use crate::store::Store;
 use block::{Buffer, Error, Result};
 use runtime::net::Stream;
 use std::cell::Cell;
@@ -121,31 +120,9 @@ impl Drop for Input {
     }
 }
 
-/// Sends replies on a connection.
-struct StreamSink(Stream);
-
-impl Sink for StreamSink {
-    /// Sends without the ring what the kernel takes at once, which is nearly always everything, then the rest.
-    async fn send(&mut self, replies: &mut Replies) -> Result<()> {
-        if let Some(bytes) = replies.in_one_piece() {
-            let sent = self.0.try_send(bytes)?;
-            replies.drop_first(sent);
-            if replies.is_empty() {
-                return Ok(());
-            }
-        }
-        self.0.send(replies.take()).await.0
-    }
-}
-
 /// Serves a client until it leaves. Once `stopping` is set, the command that is being carried out is answered, and no other one begins.
-pub(super) async fn serve<S: Store>(
-    stream: &Stream,
-    store: Rc<S>,
-    facts: Arc<Facts>,
-    stopping: Rc<Cell<bool>>,
-) -> End {
-    let mut executor = Executor::new(store, facts.clone(), StreamSink(stream.clone()), stopping.clone());
+pub(super) async fn serve(stream: &Stream, store: Store, facts: Arc<Facts>, stopping: Rc<Cell<bool>>) -> End {
+    let mut executor = Executor::new(store, facts.clone(), stream.clone(), stopping.clone());
     let mut parser = Parser::default();
     let mut input = Input::new(facts);
     loop {
@@ -176,8 +153,8 @@ pub(super) async fn serve<S: Store>(
 }
 
 /// Carries out and answers all complete commands. Returns the reason if the connection ends.
-async fn carry_out<S: Store, K: Sink>(
-    executor: &mut Executor<S, K>,
+async fn carry_out(
+    executor: &mut Executor,
     parser: &mut Parser,
     input: &mut Input,
     stopping: &Cell<bool>,
@@ -213,7 +190,7 @@ async fn carry_out<S: Store, K: Sink>(
 }
 
 /// Answers with an error of the protocol, after which the connection ends.
-async fn refuse<S: Store, K: Sink>(executor: &mut Executor<S, K>, text: &[u8]) -> End {
+async fn refuse(executor: &mut Executor, text: &[u8]) -> End {
     executor.refuse(text).await;
     match executor.finish().await {
         Ok(()) => End::Violation(String::from_utf8_lossy(text).into_owned()),

@@ -3,8 +3,8 @@
 //! # Promises
 //! - Commands are carried out in order, each as a whole before the next one. Commands that follow each other and only set one value are
 //!   written together, and answered after that: an error is the answer to all of them.
-//! - A command that reads a key and changes it is atomic against all other changes of the key. `MSET` is one write of the store. `MSETNX` excludes
-//!   the other commands of the server while it reads and writes. `DEL`, `MGET`, `EXISTS` and `SCAN` read one key after the other.
+//! - A command that reads a key and changes it is atomic against all other changes of the key, and so is `MSETNX`, of all its keys. `MSET` is one write
+//!   of the store. `DEL`, `MGET`, `EXISTS` and `SCAN` read one key after the other.
 //! - Replies that wait for the client have at most [`ENOUGH`](super::reply::ENOUGH) bytes and one value, and those of
 //!   `KEYS` [`MOST_KEYS_BYTES`].
 
@@ -16,9 +16,13 @@ use super::pattern::Pattern;
 use super::reply::Replies;
 use super::resp::{Arguments, integer};
 use super::server_commands;
-use super::store::{Range, Store, Stored, Write};
+use crate::batch::{Batch, Write, now};
 use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
-use block::{Error, Result};
+use crate::pairs::Pairs;
+use crate::reads::{Scan, Stored};
+use crate::store::{Snapshot, Store, Update};
+use block::{Error, Result, Status};
+use runtime::net::Stream;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,15 +36,6 @@ const BATCH_BYTES: usize = 1 << 20;
 /// Largest number of keys that one call of the store returns.
 const SCAN_KEYS: usize = 1000;
 
-/// Where replies go.
-pub trait Sink {
-    /// Sends all replies.
-    ///
-    /// # Errors
-    /// That the client is gone.
-    fn send(&mut self, replies: &mut Replies) -> impl Future<Output = Result<()>>;
-}
-
 /// What follows a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
@@ -52,37 +47,31 @@ pub enum Flow {
 
 /// Commands that are written together.
 #[derive(Default)]
-struct Batch {
-    writes: Vec<Write>,
+struct Pipeline {
+    batch: Batch,
     commands: usize,
-    bytes: usize,
-}
-
-/// Present time.
-pub fn now() -> Timestamp {
-    runtime::wall_clock().as_millis() as Timestamp
 }
 
 /// Executor of a connection's commands.
-pub struct Executor<S: Store, K> {
-    store: Rc<S>,
+pub struct Executor {
+    store: Store,
     facts: Arc<Facts>,
     session: Session,
     replies: Replies,
-    sink: K,
-    batch: Batch,
+    stream: Stream,
+    pipeline: Pipeline,
     /// Whether long commands end early.
     stopping: Rc<Cell<bool>>,
     /// What `KV.SCAN` reads; `None` for the present.
-    snapshot: Option<S::Snapshot>,
+    snapshot: Option<Snapshot>,
 }
 
-impl<S: Store, K: Sink> Executor<S, K> {
+impl Executor {
     /// Creates the executor of a new connection.
-    pub fn new(store: Rc<S>, facts: Arc<Facts>, sink: K, stopping: Rc<Cell<bool>>) -> Self {
+    pub fn new(store: Store, facts: Arc<Facts>, stream: Stream, stopping: Rc<Cell<bool>>) -> Self {
         let session = Session::new(facts.next_connection());
-        let (replies, batch) = (Replies::new(), Batch::default());
-        Executor { store, facts, session, replies, sink, batch, stopping, snapshot: None }
+        let (replies, pipeline) = (Replies::new(), Pipeline::default());
+        Executor { store, facts, session, replies, stream, pipeline, stopping, snapshot: None }
     }
 
     /// Carries out a command. It may be written, and its reply sent, later.
@@ -93,14 +82,15 @@ impl<S: Store, K: Sink> Executor<S, K> {
         self.facts.count_command();
         let request = command::parse(arguments, now);
         if let Ok(request) = &request
-            && self.add_to_batch(request)
+            && self.add_to_pipeline(request)
         {
-            if self.batch.commands >= BATCH_COMMANDS || self.batch.bytes >= BATCH_BYTES {
-                self.write_batch().await;
+            let Pipeline { batch, commands } = &self.pipeline;
+            if *commands >= BATCH_COMMANDS || batch.bytes().len() >= BATCH_BYTES {
+                self.write_pipeline().await;
             }
             return self.send_if_enough().await;
         }
-        self.write_batch().await;
+        self.write_pipeline().await;
         let carried_out = match request {
             Ok(request) => self.carry_out(request).await?,
             Err(failure) => Err(failure),
@@ -115,7 +105,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
 
     /// Adds an error of the protocol to the replies.
     pub async fn refuse(&mut self, text: &[u8]) {
-        self.write_batch().await;
+        self.write_pipeline().await;
         self.replies.error(&[b"ERR ", text].concat());
     }
 
@@ -124,9 +114,9 @@ impl<S: Store, K: Sink> Executor<S, K> {
     /// # Errors
     /// That the client is gone.
     pub async fn finish(&mut self) -> Result<()> {
-        self.write_batch().await;
+        self.write_pipeline().await;
         if !self.replies.is_empty() {
-            self.sink.send(&mut self.replies).await?;
+            self.send().await?;
         }
         self.replies.release();
         Ok(())
@@ -134,13 +124,25 @@ impl<S: Store, K: Sink> Executor<S, K> {
 
     async fn send_if_enough(&mut self) -> Result<Flow> {
         if self.replies.is_enough() {
-            self.sink.send(&mut self.replies).await?;
+            self.send().await?;
         }
         Ok(Flow::Continue)
     }
 
-    /// Adds a request to the batch, if it only sets a value.
-    fn add_to_batch(&mut self, request: &Request<'_>) -> bool {
+    /// Sends all replies: without the ring what the kernel takes at once, which is nearly always everything, then the rest.
+    async fn send(&mut self) -> Result<()> {
+        if let Some(bytes) = self.replies.in_one_piece() {
+            let sent = self.stream.try_send(bytes)?;
+            self.replies.drop_first(sent);
+            if self.replies.is_empty() {
+                return Ok(());
+            }
+        }
+        self.stream.send(self.replies.take()).await.0
+    }
+
+    /// Adds a request to those that are written together, if it only sets a value.
+    fn add_to_pipeline(&mut self, request: &Request<'_>) -> bool {
         let (key, value, expiry) = match request {
             Request::Set { key, value, expiry, condition: Condition::Always, reply: SetReply::Ok }
                 if *expiry != Expiry::Keep =>
@@ -150,53 +152,33 @@ impl<S: Store, K: Sink> Executor<S, K> {
             Request::SetMany { pairs } if pairs.len() == 2 => (pairs.at(0), pairs.at(1), Expiry::Never),
             _ => return false,
         };
-        let batch = &mut self.batch;
-        batch.bytes += key.len() + value.len();
-        batch.writes.push(put(key, value.to_vec(), expiry, None));
-        batch.commands += 1;
+        self.pipeline.batch.push(match expires(expiry, None) {
+            Some(expires) => Write::Put { key, value, expires },
+            None => Write::Delete { key, deleted: now() },
+        });
+        self.pipeline.commands += 1;
         true
     }
 
-    async fn write_batch(&mut self) {
-        if self.batch.commands == 0 {
+    async fn write_pipeline(&mut self) {
+        if self.pipeline.commands == 0 {
             return;
         }
-        let Batch { writes, commands, .. } = std::mem::take(&mut self.batch);
-        let written = self.write_each(writes).await;
+        let Pipeline { batch, commands } = std::mem::take(&mut self.pipeline);
+        let written = self.store.write_by_shard(batch, self.store.acknowledge()).await;
         for _ in 0..commands {
             match &written {
                 Ok(()) => self.replies.ok(),
-                Err(failure) => self.replies.error(&failure.0),
+                Err(error) => self.replies.error(&Failure::from(error).0),
             }
         }
     }
 
-    async fn write(&self, writes: Vec<Write>) -> Result<(), Failure> {
-        let _passage = self.facts.gate.pass().await;
-        self.store.write(writes).await.map_err(|error| store_failure(&error))
-    }
-
-    async fn write_each(&self, writes: Vec<Write>) -> Result<(), Failure> {
-        let _passage = self.facts.gate.pass().await;
-        self.store.write_each(writes).await.map_err(|error| store_failure(&error))
-    }
-
     async fn get(&self, key: &[u8]) -> Result<Option<Stored>, Failure> {
-        let stored = self.store.get(key).await.map_err(|error| store_failure(&error))?;
-        Ok(stored.filter(|stored| stored.is_live(now)))
+        Ok(self.store.get(key).await?)
     }
 
-    async fn update<R: Send + 'static>(
-        &self,
-        key: &[u8],
-        change: impl FnOnce(Option<Stored>) -> (Option<Write>, R) + Send + 'static,
-    ) -> Result<R, Failure> {
-        let _passage = self.facts.gate.pass().await;
-        let updated = self.store.update(key, |stored| change(stored.filter(|stored| stored.is_live(now))));
-        updated.await.map_err(|error| store_failure(&error))
-    }
-
-    /// Carries out a request that isn't in the batch. The outer error is that the client is gone.
+    /// Carries out a request that isn't in the pipeline. The outer error is that the client is gone.
     async fn carry_out(&mut self, request: Request<'_>) -> Result<Result<Flow, Failure>> {
         match request {
             Request::Quit => {
@@ -215,28 +197,23 @@ impl<S: Store, K: Sink> Executor<S, K> {
         match request {
             Request::Get { key } => {
                 let stored = self.get(key).await?;
-                self.replies.optional_value(stored.map(|stored| stored.value));
+                self.replies.optional_value(stored);
             }
             Request::Set { key, value, expiry, condition, reply } => {
                 self.set(key, value, expiry, condition, reply).await?;
             }
             Request::GetAndDelete { key } => {
-                let own = key.to_vec();
-                let before =
-                    self.update(key, |stored| (stored.as_ref().map(|_| Write::Delete { key: own }), stored));
-                let before = before.await?;
-                self.replies.optional_value(before.map(|stored| stored.value));
+                let delete = |stored: Option<Stored>| (stored.as_ref().map(|_| Update::Delete), stored);
+                let before = self.store.update(key, delete).await?;
+                self.replies.optional_value(before);
             }
             Request::GetAndExpire { key, expiry } => self.get_and_expire(key, expiry).await?,
             Request::Delete { keys } => {
                 let mut count = 0;
                 for key in keys.iter() {
-                    let own = key.to_vec();
-                    let deleting = self.update(key, |stored| match stored {
-                        Some(_) => (Some(Write::Delete { key: own }), 1),
-                        None => (None, 0),
-                    });
-                    count += deleting.await?;
+                    let delete =
+                        |stored: Option<Stored>| (stored.as_ref().map(|_| Update::Delete), stored.is_some());
+                    count += usize::from(self.store.update(key, delete).await?);
                 }
                 self.replies.count(count);
             }
@@ -248,17 +225,16 @@ impl<S: Store, K: Sink> Executor<S, K> {
                 self.replies.count(count);
             }
             Request::Expire { key, at, conditions } => {
-                let own = key.to_vec();
-                let is_set = self.update(key, move |stored| {
+                let set_expiry = move |stored: Option<Stored>| {
                     let Some(Stored { value, expires }) = stored else { return (None, false) };
                     let before = expires.map(|expires| i64::try_from(expires).unwrap_or(i64::MAX));
                     let is_met = !(conditions.if_none && before.is_some()
                         || conditions.if_any && before.is_none()
                         || conditions.if_later && before.is_none_or(|before| at <= before)
                         || conditions.if_earlier && before.is_some_and(|before| at >= before));
-                    (is_met.then(|| put(&own, value.to_vec(), Expiry::At(at), None)), is_met)
-                });
-                let is_set = is_set.await?;
+                    (is_met.then(|| put(value, Expiry::At(at), None)), is_met)
+                };
+                let is_set = self.store.update(key, set_expiry).await?;
                 self.replies.count(is_set.into());
             }
             Request::ReadExpiry { key, in_seconds, is_absolute } => {
@@ -273,14 +249,11 @@ impl<S: Store, K: Sink> Executor<S, K> {
                 self.replies.integer(time);
             }
             Request::Persist { key } => {
-                let own = key.to_vec();
-                let was_set = self.update(key, move |stored| match stored {
-                    Some(Stored { value, expires: Some(_) }) => {
-                        (Some(put(&own, value.to_vec(), Expiry::Never, None)), true)
-                    }
+                let persist = |stored: Option<Stored>| match stored {
+                    Some(Stored { value, expires: Some(_) }) => (Some(put(value, Expiry::Never, None)), true),
                     _ => (None, false),
-                });
-                let was_set = was_set.await?;
+                };
+                let was_set = self.store.update(key, persist).await?;
                 self.replies.count(was_set.into());
             }
             Request::Length { key } => {
@@ -290,13 +263,12 @@ impl<S: Store, K: Sink> Executor<S, K> {
             Request::Append { key, value } => self.append(key, value).await?,
             Request::Add { key, amount } => self.add(key, amount).await?,
             Request::SetMany { pairs } => {
-                let writes =
-                    pairs_of(pairs).map(|(key, value)| put(key, value.to_vec(), Expiry::Never, None));
-                self.write(writes.collect()).await?;
+                self.store.write(batch_of(pairs), self.store.acknowledge()).await?;
                 self.replies.ok();
             }
             Request::SetManyIfAbsent { pairs } => {
-                let are_set = self.set_many_if_absent(pairs).await?;
+                let acknowledge = self.store.acknowledge();
+                let are_set = self.store.write_if_absent(batch_of(pairs), acknowledge).await?;
                 self.replies.count(are_set.into());
             }
             Request::Scan { cursor, pattern, count, is_other_type } => {
@@ -316,8 +288,12 @@ impl<S: Store, K: Sink> Executor<S, K> {
                 self.replies.count(count);
             }
             Request::Clear => {
-                let to = vec![u8::MAX; MOST_KEY_BYTES + 1];
-                self.write(vec![Write::DeleteRange { from: Vec::new(), to }]).await?;
+                // A range has no end after all keys: the last key is deleted by itself.
+                let last = vec![u8::MAX; MOST_KEY_BYTES];
+                let mut batch = Batch::new();
+                batch.delete_range(&[], &last);
+                batch.delete(&last);
+                self.store.write(batch, self.store.acknowledge()).await?;
                 self.replies.ok();
             }
             Request::Ping { text: None } => self.replies.simple("PONG"),
@@ -327,8 +303,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
             Request::Snapshot => {
                 // The one before is released first: two would keep more from being erased.
                 self.snapshot = None;
-                let taken = self.store.snapshot().await.map_err(|error| store_failure(&error))?;
-                self.snapshot = Some(taken);
+                self.snapshot = Some(self.store.snapshot().await?);
                 self.replies.ok();
             }
             Request::Release => {
@@ -336,7 +311,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
                 self.replies.ok();
             }
             Request::Compact => {
-                self.store.compact().await.map_err(|error| store_failure(&error))?;
+                self.store.compact().await?;
                 self.replies.ok();
             }
             Request::Reset => {
@@ -346,8 +321,12 @@ impl<S: Store, K: Sink> Executor<S, K> {
                 self.replies.simple("RESET");
             }
             Request::Server { command, arguments } => {
-                let status =
-                    if command.name == "info" { self.store.status().await } else { Default::default() };
+                let status = match command.name {
+                    "info" => self.store.status().await.unwrap_or_else(|error| {
+                        Status::from_iter([("error".to_owned(), error.to_string().into())])
+                    }),
+                    _ => Status::new(),
+                };
                 let (facts, session) = (&self.facts, &mut self.session);
                 server_commands::carry_out(command, arguments, facts, session, &status, &mut self.replies)?;
             }
@@ -367,19 +346,19 @@ impl<S: Store, K: Sink> Executor<S, K> {
         condition: Condition,
         reply: SetReply,
     ) -> Result<(), Failure> {
-        let (own, value) = (key.to_vec(), value.to_vec());
-        let updating = self.update(key, move |stored| {
+        let value = value.to_vec();
+        let set = move |stored: Option<Stored>| {
             let is_met = match condition {
                 Condition::Always => true,
                 Condition::IfAbsent => stored.is_none(),
                 Condition::IfPresent => stored.is_some(),
             };
             let expires = stored.as_ref().and_then(|stored| stored.expires);
-            (is_met.then(|| put(&own, value, expiry, expires)), (is_met, stored))
-        });
-        let (is_set, before) = updating.await?;
+            (is_met.then(|| put(value, expiry, expires)), (is_met, stored))
+        };
+        let (is_set, before) = self.store.update(key, set).await?;
         match (reply, is_set) {
-            (SetReply::Before, _) => self.replies.optional_value(before.map(|stored| stored.value)),
+            (SetReply::Before, _) => self.replies.optional_value(before),
             (SetReply::Number, is_set) => self.replies.count(is_set.into()),
             (SetReply::Ok, true) => self.replies.ok(),
             (SetReply::Ok, false) => self.replies.null(),
@@ -395,68 +374,47 @@ impl<S: Store, K: Sink> Executor<S, K> {
                 None => None,
             },
             Ok(expiry) => {
-                let own = key.to_vec();
-                let updating = self.update(key, move |stored| {
+                let set_expiry = move |stored: Option<Stored>| {
                     let has_expiry = stored.as_ref().is_some_and(|stored| stored.expires.is_some());
                     let changed = stored.as_ref().filter(|_| has_expiry || expiry != Expiry::Never);
-                    (changed.map(|stored| put(&own, stored.value.to_vec(), expiry, None)), stored)
-                });
-                updating.await?
+                    (changed.map(|stored| put(stored.value.clone(), expiry, None)), stored)
+                };
+                self.store.update(key, set_expiry).await?
             }
         };
-        self.replies.optional_value(stored.map(|stored| stored.value));
+        self.replies.optional_value(stored);
         Ok(())
     }
 
     async fn append(&mut self, key: &[u8], tail: &[u8]) -> Result<(), Failure> {
-        let (own, tail) = (key.to_vec(), tail.to_vec());
-        let updating = self.update(key, move |stored| {
-            let (value, expires) = match &stored {
-                Some(stored) => (&*stored.value, stored.expires),
-                None => (&[][..], None),
-            };
+        let tail = tail.to_vec();
+        let append = move |stored: Option<Stored>| {
+            let Stored { mut value, expires } = stored.unwrap_or_default();
             let length = value.len() + tail.len();
             if length > MOST_VALUE_BYTES {
                 return (None, Err(LONG_STRING));
             }
-            (Some(Write::Put { key: own, value: [value, &tail].concat(), expires }), Ok(length))
-        });
-        let length = updating.await??;
+            value.extend(tail);
+            (Some(Update::Put(Stored { value, expires })), Ok(length))
+        };
+        let length = self.store.update(key, append).await??;
         self.replies.count(length);
         Ok(())
     }
 
     async fn add(&mut self, key: &[u8], amount: i64) -> Result<(), Failure> {
-        let own = key.to_vec();
-        let updating = self.update(key, move |stored| {
+        let add = move |stored: Option<Stored>| {
             let (before, expires) = match &stored {
                 Some(stored) => (integer(&stored.value), stored.expires),
                 None => (Some(0), None),
             };
             let sum = before.ok_or(NO_INTEGER).and_then(|before| before.checked_add(amount).ok_or(OVERFLOW));
-            let write = sum.as_ref().ok().map(|sum| Write::Put {
-                key: own,
-                value: sum.to_string().into_bytes(),
-                expires,
-            });
-            (write, sum)
-        });
-        let sum = updating.await??;
+            let put = |sum: &i64| Update::Put(Stored { value: sum.to_string().into_bytes(), expires });
+            (sum.as_ref().ok().map(put), sum)
+        };
+        let sum = self.store.update(key, add).await??;
         self.replies.integer(sum);
         Ok(())
-    }
-
-    async fn set_many_if_absent(&self, pairs: Arguments<'_>) -> Result<bool, Failure> {
-        let _passage = self.facts.gate.pass_alone().await;
-        for (key, _) in pairs_of(pairs) {
-            if self.get(key).await?.is_some() {
-                return Ok(false);
-            }
-        }
-        let writes =
-            pairs_of(pairs).map(|(key, value)| put(key, value.to_vec(), Expiry::Never, None)).collect();
-        self.store.write(writes).await.map_err(|error| store_failure(&error))?;
-        Ok(true)
     }
 
     /// `MGET`: values are sent as they are read.
@@ -475,7 +433,7 @@ impl<S: Store, K: Sink> Executor<S, K> {
                     Err(failure) => return Err(Error::io(String::from_utf8_lossy(&failure.0).into_owned())),
                 },
             };
-            self.replies.optional_value(stored.map(|stored| stored.value));
+            self.replies.optional_value(stored);
             self.send_if_enough().await?;
         }
         Ok(Ok(Flow::Continue))
@@ -483,10 +441,10 @@ impl<S: Store, K: Sink> Executor<S, K> {
 
     async fn keys(&mut self, pattern: &Pattern) -> Result<Result<Flow, Failure>> {
         let (mut found, mut bytes) = (Vec::new(), 0);
-        let mut visit = |key: Vec<u8>| {
-            if pattern.matches(&key) {
+        let mut visit = |key: &[u8]| {
+            if pattern.matches(key) {
                 bytes += key.len() + size_of::<Vec<u8>>();
-                found.push(key);
+                found.push(key.to_vec());
             }
             match bytes <= MOST_KEYS_BYTES {
                 true => Ok(()),
@@ -504,23 +462,19 @@ impl<S: Store, K: Sink> Executor<S, K> {
         Ok(Ok(Flow::Continue))
     }
 
-    async fn page(&self, from: Vec<u8>, limit: usize) -> Result<Vec<(Vec<u8>, Stored)>, Failure> {
-        self.store.scan(None, Range::from(from, limit)).await.map_err(|error| store_failure(&error))
-    }
-
     /// `KV.SCAN`: an array of keys, each followed by its value and its expiry in milliseconds since 1970, -1 without one; or of keys.
     /// An empty one says that the range has no more. Values are sent one after the other.
-    async fn range(&mut self, range: Range, only_keys: bool) -> Result<Result<Flow, Failure>> {
-        let page = match self.store.scan(self.snapshot.as_ref(), range).await {
-            Ok(page) => page,
-            Err(error) => return Ok(Err(store_failure(&error))),
+    async fn range(&mut self, range: Scan, only_keys: bool) -> Result<Result<Flow, Failure>> {
+        let pairs = match self.store.scan(self.snapshot.as_ref(), range).await {
+            Ok((pairs, _)) => pairs,
+            Err(error) => return Ok(Err(Failure::from(&error))),
         };
-        self.replies.array(if only_keys { page.len() } else { 3 * page.len() });
-        for (key, Stored { value, expires }) in page {
-            self.replies.bulk(&key);
+        self.replies.array(if only_keys { pairs.len() } else { 3 * pairs.len() });
+        for pair in pairs.iter() {
+            self.replies.bulk(pair.key);
             if !only_keys {
-                self.replies.value(value);
-                self.replies.integer(expires.map_or(-1, |time| i64::try_from(time).unwrap_or(i64::MAX)));
+                self.replies.value(pair.value);
+                self.replies.integer(pair.expires.map_or(-1, |time| i64::try_from(time).unwrap_or(i64::MAX)));
             }
             self.send_if_enough().await?;
         }
@@ -528,17 +482,16 @@ impl<S: Store, K: Sink> Executor<S, K> {
     }
 
     /// Calls `visit` with every key, in order.
-    async fn for_each_key(
-        &self,
-        visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    async fn for_each_key(&self, visit: &mut dyn FnMut(&[u8]) -> Result<(), Failure>) -> Result<(), Failure> {
         let mut from = Vec::new();
         loop {
-            let page = self.page(from, SCAN_KEYS).await?;
-            let Some((last, _)) = page.last() else { return Ok(()) };
-            from = after(last);
-            for (key, _) in page.into_iter().filter(|(_, stored)| stored.is_live(now)) {
-                visit(key)?;
+            let (pairs, has_more) = self.store.scan(None, Scan::from(from, SCAN_KEYS)).await?;
+            for pair in pairs.iter() {
+                visit(pair.key)?;
+            }
+            match pairs.last() {
+                Some(last) if has_more => from = after(last.key),
+                _ => return Ok(()),
             }
             if self.stopping.get() {
                 return Err(Failure::fixed("ERR the server stops"));
@@ -556,32 +509,23 @@ impl<S: Store, K: Sink> Executor<S, K> {
     ) -> Result<(), Failure> {
         let from = self.facts.cursors().position(cursor);
         // No key has another type, so that the iteration is at its end.
-        let limit = count.min(SCAN_KEYS);
-        let mut page = if is_other_type { Vec::new() } else { self.page(from, limit).await? };
-        let mut following = page.last().map(|(last, _)| after(last));
-        // A short page may be the last one.
-        if let Some(key) = &following
-            && page.len() < limit
-            && self.page(key.clone(), 1).await?.is_empty()
-        {
-            following = None;
-        }
-        let next = match following {
-            Some(key) => self.facts.cursors().advance(cursor, key),
-            None => {
+        let (pairs, has_more) = match is_other_type {
+            true => (Pairs::new(), false),
+            false => self.store.scan(None, Scan::from(from, count.min(SCAN_KEYS))).await?,
+        };
+        let next = match pairs.last() {
+            Some(last) if has_more => self.facts.cursors().advance(cursor, after(last.key)),
+            _ => {
                 self.facts.cursors().end(cursor);
                 0
             }
         };
-        page.retain(|(key, stored)| {
-            stored.is_live(now) && pattern.is_none_or(|pattern| pattern.matches(key))
-        });
+        let is_match = |key: &&[u8]| pattern.is_none_or(|pattern| pattern.matches(key));
+        let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).filter(is_match).collect();
         self.replies.array(2);
         self.replies.bulk(next.to_string().as_bytes());
-        self.replies.array(page.len());
-        for (key, _) in page {
-            self.replies.bulk(&key);
-        }
+        self.replies.array(keys.len());
+        keys.into_iter().for_each(|key| self.replies.bulk(key));
         Ok(())
     }
 }
@@ -591,29 +535,39 @@ fn after(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-fn pairs_of(pairs: Arguments<'_>) -> impl Iterator<Item = (&[u8], &[u8])> {
-    (0..pairs.len() / 2).map(move |index| (pairs.at(2 * index), pairs.at(2 * index + 1)))
+/// The batch that sets these keys, each of which is followed by its value.
+fn batch_of(pairs: Arguments<'_>) -> Batch {
+    let mut batch = Batch::new();
+    (0..pairs.len()).step_by(2).for_each(|index| batch.put(pairs.at(index), pairs.at(index + 1)));
+    batch
 }
 
-/// Write that sets a value; one that has expired already is a deletion. `before` is the expiry that the key has.
-fn put(key: &[u8], value: Vec<u8>, expiry: Expiry, before: Option<Timestamp>) -> Write {
-    let key = key.to_vec();
-    let expires = match expiry {
-        Expiry::Never => None,
-        Expiry::Keep => before,
-        Expiry::At(time) => match Timestamp::try_from(time) {
-            Ok(time) if time > now() => Some(time),
-            _ => return Write::Delete { key },
-        },
-    };
-    Write::Put { key, value, expires }
+/// Time at which a value expires; `None` if it has expired already. `before` is the time that the key has.
+fn expires(expiry: Expiry, before: Option<Timestamp>) -> Option<Option<Timestamp>> {
+    match expiry {
+        Expiry::Never => Some(None),
+        Expiry::Keep => Some(before),
+        Expiry::At(time) => Timestamp::try_from(time).ok().filter(|time| *time > now()).map(Some),
+    }
 }
 
-/// Error reply for an error of the store.
-fn store_failure(error: &Error) -> Failure {
-    Failure::new(match error {
-        Error::ReadOnly(_) => format!("READONLY {error}"),
-        Error::NoSpace(_) => format!("OOM {error}"),
-        error => format!("ERR {error}"),
-    })
+/// Update that sets a value, or deletes one that has expired already. `before` is the time at which the present value expires.
+fn put(value: Vec<u8>, expiry: Expiry, before: Option<Timestamp>) -> Update {
+    expires(expiry, before).map_or(Update::Delete, |expires| Update::Put(Stored { value, expires }))
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        Failure::new(match error {
+            Error::ReadOnly(_) => format!("READONLY {error}"),
+            Error::NoSpace(_) => format!("OOM {error}"),
+            error => format!("ERR {error}"),
+        })
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::from(&error)
+    }
 }

@@ -1,8 +1,7 @@
 //! State of a server that all its connections share, and state of one connection.
 
-use super::cursors::Cursors;
-use super::gate::Gate;
 use super::reply::Protocol;
+use super::scan_cursors::ScanCursors;
 use runtime::Instant;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,9 +15,7 @@ pub const BUFFER_BYTES: usize = 512 << 20;
 /// State that the connections of a server share, on all shards.
 #[derive(Debug)]
 pub struct Facts {
-    /// Lock of commands that write.
-    pub gate: Gate,
-    cursors: Mutex<Cursors>,
+    cursors: Mutex<ScanCursors>,
     /// Addresses, for operators.
     pub addresses: Vec<String>,
     /// Port of the first TCP address; 0 without one.
@@ -39,8 +36,7 @@ impl Facts {
     /// Returns the state of a server that starts now.
     pub fn new(addresses: Vec<String>, port: u16, max_connections: usize) -> Self {
         Facts {
-            gate: Gate::default(),
-            cursors: Mutex::new(Cursors::new(runtime::random_u64())),
+            cursors: Mutex::new(ScanCursors::new(runtime::random_u64())),
             addresses,
             port,
             max_connections,
@@ -53,8 +49,8 @@ impl Facts {
         }
     }
 
-    /// Cursors of `SCAN`.
-    pub fn cursors(&self) -> MutexGuard<'_, Cursors> {
+    /// ScanCursors of `SCAN`.
+    pub fn cursors(&self) -> MutexGuard<'_, ScanCursors> {
         // A panic in between leaves positions that are valid.
         self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
     }

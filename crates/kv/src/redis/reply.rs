@@ -1,15 +1,16 @@
 //! Replies of the protocol RESP 2 and 3, as bytes that are ready to be sent.
 //!
-//! Short values are copied; long ones are sent from the memory where the store has them. The connection bounds the bytes: it sends
-//! when there are [`ENOUGH`].
+//! Short values share buffers; a long one has a buffer of its own. The connection bounds the bytes: it sends when there are
+//! [`ENOUGH`].
 
+use crate::reads::Stored;
 use block::{Buffer, Data, Payload};
 
 /// Bytes of replies from which on they are sent, in the middle of a command too.
 pub const ENOUGH: usize = 64 << 10;
 /// Size of the buffers for replies, in bytes.
 const PIECE: usize = 16 << 10;
-/// Length from which on a value isn't copied, in bytes.
+/// Length from which on a value has a buffer of its own, in bytes.
 const LONG: usize = 8 << 10;
 
 /// Version of the protocol.
@@ -163,21 +164,21 @@ impl Replies {
         self.put(b"\r\n");
     }
 
-    /// Appends a bulk string, without copying a long one.
-    pub fn value(&mut self, value: Data) {
+    /// Appends a bulk string; a long one has memory of its own.
+    pub fn value(&mut self, value: &[u8]) {
         if value.len() < LONG {
-            return self.bulk(&value);
+            return self.bulk(value);
         }
         self.put_number(b'$', value.len() as i64);
         self.seal();
-        self.sealed.push(value);
+        self.sealed.push(Data::copy_of(value));
         self.put(b"\r\n");
     }
 
     /// Appends a value, or null.
-    pub fn optional_value(&mut self, value: Option<Data>) {
+    pub fn optional_value(&mut self, value: Option<Stored>) {
         match value {
-            Some(value) => self.value(value),
+            Some(stored) => self.value(&stored.value),
             None => self.null(),
         }
     }
@@ -261,18 +262,18 @@ mod tests {
     }
 
     #[test]
-    fn long_values_are_not_copied_and_long_replies_go_over_pieces() {
+    fn long_values_are_in_one_piece_and_long_replies_go_over_pieces() {
         let mut replies = Replies::new();
-        let value = Data::copy_of(&vec![7; LONG]);
+        let value = vec![7; LONG];
         replies.ok();
-        replies.value(value.clone());
+        replies.value(&value);
         replies.bulk(&vec![8; 3 * PIECE]);
-        replies.value(Data::copy_of(b"short"));
+        replies.value(b"short");
         assert!(replies.in_one_piece().is_none());
         let length = replies.len();
         let payload = replies.take();
         assert_eq!(payload.len(), length);
-        assert!(payload.slices().iter().any(|slice| slice.as_ptr() == value.as_ptr()));
+        assert!(payload.slices().iter().any(|slice| **slice == *value));
         let bytes = payload.to_data();
         let expected = [
             &b"+OK\r\n$8192\r\n"[..],

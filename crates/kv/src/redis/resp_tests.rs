@@ -180,6 +180,7 @@ proptest! {
         pieces in proptest::collection::vec(1usize..20, 1..5),
     ) {
         prop_assert_eq!(parse_in_pieces(&bytes, &pieces), parse(&bytes));
+        crate::fuzzing::redis_requests(pieces[0], &bytes);
     }
 
     #[test]

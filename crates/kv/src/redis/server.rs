@@ -12,7 +12,7 @@
 
 use super::connection::{End, serve};
 use super::facts::Facts;
-use super::store::Store;
+use crate::store::Store;
 use block::{Error, Result, Status};
 use runtime::net::{Access, Address, Listener, RemoteStream, Shutdown, Stream};
 use runtime::sync::{Notify, StopSource, StopToken};
@@ -73,13 +73,13 @@ pub fn check_address(address: &Address, allow_remote: bool) -> Result<()> {
 }
 
 /// A server of a store, listening or not.
-pub struct Server<S: Store> {
+pub struct Server {
     config: ServerConfig,
-    running: Mutex<Option<Running<S>>>,
+    running: Mutex<Option<Running>>,
 }
 
-struct Running<S: Store> {
-    shared: Arc<Shared<S>>,
+struct Running {
+    shared: Arc<Shared>,
     addresses: Vec<Address>,
     stop: StopSource,
     /// Raised when the listeners are closed.
@@ -88,9 +88,9 @@ struct Running<S: Store> {
     failures: Arc<Mutex<Vec<Error>>>,
 }
 
-struct Shared<S: Store> {
+struct Shared {
     facts: Arc<Facts>,
-    parts: PerShard<ShardPart<S>>,
+    parts: PerShard<ShardPart>,
 }
 
 /// A connection of a shard, as the server sees it.
@@ -100,19 +100,19 @@ struct Watch {
 }
 
 /// State of a server on one shard.
-struct ShardPart<S> {
+struct ShardPart {
     /// `None` once the server has stopped.
-    store: RefCell<Option<Rc<S>>>,
+    store: RefCell<Option<Store>>,
     connections: RefCell<BTreeMap<u64, Rc<Watch>>>,
     next_connection: Cell<u64>,
     /// Notified when a connection has ended.
     ended: Notify,
 }
 
-impl<S: Store> ShardPart<S> {
-    fn new(store: S) -> Self {
+impl ShardPart {
+    fn new(store: Store) -> Self {
         ShardPart {
-            store: RefCell::new(Some(Rc::new(store))),
+            store: RefCell::new(Some(store)),
             connections: RefCell::default(),
             next_connection: Cell::new(0),
             ended: Notify::new(),
@@ -144,7 +144,7 @@ impl<S: Store> ShardPart<S> {
     }
 }
 
-impl<S: Store> Server<S> {
+impl Server {
     /// Checks the configuration; opens nothing.
     ///
     /// # Errors
@@ -161,25 +161,21 @@ impl<S: Store> Server<S> {
         Ok(Server { config, running: Mutex::new(None) })
     }
 
-    fn running(&self) -> std::sync::MutexGuard<'_, Option<Running<S>>> {
+    fn running(&self) -> std::sync::MutexGuard<'_, Option<Running>> {
         // Nothing panics while the lock is held.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens, and opens the store on every shard by `open`; returns once clients can connect. Called on shard 0.
+    /// Listens, and serves the store on every shard; returns once clients can connect. Called on shard 0.
     ///
     /// # Errors
-    /// [`Error::Busy`] if the server is running already or another process listens at an address; those of `open` and of the kernel.
-    pub async fn start<O, F>(&self, open: O) -> Result<()>
-    where
-        O: Fn() -> F + Clone + Send + 'static,
-        F: Future<Output = Result<S>> + 'static,
-    {
+    /// [`Error::Busy`] if the server is running already or another process listens at an address; those of the kernel.
+    pub async fn start(&self, store: &Store) -> Result<()> {
         if self.running().is_some() {
             return Err(Error::busy(format!("redis door {}: running already", self.config.addresses[0])));
         }
         let mut listeners = Vec::new();
-        let opened = self.open(&mut listeners, open).await;
+        let opened = self.open(&mut listeners, store.clone()).await;
         let (shared, addresses) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -214,15 +210,7 @@ impl<S: Store> Server<S> {
         Ok(())
     }
 
-    async fn open<O, F>(
-        &self,
-        listeners: &mut Vec<Listener>,
-        open: O,
-    ) -> Result<(Arc<Shared<S>>, Vec<Address>)>
-    where
-        O: Fn() -> F + Clone + Send + 'static,
-        F: Future<Output = Result<S>> + 'static,
-    {
+    async fn open(&self, listeners: &mut Vec<Listener>, store: Store) -> Result<(Arc<Shared>, Vec<Address>)> {
         for address in &self.config.addresses {
             let listening = Listener::replace_stale(address, self.config.access).await;
             let named = |error: Error| {
@@ -240,8 +228,8 @@ impl<S: Store> Server<S> {
         let facts = Arc::new(Facts::new(names, port.unwrap_or(0), self.config.max_connections));
         let shared = Arc::new(Shared { facts, parts: PerShard::new() });
         let opening = shared.parts.open(move || {
-            let opening = open();
-            async move { Ok(ShardPart::new(opening.await?)) }
+            let store = store.clone();
+            async move { Ok(ShardPart::new(store)) }
         });
         opening.await?;
         Ok((shared, addresses))
@@ -255,7 +243,7 @@ impl<S: Store> Server<S> {
         let Some(running) = self.running().take() else { return Ok(()) };
         running.stop.stop();
         running.closed.stopped().await;
-        running.shared.parts.close(async |part: &ShardPart<S>| part.close().await).await;
+        running.shared.parts.close(async |part: &ShardPart| part.close().await).await;
         let failures = std::mem::take(&mut *running.failures.lock().unwrap_or_else(PoisonError::into_inner));
         failures.into_iter().next().map_or(Ok(()), Err)
     }
@@ -286,7 +274,7 @@ impl<S: Store> Server<S> {
 }
 
 /// Accepts connections until the stop signal.
-async fn accept<S: Store>(shared: &Arc<Shared<S>>, listener: &Listener, stop: StopToken) {
+async fn accept(shared: &Arc<Shared>, listener: &Listener, stop: StopToken) {
     let mut count = 0;
     while let Some(stream) = listener.accept_until(&stop).await {
         let shard = ShardIndex(count % runtime::shard_count());
@@ -297,7 +285,7 @@ async fn accept<S: Store>(shared: &Arc<Shared<S>>, listener: &Listener, stop: St
 }
 
 /// Hands a connection to a shard, unless the limit is reached.
-fn hand_over<S: Store>(shared: &Arc<Shared<S>>, stream: Stream, shard: ShardIndex) -> bool {
+fn hand_over(shared: &Arc<Shared>, stream: Stream, shard: ShardIndex) -> bool {
     let facts = &shared.facts;
     // Only tasks of this shard add, so there is no race to the last place.
     if facts.connections.load(Ordering::Relaxed) >= facts.max_connections {
@@ -317,49 +305,80 @@ fn hand_over<S: Store>(shared: &Arc<Shared<S>>, stream: Stream, shard: ShardInde
             return false;
         }
     };
-    let place = Place::take(shared.clone());
-    runtime::spawn_on(shard, move || run_connection(remote, place)).detach();
+    let permit = ConnectionPermit::take(shared.clone());
+    runtime::spawn_on(shard, move || run_connection(remote, permit)).detach();
     true
 }
 
 /// Counts a connection against `max_connections`.
-struct Place<S: Store>(Arc<Shared<S>>);
+struct ConnectionPermit(Arc<Shared>);
 
-impl<S: Store> Place<S> {
-    fn take(shared: Arc<Shared<S>>) -> Self {
+impl ConnectionPermit {
+    fn take(shared: Arc<Shared>) -> Self {
         shared.facts.connections.fetch_add(1, Ordering::Relaxed);
-        Place(shared)
+        ConnectionPermit(shared)
     }
 }
 
-impl<S: Store> Drop for Place<S> {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.0.facts.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Serves a connection on its shard; it is in the shard's list until it ends.
-async fn run_connection<S: Store>(remote: RemoteStream, place: Place<S>) {
-    let Some(part) = place.0.parts.here() else { return };
+async fn run_connection(remote: RemoteStream, permit: ConnectionPermit) {
+    let Some(part) = permit.0.parts.here() else { return };
     let Some(store) = part.store.borrow().clone() else { return };
     let number = part.next_connection.get();
     part.next_connection.set(number + 1);
     let watch = Rc::new(Watch { stream: remote.into_stream(), stopping: Rc::default() });
     part.connections.borrow_mut().insert(number, watch.clone());
-    let end = serve(&watch.stream, store, place.0.facts.clone(), watch.stopping.clone()).await;
+    let end = serve(&watch.stream, store, permit.0.facts.clone(), watch.stopping.clone()).await;
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("redis door: {end}"),
         End::Lost(_) => tracing::info!("redis door: {end}"),
         End::Silent | End::Violation(_) => tracing::warn!("redis door: {end}"),
     }
     let listed = part.connections.borrow_mut().remove(&number);
-    drop((listed, watch, place));
+    drop((listed, watch, permit));
     part.ended.notify_all();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_are_on_all_shards() {
+        let main = || async {
+            let shape =
+                zns::Shape { zones: 64, zone_size: 1 << 20, zone_capacity: 1 << 20, ..Default::default() };
+            let zones = Arc::new(zns::Zns::in_memory(&shape, zns::Settings::default()).unwrap());
+            let settings = crate::Settings { buffer_bytes: 1 << 20, ..Default::default() };
+            let store = Store::format(zones, &settings).await.unwrap();
+            let server = Server::new(ServerConfig::new("127.0.0.1:6379".parse().unwrap())).unwrap();
+            server.start(&store).await.unwrap();
+            let mut clients = Vec::new();
+            for _ in 0..4 {
+                let client = Stream::connect(&server.addresses()[0]).await.unwrap();
+                client.send(block::Data::copy_of(b"PING\r\n").into()).await.0.unwrap();
+                client.receive_exact(block::Buffer::new(7)).await.0.unwrap();
+                clients.push(client);
+            }
+            let shared = server.running().as_ref().unwrap().shared.clone();
+            for shard in 0..2 {
+                let shared = shared.clone();
+                let count = async move || shared.parts.here().unwrap().connections.borrow().len();
+                assert_eq!(runtime::spawn_on(ShardIndex(shard), count).await, Ok(2));
+            }
+            drop(shared);
+            server.stop().await.unwrap();
+            store.close().await.unwrap();
+        };
+        let simulation = runtime::Simulation { shards: 2, ..runtime::Simulation::new(1) };
+        runtime::simulate(simulation, main).unwrap();
+    }
 
     #[test]
     fn addresses_that_others_reach_need_permission() {

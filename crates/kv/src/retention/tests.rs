@@ -1,5 +1,5 @@
 use super::*;
-use crate::visible::model::{Entries, KEYS, Said, Write, history, state};
+use crate::model::{Entries, KEYS, Said, Write, history, state};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::cmp::Reverse;

@@ -2,7 +2,7 @@
 
 use super::block::Block;
 use super::entries::{Body, Entries};
-use super::reader::{Reader, Source};
+use super::reader::{BlockSource, Reader};
 use crate::cursor::Cursor;
 use crate::entry::{Entry, Sequence};
 use block::Result;
@@ -42,7 +42,7 @@ enum Edge {
     Last,
 }
 
-impl<S: Source, R: Deref<Target = Reader<S>>> TableCursor<R> {
+impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
     /// Cursor at no entry.
     pub fn new(reader: R) -> Self {
         TableCursor { reader, path: SmallVec::new(), block: None, key: Vec::new(), entry: None }
@@ -188,7 +188,7 @@ fn edge_child(edge: Edge) -> impl Fn(&Entries) -> Result<usize> {
     }
 }
 
-impl<S: Source, R: Deref<Target = Reader<S>>> Cursor for TableCursor<R> {
+impl<S: BlockSource, R: Deref<Target = Reader<S>>> Cursor for TableCursor<R> {
     #[inline]
     fn entry(&self) -> Option<Entry<'_>> {
         let (entry, block) = (self.entry.as_ref()?, self.block.as_ref()?);

@@ -2,9 +2,9 @@
 
 use super::entries_writer::{EntryKind, common_prefix, order_after};
 use super::stored::{BlockHandle, corrupt};
-use super::varint;
 use crate::entry::{MOST_KEY_BYTES, Sequence, Timestamp, Value};
 use block::{Error, Result};
+use logkit::leb128;
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -121,9 +121,9 @@ impl Entries {
     #[inline(always)]
     fn try_header(&self, at: usize) -> Option<Header> {
         let entries = &self.bytes[..self.end];
-        let (shared, at) = varint::decode(entries, at)?;
-        let (rest, at) = varint::decode(entries, at)?;
-        let (code, at) = varint::decode(entries, at)?;
+        let (shared, at) = leb128::decode(entries, at)?;
+        let (rest, at) = leb128::decode(entries, at)?;
+        let (code, at) = leb128::decode(entries, at)?;
         if shared > MOST_KEY_BYTES as u64 || rest > MOST_KEY_BYTES as u64 || code >> 2 > self.end as u64 {
             return None;
         }
@@ -178,10 +178,10 @@ impl Entries {
     #[inline(always)]
     fn try_body(&self, header: &Header) -> Option<Body> {
         let bytes = &self.bytes[..header.end];
-        let (sequence, mut at) = varint::decode(bytes, header.rest.end)?;
+        let (sequence, mut at) = leb128::decode(bytes, header.rest.end)?;
         let mut time = 0;
         if matches!(header.kind, EntryKind::Tombstone | EntryKind::ExpiringPut) {
-            (time, at) = varint::decode(bytes, at)?;
+            (time, at) = leb128::decode(bytes, at)?;
         }
         let fits = match header.kind {
             EntryKind::Tombstone => at == header.end,
@@ -225,8 +225,8 @@ impl Entries {
         if *entries.get(at)? != 0 {
             return None;
         }
-        let (length, at) = varint::decode(entries, at + 1)?;
-        let (_, at) = varint::decode(entries, at)?;
+        let (length, at) = leb128::decode(entries, at + 1)?;
+        let (_, at) = leb128::decode(entries, at)?;
         entries.get(at..)?.get(..usize::try_from(length).ok()?)
     }
 
@@ -291,7 +291,7 @@ impl Entries {
     /// Index of the child that has (`key`, `sequence`), in an index block.
     pub(super) fn child_of(&self, key: &[u8], sequence: Sequence) -> Result<usize> {
         self.floor(key, sequence, |header| {
-            let number = varint::decode(&self.bytes[..header.end], header.rest.end);
+            let number = leb128::decode(&self.bytes[..header.end], header.rest.end);
             number
                 .map(|(number, _)| !number)
                 .ok_or_else(|| self.corrupt(header.rest.start, "its sequence is invalid"))
@@ -307,9 +307,9 @@ impl Entries {
 
     fn try_child(&self, header: &Header, salt: u32) -> Option<BlockHandle> {
         let bytes = &self.bytes[..header.end];
-        let (_, at) = varint::decode(bytes, header.rest.end)?;
-        let (offset, at) = varint::decode(bytes, at)?;
-        let (length, at) = varint::decode(bytes, at)?;
+        let (_, at) = leb128::decode(bytes, header.rest.end)?;
+        let (offset, at) = leb128::decode(bytes, at)?;
+        let (length, at) = leb128::decode(bytes, at)?;
         let length = u32::try_from(length).ok()?;
         (header.kind == EntryKind::Child && at == header.end).then_some(BlockHandle { offset, length, salt })
     }

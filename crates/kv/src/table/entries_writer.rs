@@ -1,7 +1,7 @@
 //! Blocks of entries, written: prefix compression with restart points.
 
-use super::varint::Numbers;
 use crate::entry::{Entry, Sequence, Value};
+use logkit::leb128::Encoded;
 use std::cmp::Ordering;
 
 /// Kinds of entries, as stored.
@@ -82,7 +82,7 @@ impl EntriesWriter {
     /// Appends an entry whose key has `common` bytes in common with the one before.
     #[inline]
     pub(super) fn add(&mut self, entry: &Entry<'_>, common: usize) {
-        let mut numbers = Numbers::<20>::new();
+        let mut numbers = Encoded::<20>::default();
         numbers.push(entry.sequence);
         let (kind, value) = match entry.value {
             Value::Put { bytes, expires: None } => (EntryKind::Put, bytes),
@@ -100,7 +100,7 @@ impl EntriesWriter {
 
     /// Appends the block that has the entries from (`key`, `sequence`) on.
     pub(super) fn add_child(&mut self, key: &[u8], sequence: Sequence, offset: u64, length: u32) {
-        let mut numbers = Numbers::<30>::new();
+        let mut numbers = Encoded::<30>::default();
         // Most are the largest sequence.
         numbers.push(!sequence);
         numbers.push(offset);
@@ -119,7 +119,7 @@ impl EntriesWriter {
         };
         self.until_restart -= 1;
         let rest = &key[shared..];
-        let mut header = Numbers::<30>::new();
+        let mut header = Encoded::<30>::default();
         header.push(shared as u64);
         header.push(rest.len() as u64);
         header.push(((numbers.len() + value.len()) as u64) << 2 | kind as u64);

@@ -1,21 +1,21 @@
 //! The block of range tombstones.
 
 use super::stored::corrupt;
-use super::varint::{self, Numbers};
 use crate::entry::{MOST_KEY_BYTES, RangeTombstone};
 use block::Result;
+use logkit::leb128::{self, Encoded};
 
 /// Encodes range tombstones that are sorted and differ.
 pub(super) fn encode(tombstones: &[RangeTombstone]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for tombstone in tombstones {
         for key in [&tombstone.from, &tombstone.to] {
-            let mut length = Numbers::<10>::new();
+            let mut length = Encoded::<10>::default();
             length.push(key.len() as u64);
             bytes.extend_from_slice(length.bytes());
             bytes.extend_from_slice(key);
         }
-        let mut numbers = Numbers::<20>::new();
+        let mut numbers = Encoded::<20>::default();
         numbers.push(tombstone.sequence);
         numbers.push(tombstone.deleted);
         bytes.extend_from_slice(numbers.bytes());
@@ -42,7 +42,7 @@ pub(super) fn decode(bytes: &[u8], offset: u64) -> Result<Vec<RangeTombstone>> {
 
 fn decode_one(bytes: &[u8], at: &mut usize) -> Option<RangeTombstone> {
     let number = |at: &mut usize| {
-        let (number, next) = varint::decode(bytes, *at)?;
+        let (number, next) = leb128::decode(bytes, *at)?;
         *at = next;
         Some(number)
     };

@@ -11,7 +11,7 @@ use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 /// The blocks of a table: the store's cache, and the zones below it.
-pub trait Source {
+pub trait BlockSource {
     /// Returns the block at a place, from a cache or by [`Block::decode`].
     ///
     /// # Errors
@@ -29,7 +29,7 @@ pub trait Source {
 
 /// Finds entries in a table.
 #[derive(Debug)]
-pub struct Reader<S: Source> {
+pub struct Reader<S: BlockSource> {
     source: S,
     salt: u32,
     index: Option<BlockHandle>,
@@ -42,7 +42,7 @@ pub struct Reader<S: Source> {
     kept: Cell<usize>,
 }
 
-impl<S: Source> Drop for Reader<S> {
+impl<S: BlockSource> Drop for Reader<S> {
     fn drop(&mut self) {
         self.source.dropped(self.kept.get());
     }
@@ -67,7 +67,7 @@ impl Found {
     }
 }
 
-impl<S: Source> Reader<S> {
+impl<S: BlockSource> Reader<S> {
     /// Reader of the table with this summary.
     pub fn new(source: S, summary: &Summary) -> Self {
         Reader {
@@ -81,18 +81,6 @@ impl<S: Source> Reader<S> {
             pinned_filter: OnceCell::new(),
             kept: Cell::new(0),
         }
-    }
-
-    /// Keeps the filter and the root of the index for as long as the reader lives: they aren't asked of the source again. Returns the
-    /// memory that they take, in bytes.
-    ///
-    /// # Errors
-    /// What reading returns.
-    pub async fn pin(&mut self) -> Result<usize> {
-        self.pinned_filter = self.filter().await?.map_or_else(OnceCell::new, OnceCell::from);
-        self.pinned_index = self.root().await?.map_or_else(OnceCell::new, OnceCell::from);
-        let pinned = [&self.pinned_filter, &self.pinned_index];
-        Ok(pinned.into_iter().filter_map(|pinned| pinned.get()).map(|block| block.memory_bytes()).sum())
     }
 
     /// Finds the newest version of a key that `snapshot` sees, a tombstone too. `hash` is [`key_hash`](super::key_hash) of the key.

@@ -57,9 +57,17 @@ pub struct Summary {
 impl Summary {
     /// Whether the table says anything of a key, by its smallest and largest one.
     pub fn covers(&self, key: &[u8]) -> bool {
-        let largest = self.largest.as_slice();
-        let is_below = if self.largest_excluded { key < largest } else { key <= largest };
-        (self.entries > 0 || self.range_tombstones > 0) && self.smallest.as_slice() <= key && is_below
+        (self.entries > 0 || self.range_tombstones > 0)
+            && self.smallest.as_slice() <= key
+            && !self.ends_before(key)
+    }
+
+    /// Whether all that the table says is of smaller keys.
+    pub fn ends_before(&self, key: &[u8]) -> bool {
+        match self.largest_excluded {
+            true => self.largest.as_slice() <= key,
+            false => self.largest.as_slice() < key,
+        }
     }
 
     /// Appends the summary.

@@ -4,7 +4,7 @@
 
 use super::block::Block;
 use super::entries::Entries;
-use super::reader::Source;
+use super::reader::BlockSource;
 use super::stored::BlockHandle;
 use super::summary::Summary;
 use super::{FOOTER_BYTES, decode_footer, key_hash};
@@ -115,7 +115,7 @@ struct Verification<'a, S> {
     has_gap: bool,
 }
 
-impl<S: Source> Verification<'_, S> {
+impl<S: BlockSource> Verification<'_, S> {
     /// Reads a block; `None` where it is damaged, which is noted.
     async fn read(&mut self, handle: BlockHandle) -> Result<Option<Arc<Block>>> {
         match self.source.read(handle).await {
@@ -294,7 +294,7 @@ impl<S: Source> Verification<'_, S> {
 ///
 /// # Errors
 /// Errors other than damage and failed reads.
-pub async fn verify<S: Source>(
+pub async fn verify<S: BlockSource>(
     source: &S,
     summary: &Summary,
     footer: Result<[u8; FOOTER_BYTES]>,

@@ -1,8 +1,8 @@
-use super::model::{KEYS, Watched, Write, complete, count_turns, divide, history, insert, key, state};
 use super::*;
 use crate::entry::RangeTombstone;
 use crate::memtable::{Memtable, MemtableCursor};
 use crate::merge::Merge;
+use crate::model::{KEYS, Watched, Write, complete, count_turns, divide, history, insert, key, state};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::cell::Cell;
@@ -13,8 +13,6 @@ type Pair = (Vec<u8>, Vec<u8>);
 enum Move {
     First,
     Last,
-    Seek(Vec<u8>),
-    Before(Vec<u8>),
     Next,
     Previous,
     /// The next of the writes after the first ones.
@@ -25,8 +23,6 @@ fn movement() -> impl Strategy<Value = Move> {
     prop_oneof![
         1 => Just(Move::First),
         1 => Just(Move::Last),
-        1 => key().prop_map(Move::Seek),
-        1 => key().prop_map(Move::Before),
         5 => Just(Move::Next),
         5 => Just(Move::Previous),
         4 => Just(Move::Insert),
@@ -77,11 +73,6 @@ proptest! {
             let result = match movement {
                 Move::First => { at = Some(0); complete(cursor.seek_first()) }
                 Move::Last => { at = pairs.len().checked_sub(1); complete(cursor.seek_last()) }
-                Move::Seek(key) => { at = Some(pairs.partition_point(|pair| pair.0 < *key)); complete(cursor.seek(key)) }
-                Move::Before(key) => {
-                    at = pairs.partition_point(|pair| pair.0 < *key).checked_sub(1);
-                    complete(cursor.seek_before(key))
-                }
                 Move::Next => { at = at.map(|at| at + 1); complete(cursor.next()) }
                 Move::Previous => { at = at.and_then(|at| at.checked_sub(1)); complete(cursor.previous()) }
                 Move::Insert => {
@@ -149,11 +140,11 @@ fn put(memtable: &Memtable, key: u32, sequence: Sequence) {
 fn counting(
     memtable: &Rc<Memtable>,
     view: &View,
-    newest: Sequence,
+    (newest, from): (Sequence, &[u8]),
 ) -> (Rc<Cell<usize>>, Visible<Undeleted<Watched<MemtableCursor>>>) {
     let source = Watched::new(memtable.cursor());
     let moves = Rc::clone(&source.moves);
-    (moves, Visible::new(Undeleted::new(source, view.clone(), newest), view.clone(), Vec::new(), None))
+    (moves, Visible::new(Undeleted::new(source, view.clone(), newest), view.clone(), from.to_vec(), None))
 }
 
 /// A scan over ten thousand tombstones lets other tasks run, in both directions.
@@ -169,7 +160,7 @@ fn lets_others_run_among_tombstones() {
     }
     put(&memtable, 10_000, 1);
     let view = View { snapshot: 1, now: 0, ranges: Vec::new() };
-    let (_, mut cursor) = counting(&memtable, &view, 1);
+    let (_, mut cursor) = counting(&memtable, &view, (1, &[]));
     let (result, turns) = count_turns(cursor.seek_first());
     result.unwrap();
     assert_eq!(cursor.pair().unwrap().0, 10_000_u32.to_be_bytes());
@@ -195,7 +186,7 @@ fn seeks_past_deleted_ranges_and_old_versions() {
     };
     let ranges = vec![Rc::new([tombstone(10, 500), tombstone(500, 990)].into_iter().collect())];
     let view = View { snapshot: 2, now: 0, ranges };
-    let (moves, mut cursor) = counting(&memtable, &view, 1);
+    let (moves, mut cursor) = counting(&memtable, &view, (1, &[]));
     let mut seen = 0;
     complete(cursor.seek_first()).unwrap();
     while cursor.pair().is_some() {
@@ -214,8 +205,8 @@ fn seeks_past_deleted_ranges_and_old_versions() {
         put(&memtable, 5, sequence);
     }
     let view = View { snapshot: 500, now: 0, ranges: Vec::new() };
-    let (moves, mut cursor) = counting(&memtable, &view, 999);
-    complete(cursor.seek(&4_u32.to_be_bytes())).unwrap();
+    let (moves, mut cursor) = counting(&memtable, &view, (999, &4_u32.to_be_bytes()));
+    complete(cursor.seek_first()).unwrap();
     for key in [5, 6, 5, 4_u32] {
         let result = if cursor.pair().unwrap().0 < key.to_be_bytes().as_slice() {
             complete(cursor.next())

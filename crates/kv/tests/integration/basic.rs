@@ -1,7 +1,7 @@
 //! Single operations, one after another.
 
 use super::common::{format, open, simulate, small, zones};
-use kv::{Acknowledge, Batch, Scan, Stored, Update};
+use kv::{Acknowledge, Batch, Scan, Settings, Stored, Update};
 
 fn key(number: u32) -> Vec<u8> {
     format!("key{number:06}").into_bytes()
@@ -54,14 +54,7 @@ fn many_keys_go_through_all_levels() {
             }
             let status = store.status().await.unwrap();
             assert!(status["compactions"].as_u64().unwrap() > 3, "{status:?}");
-            let scan = Scan {
-                from: Vec::new(),
-                to: None,
-                is_backward: false,
-                snapshot: None,
-                most: usize::MAX,
-                most_bytes: usize::MAX,
-            };
+            let scan = Scan::from(Vec::new(), usize::MAX);
             let mut from = Vec::new();
             let mut count = 0;
             loop {
@@ -197,14 +190,7 @@ fn scans_yield_the_time_of_expiry_in_both_directions() {
                 store.flush_buffers().await.unwrap();
             }
         }
-        let scan = Scan {
-            from: Vec::new(),
-            to: None,
-            is_backward: false,
-            snapshot: None,
-            most: 100,
-            most_bytes: 1 << 20,
-        };
+        let scan = Scan::from(Vec::new(), 100);
         let (pairs, _) = store.scan(None, scan.clone()).await.unwrap();
         let (reversed, _) = store.scan(None, Scan { is_backward: true, ..scan }).await.unwrap();
         assert!(pairs.iter().eq(reversed.iter().rev()));
@@ -218,4 +204,48 @@ fn scans_yield_the_time_of_expiry_in_both_directions() {
         drop(iterator);
         store.close().await.unwrap();
     });
+}
+
+#[test]
+fn updates_and_conditional_batches_of_the_same_keys_take_turns() {
+    for (seed, shards) in [(1, 1), (2, 3), (3, 16)] {
+        simulate(seed, 2, move || async move {
+            let store = format(&zones(96), &Settings { shards: Some(shards), ..small() }).await;
+            let writers = (0..8u64).map(|writer| {
+                let store = store.clone();
+                runtime::spawn(async move {
+                    let mut won = 0;
+                    for round in 0..20 {
+                        let add = move |found: Option<Stored>| {
+                            let mut value = found.unwrap_or_default().value;
+                            value.push(writer as u8);
+                            (Some(Update::Put(Stored { value, expires: None })), ())
+                        };
+                        store.update(b"list", add).await.unwrap();
+                        let mut batch = Batch::new();
+                        for name in ["a", "b", "c", "d"] {
+                            batch.put(format!("{name}{round}").as_bytes(), &[writer as u8]);
+                        }
+                        won += u64::from(store.write_if_absent(batch, Acknowledge::Written).await.unwrap());
+                    }
+                    won
+                })
+            });
+            let won: u64 = runtime::join_all(writers.collect::<Vec<_>>()).await.into_iter().sum();
+            assert_eq!((won, store.get(b"list").await.unwrap().unwrap().value.len()), (20, 160));
+            for round in 0..20 {
+                let mut found = Vec::new();
+                for name in ["a", "b", "c", "d"] {
+                    found
+                        .extend(store.get(format!("{name}{round}").as_bytes()).await.unwrap().unwrap().value);
+                }
+                assert!(found.iter().all(|writer| *writer == found[0]), "round {round}: {found:?}");
+            }
+            let mut ranges = Batch::new();
+            ranges.delete_range(b"a", b"b");
+            let refused = store.write_if_absent(ranges, Acknowledge::Written).await.unwrap_err();
+            assert!(refused.to_string().contains("deletes a range"), "{refused}");
+            store.close().await.unwrap();
+        });
+    }
 }

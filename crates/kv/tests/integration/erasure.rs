@@ -3,8 +3,7 @@
 use super::common::{drive, format, open, simulate, small};
 use block::{EraseGuarantee, ZoneIndex, ZonesPart};
 use kv::audit::{Findings, audit};
-use kv::settings::Broken;
-use kv::{DeletePersistence, Settings, Store};
+use kv::{Broken, DeletePersistence, Settings, Store};
 use std::sync::Arc;
 use std::time::Duration;
 use zns::Zns;

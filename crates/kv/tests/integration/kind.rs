@@ -1,7 +1,6 @@
 //! The kind `kv` in stacks: what is refused before anything is opened, and a store that is built, found again and checked.
 
 use block::{Call, Durable, EraseGuarantee, Error, ZoneGeometry};
-use kv::redis::store::Range;
 use runtime::Config;
 use stack::{Contract, Kind, Registry, Shape, Stack};
 use std::path::Path;
@@ -133,7 +132,7 @@ fn a_store_is_made_found_again_with_its_shards_and_checked() {
         let (below, arguments) = plan.build_below_door("top").await.unwrap();
         let store = kv::kind::open(&arguments).await.unwrap();
         store.put(b"key", b"value").await.unwrap();
-        let found = kv::redis::store::Store::scan(&store, None, Range::from(Vec::new(), 10)).await.unwrap();
+        let (found, _) = store.scan(None, kv::Scan::from(Vec::new(), 10)).await.unwrap();
         assert_eq!(found.len(), 1);
         store.close().await.unwrap();
         assert!(kv::kind::contents(&arguments).await.unwrap().unwrap().contains("zones that aren't empty"));

@@ -62,14 +62,7 @@ async fn check_scans(store: &Store, snapshot: Option<&Snapshot>, model: &Model, 
         let mut found: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         loop {
             let most = 1 + random.below(20) as usize;
-            let scan = Scan {
-                from: first.clone(),
-                to: last.clone(),
-                is_backward,
-                snapshot: None,
-                most,
-                most_bytes: usize::MAX,
-            };
+            let scan = Scan { to: last.clone(), is_backward, ..Scan::from(first.clone(), most) };
             let (pairs, has_more) = store.scan(snapshot, scan).await.unwrap();
             found.extend(pairs.iter().map(|pair| (pair.key.to_vec(), pair.value.to_vec())));
             if !has_more {
@@ -140,7 +133,7 @@ async fn run(seed: u64) {
                 let key = any_key(&mut random);
                 // In the past, or long after the test.
                 let is_expired = random.below(2) == 0;
-                let expires = kv::batch::now() + if is_expired { 0 } else { 1 << 40 };
+                let expires = kv::now() + if is_expired { 0 } else { 1 << 40 };
                 store.put_until(&key, b"for a time", expires).await.unwrap();
                 model.remove(&key);
                 if !is_expired {

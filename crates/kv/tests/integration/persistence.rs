@@ -64,7 +64,7 @@ async fn put_others(store: &kv::Store, from: u64, count: u64) -> u64 {
 #[test]
 fn a_deleted_key_is_gone_after_so_many_writes_also_across_a_restart() {
     const COUNT: u64 = 20_000;
-    let broken = Some(kv::settings::Broken::ForgetsZones);
+    let broken = Some(kv::Broken::ForgetsZones);
     for (compaction, shards, broken) in
         [("fade", 1, None), ("zap", 1, None), ("zap", 2, None), ("zap", 1, broken)]
     {

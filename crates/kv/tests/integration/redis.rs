@@ -1,7 +1,6 @@
-//! Redis clients, on a store in memory.
+//! Redis clients, on a store on zones in memory.
 
 mod client;
 mod foreign;
-mod memory;
 mod replies;
 mod server;

@@ -8,9 +8,7 @@ use crate::load;
 use crate::output::say;
 use block::{Error, Result, Status};
 use kv::redis::client::Client;
-use kv::redis::store::{Range, Store as _, Stored, Write};
-use kv::store::Snapshot;
-use kv::{Store, Update};
+use kv::{Batch, Pair, Pairs, Scan, Snapshot, Store, Stored, Update, Write};
 use runtime::Config;
 use runtime::net::Address;
 use stack::{Part, Plan, Stack, Value};
@@ -32,7 +30,7 @@ impl Reached {
     /// The value of a key.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Stored>> {
         match self {
-            Reached::Own(store, _) => kv::redis::store::Store::get(&**store, key).await,
+            Reached::Own(store, _) => store.get(key).await,
             Reached::Served(client) => client.get(key).await,
         }
     }
@@ -54,20 +52,18 @@ impl Reached {
         match self {
             Reached::Own(store, _) => {
                 let delete =
-                    |found: Option<kv::Stored>| (found.is_some().then_some(Update::Delete), found.is_some());
-                Store::update(store, key, delete).await
+                    |found: Option<Stored>| (found.is_some().then_some(Update::Delete), found.is_some());
+                store.update(key, delete).await
             }
             Reached::Served(client) => client.delete(key).await,
         }
     }
 
-    /// The next keys of a range; none if there are no more.
-    pub async fn scan(&mut self, range: &Range, only_keys: bool) -> Result<Vec<(Vec<u8>, Stored)>> {
+    /// The next pairs of a scan; none if there are no more.
+    pub async fn scan(&mut self, scan: &Scan, only_keys: bool) -> Result<Pairs> {
         match self {
-            Reached::Own(store, snapshot) => {
-                kv::redis::store::Store::scan(&**store, snapshot.as_ref(), range.clone()).await
-            }
-            Reached::Served(client) => client.scan(range, only_keys).await,
+            Reached::Own(store, snapshot) => Ok(store.scan(snapshot.as_ref(), scan.clone()).await?.0),
+            Reached::Served(client) => client.scan(scan, only_keys).await,
         }
     }
 
@@ -75,7 +71,7 @@ impl Reached {
     pub async fn take_snapshot(&mut self) -> Result<()> {
         match self {
             Reached::Own(store, snapshot) => {
-                *snapshot = Some(Store::snapshot(store).await?);
+                *snapshot = Some(store.snapshot().await?);
                 Ok(())
             }
             Reached::Served(client) => client.take_snapshot().await,
@@ -85,7 +81,7 @@ impl Reached {
     /// Merges all tables.
     pub async fn compact(&mut self) -> Result<()> {
         match self {
-            Reached::Own(store, _) => Store::compact(store).await,
+            Reached::Own(store, _) => store.compact().await,
             Reached::Served(client) => client.compact().await,
         }
     }
@@ -93,7 +89,7 @@ impl Reached {
     /// Status of the store.
     pub async fn status(&mut self) -> Result<Status> {
         match self {
-            Reached::Own(store, _) => Store::status(store).await,
+            Reached::Own(store, _) => store.status().await,
             Reached::Served(client) => client.status().await,
         }
     }
@@ -101,49 +97,47 @@ impl Reached {
 
 /// Walks through a range of keys.
 pub struct Walk {
-    range: Range,
+    scan: Scan,
     only_keys: bool,
 }
 
 impl Walk {
-    /// A walk through this range.
-    pub fn new(range: Range, only_keys: bool) -> Walk {
-        Walk { range, only_keys }
+    /// A walk through the range of this scan.
+    pub fn new(scan: Scan, only_keys: bool) -> Walk {
+        Walk { scan, only_keys }
     }
 
-    /// The next keys; none at the end.
-    pub async fn next(&mut self, store: &mut Reached) -> Result<Vec<(Vec<u8>, Stored)>> {
-        let page = store.scan(&self.range, self.only_keys).await?;
-        if let Some((last, _)) = page.last() {
-            match self.range.is_backward {
-                true => self.range.to = Some(last.clone()),
-                false => self.range.from = [last.as_slice(), &[0]].concat(),
+    /// The next pairs; none at the end.
+    pub async fn next(&mut self, store: &mut Reached) -> Result<Pairs> {
+        let pairs = store.scan(&self.scan, self.only_keys).await?;
+        if let Some(last) = pairs.last() {
+            match self.scan.is_backward {
+                true => self.scan.to = Some(last.key.to_vec()),
+                false => self.scan.from = [last.key, &[0]].concat(),
             }
         }
-        Ok(page)
+        Ok(pairs)
     }
 }
 
 /// Copies all keys that a store's scans see to a new store; returns the numbers of keys and bytes.
 pub async fn copy(from: &mut Reached, to: &Store) -> Result<(u64, u64)> {
-    let mut walk = Walk::new(Range::from(Vec::new(), 1000), false);
+    let mut walk = Walk::new(Scan::from(Vec::new(), 1000), false);
     let (mut keys, mut bytes) = (0, 0);
     loop {
-        let page = walk.next(from).await?;
-        if page.is_empty() {
+        let pairs = walk.next(from).await?;
+        if pairs.is_empty() {
             return Ok((keys, bytes));
         }
-        let (mut writes, mut size) = (Vec::new(), 0);
-        for (key, Stored { value, expires }) in page {
+        let mut batch = Batch::new();
+        for Pair { key, value, expires } in pairs.iter() {
             (keys, bytes) = (keys + 1, bytes + (key.len() + value.len()) as u64);
-            size += key.len() + value.len();
-            writes.push(Write::Put { key, value: value.to_vec(), expires });
-            if size >= BATCH_BYTES {
-                to.write_each(std::mem::take(&mut writes)).await?;
-                size = 0;
+            batch.push(Write::Put { key, value, expires });
+            if batch.bytes().len() >= BATCH_BYTES {
+                to.write_by_shard(std::mem::take(&mut batch), to.acknowledge()).await?;
             }
         }
-        to.write_each(writes).await?;
+        to.write_by_shard(batch, to.acknowledge()).await?;
     }
 }
 

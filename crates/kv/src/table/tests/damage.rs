@@ -328,13 +328,7 @@ proptest! {
                 bytes[at] = *value;
             }
         }
-        bytes.push(0x11);
-        let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32;
-        bytes.extend_from_slice(&checksum.to_le_bytes());
-        let handle = BlockHandle { offset: 0, length: bytes.len() as u32, salt: 0 };
-        if let Ok(block) = Block::decode(&bytes, handle) {
-            prop_assert!(block.memory_bytes() < 1000 + 255 * bytes.len());
-        }
+        crate::fuzzing::table_block(0x11, &bytes, b"key03", 30);
     }
 }
 

@@ -1,37 +1,12 @@
 //! Tables against a sorted list: gets at snapshots, and all operations of cursors.
 
 use super::*;
-use crate::cursor::Cursor;
 use crate::entry::order;
+use crate::model::{Entries, Move, Said, move_both};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
-
-/// What an entry says, with bytes of its own.
-#[derive(Debug, Clone)]
-enum Said {
-    Put(Vec<u8>, Option<u64>),
-    Tombstone(u64),
-}
-
-impl Said {
-    fn value(&self) -> Value<'_> {
-        match self {
-            Said::Put(bytes, expires) => Value::Put { bytes, expires: *expires },
-            Said::Tombstone(deleted) => Value::Tombstone { deleted: *deleted },
-        }
-    }
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    First,
-    Last,
-    Seek(Target),
-    SeekBefore(Target),
-    Next,
-    Previous,
-}
+use std::cmp::Reverse;
 
 /// A key and sequence: those of an entry, changed, or any.
 #[derive(Debug, Clone)]
@@ -73,15 +48,9 @@ fn targets() -> impl Strategy<Value = Target> {
     })
 }
 
-fn steps() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        1 => Just(Step::First),
-        1 => Just(Step::Last),
-        3 => targets().prop_map(Step::Seek),
-        3 => targets().prop_map(Step::SeekBefore),
-        8 => Just(Step::Next),
-        8 => Just(Step::Previous),
-    ]
+/// Movements to a first or last entry, to a target, and to a next or previous entry, by number.
+fn steps() -> impl Strategy<Value = (u8, Target)> {
+    (0u8..24, targets())
 }
 
 fn options() -> impl Strategy<Value = (Options, usize)> {
@@ -107,44 +76,28 @@ impl Target {
     }
 }
 
-async fn walk(reader: &Reader<&Bytes>, entries: &[Entry<'_>], steps: &[Step]) -> Result<()> {
-    let mut cursor = reader.cursor();
-    let mut at: Option<usize> = None;
-    for step in steps {
-        at = match step {
-            Step::First => {
-                cursor.seek_first().await?;
-                Some(0)
-            }
-            Step::Last => {
-                cursor.seek_last().await?;
-                entries.len().checked_sub(1)
-            }
-            Step::Seek(target) | Step::SeekBefore(target) => {
-                let target = target.of(entries);
-                let first =
-                    entries.partition_point(|entry| order((entry.key, entry.sequence), target).is_lt());
-                if matches!(step, Step::Seek(_)) {
-                    cursor.seek(target.0, target.1).await?;
-                    Some(first)
-                } else {
-                    cursor.seek_before(target.0, target.1).await?;
-                    first.checked_sub(1)
-                }
-            }
-            Step::Next => {
-                cursor.next().await?;
-                at.map(|at| at + 1)
-            }
-            Step::Previous => {
-                cursor.previous().await?;
-                at.and_then(|at| at.checked_sub(1))
-            }
-        };
-        at = at.filter(|&at| at < entries.len());
-        assert_eq!(cursor.entry(), at.map(|at| entries[at]), "after {step:?}");
+fn move_of(step: &(u8, Target), entries: &[Entry<'_>]) -> Move {
+    let (key, sequence) = step.1.of(entries);
+    match step.0 {
+        0 => Move::First,
+        1 => Move::Last,
+        2..5 => Move::Seek(key.to_vec(), sequence),
+        5..8 => Move::Before(key.to_vec(), sequence),
+        8..16 => Move::Next,
+        _ => Move::Previous,
     }
-    Ok(())
+}
+
+/// Moves a cursor from one end to the other, in both directions, and then as it is told.
+fn walk(reader: &Reader<&Bytes>, entries: &[Entry<'_>], moves: &[Move]) {
+    let pair = |entry: &Entry<'_>| ((entry.key.to_vec(), Reverse(entry.sequence)), Said::of(entry.value));
+    let model: Entries = entries.iter().map(pair).collect();
+    let (mut cursor, mut at) = (reader.cursor(), None);
+    let all = |first, next| std::iter::once(first).chain(vec![next; entries.len()]);
+    let ends = all(Move::First, Move::Next).chain(all(Move::Last, Move::Previous));
+    for movement in ends.chain(moves.iter().cloned()) {
+        move_both(&mut cursor, &model, &mut at, &movement);
+    }
 }
 
 async fn get_all(reader: &Reader<&Bytes>, entries: &[Entry<'_>], others: &[(Vec<u8>, u64)]) -> Result<()> {
@@ -169,24 +122,18 @@ proptest! {
         mut list in vec((keys(), sequences(), said()), 0..120),
         steps in vec(steps(), 0..80),
         others in vec((keys(), sequences()), 0..20),
-        pin: bool,
+        keeps: bool,
     ) {
         list.sort_by(|left, right| order((&left.0, left.1), (&right.0, right.1)));
         list.dedup_by(|left, right| (&left.0, left.1) == (&right.0, right.1));
         let entries: Vec<_> = list.iter().map(|(key, sequence, said)| Entry { key, sequence: *sequence, value: said.value() }).collect();
         let (table, summary) = build(Builder::with_index_blocks(options, leaf_bytes), &entries, &[]);
         prop_assert_eq!(&table.summary().unwrap(), &summary);
-        let mut reader = Reader::new(&table, &summary);
-        now(async {
-            if pin {
-                reader.pin().await?;
-            }
-            let all = |first, step: Step| [vec![first], vec![step; entries.len()]].concat();
-            walk(&reader, &entries, &all(Step::First, Step::Next)).await?;
-            walk(&reader, &entries, &all(Step::Last, Step::Previous)).await?;
-            walk(&reader, &entries, &steps).await?;
-            get_all(&reader, &entries, &others).await
-        }).unwrap();
+        table.kept.set(keeps.then_some(0));
+        let reader = Reader::new(&table, &summary);
+        let moves: Vec<Move> = steps.iter().map(|step| move_of(step, &entries)).collect();
+        walk(&reader, &entries, &moves);
+        now(get_all(&reader, &entries, &others)).unwrap();
     }
 }
 
@@ -204,8 +151,9 @@ fn many_versions_of_a_key_span_blocks() {
             Builder::with_index_blocks(Options { block_bytes: 300, ..Options::default() }, leaf_bytes);
         let (table, summary) = build(builder, &entries, &[]);
         assert!(summary.data_blocks > 50);
-        let mut reader = Reader::new(&table, &summary);
-        now(reader.pin()).unwrap();
+        table.kept.set(Some(0));
+        let reader = Reader::new(&table, &summary);
+        now(reader.get(b"key", key_hash(b"key"), 0)).unwrap();
         for entry in entries.iter().step_by(7) {
             for snapshot in entry.sequence..entry.sequence + 3 {
                 table.reads.set(0);
@@ -214,8 +162,6 @@ fn many_versions_of_a_key_span_blocks() {
                 assert_eq!(table.reads.get(), usize::from(summary.index_levels), "one data block");
             }
         }
-        let all = |first, step: Step| [vec![first], vec![step; entries.len()]].concat();
-        now(walk(&reader, &entries, &all(Step::First, Step::Next))).unwrap();
-        now(walk(&reader, &entries, &all(Step::Last, Step::Previous))).unwrap();
+        walk(&reader, &entries, &[]);
     }
 }

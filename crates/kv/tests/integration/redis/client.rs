@@ -1,74 +1,47 @@
-//! Clients: one that executes commands without a socket, and one on a socket.
+//! Clients on sockets, and a server of a store on zones in memory.
 
-use super::memory::Memory;
-use block::{Buffer, Data, Result};
-use kv::redis::execute::{Executor, Flow, Sink};
-use kv::redis::facts::Facts;
-use kv::redis::reply::Replies;
-use kv::redis::resp::{Parser, Step};
+use block::{Buffer, Data};
 use kv::redis::server::{Server, ServerConfig};
+use kv::{Settings, Store};
 use runtime::net::{Address, Stream};
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
+use zns::{Shape, Zns};
 
-/// Keeps replies.
-#[derive(Clone, Default)]
-pub struct Kept(Rc<RefCell<Vec<u8>>>);
-
-impl Sink for Kept {
-    async fn send(&mut self, replies: &mut Replies) -> Result<()> {
-        self.0.borrow_mut().extend(&*replies.take().to_data());
-        Ok(())
-    }
+/// A server, its store, and the drive of that.
+pub struct Served {
+    pub server: Server,
+    pub store: Store,
+    pub drive: Arc<Zns>,
 }
 
-/// A client without a socket.
-pub struct Direct {
-    executor: Executor<Memory, Kept>,
-    replies: Kept,
-    parser: Parser,
+/// Serves a new store.
+pub async fn served(config: ServerConfig) -> Served {
+    served_by(config, 1, false).await
 }
 
-/// Facts of a server that doesn't listen.
-pub fn facts() -> Arc<Facts> {
-    Arc::new(Facts::new(vec!["unix:/run/kv.sock".into()], 0, 10))
+/// Serves a new store of so many shards, on a drive that takes time or not.
+pub async fn served_by(config: ServerConfig, shards: u16, timed: bool) -> Served {
+    let (zone_size, seed) = (4 << 20, Some(5));
+    let shape = Shape { zones: 256, zone_size, zone_capacity: zone_size, seed, ..Shape::default() };
+    let drive = zns::Settings { timed, ..zns::Settings::default() };
+    let drive = Arc::new(Zns::in_memory(&shape, drive).unwrap());
+    let settings = Settings { shards: Some(shards), buffer_bytes: 8 << 20, ..Settings::default() };
+    let store = Store::format(drive.clone(), &settings).await.unwrap();
+    let server = Server::new(config).unwrap();
+    server.start(&store).await.unwrap();
+    Served { server, store, drive }
 }
 
-impl Direct {
-    pub fn new(store: &Memory, facts: &Arc<Facts>) -> Direct {
-        let replies = Kept::default();
-        let executor = Executor::new(Rc::new(store.clone()), facts.clone(), replies.clone(), Rc::default());
-        Direct { executor, replies, parser: Parser::default() }
+impl Served {
+    /// A new client at the first address.
+    pub async fn client(&self) -> Socket {
+        Socket::connect(&self.server.addresses()[0]).await
     }
 
-    /// Carries out all commands of these bytes, and returns the replies.
-    pub async fn send(&mut self, mut bytes: &[u8]) -> Vec<u8> {
-        loop {
-            match self.parser.next(bytes) {
-                Ok(Step::Incomplete) => break,
-                Ok(Step::Empty(count)) => bytes = &bytes[count..],
-                Ok(Step::Command(count)) => {
-                    let flow = self.executor.execute(self.parser.arguments(bytes)).await.unwrap();
-                    bytes = &bytes[count..];
-                    if flow == Flow::Close {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    self.executor.refuse(&error.text()).await;
-                    break;
-                }
-            }
-        }
-        self.executor.finish().await.unwrap();
-        std::mem::take(&mut *self.replies.0.borrow_mut())
-    }
-
-    /// Sends an inline command, and returns the reply with `\r\n` as `|`.
-    pub async fn line(&mut self, line: &str) -> String {
-        let replies = self.send(format!("{line}\r\n").as_bytes()).await;
-        String::from_utf8_lossy(&replies).replace("\r\n", "|")
+    /// Stops the server, and closes the store.
+    pub async fn stop(&self) {
+        self.server.stop().await.unwrap();
+        self.store.close().await.unwrap();
     }
 }
 
@@ -83,6 +56,9 @@ pub fn command(words: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
+/// A command that is sent after others, and its reply.
+pub const LAST: (&[u8], &[u8]) = (b"ECHO \"the last of these\"\r\n", b"$17\r\nthe last of these\r\n");
+
 /// A client on a socket.
 pub struct Socket(pub Stream);
 
@@ -93,6 +69,26 @@ impl Socket {
 
     pub async fn send(&self, bytes: &[u8]) {
         self.0.send(Data::copy_of(bytes).into()).await.0.unwrap();
+    }
+
+    /// Sends these bytes, and returns all replies up to the end of the connection, or to the reply to a last command.
+    pub async fn ask(&self, bytes: &[u8]) -> Vec<u8> {
+        self.send(&[bytes, LAST.0].concat()).await;
+        let mut replies = Vec::new();
+        while !replies.ends_with(LAST.1) {
+            let (result, buffer) = self.0.receive(Buffer::new(64 << 10)).await;
+            replies.extend(buffer.filled());
+            if !matches!(result, Ok(1..)) {
+                return replies;
+            }
+        }
+        replies.truncate(replies.len() - LAST.1.len());
+        replies
+    }
+
+    /// Sends an inline command, and returns the reply with `\r\n` as `|`.
+    pub async fn line(&self, line: &str) -> String {
+        shown(&self.ask(format!("{line}\r\n").as_bytes()).await)
     }
 
     /// Receives exactly these bytes.
@@ -123,13 +119,7 @@ impl Socket {
     }
 }
 
-/// Serves a store at an address, on one shard.
-pub async fn served(store: &Memory, config: ServerConfig) -> Rc<Server<Memory>> {
-    // The store isn't `Send`; there is one shard.
-    thread_local!(static STORE: RefCell<Option<Memory>> = const { RefCell::new(None) });
-    STORE.set(Some(store.clone()));
-    let server = Server::new(config).unwrap();
-    server.start(|| async { Ok(STORE.with_borrow(|store| store.clone().unwrap())) }).await.unwrap();
-    STORE.set(None);
-    Rc::new(server)
+/// Replies with `\r\n` as `|`.
+pub fn shown(replies: &[u8]) -> String {
+    String::from_utf8_lossy(replies).replace("\r\n", "|")
 }

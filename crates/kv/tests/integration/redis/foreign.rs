@@ -1,8 +1,7 @@
 //! Redis itself, for comparison, and its clients. They are in Debian's package redis-tools: redis-server is another name of
 //! redis-check-rdb.
 
-use super::client::{Direct, facts, served};
-use super::memory::Memory;
+use super::client::{LAST, served, shown};
 use super::replies::{SAME, SAME_RESP3, VIOLATIONS};
 use kv::redis::server::ServerConfig;
 use runtime::net::Address;
@@ -62,21 +61,16 @@ impl Drop for Redis {
 
 /// Sends commands to redis and returns the replies, up to that to a last command with a text of its own.
 fn ask(stream: &mut UnixStream, bytes: &[u8]) -> Vec<u8> {
-    const LAST: &[u8] = b"$17\r\nthe last of these\r\n";
-    stream.write_all(&[bytes, b"ECHO \"the last of these\"\r\n"].concat()).unwrap();
+    stream.write_all(&[bytes, LAST.0].concat()).unwrap();
     let mut replies = Vec::new();
     let mut piece = [0; 4096];
-    while !replies.ends_with(LAST) {
+    while !replies.ends_with(LAST.1) {
         let count = stream.read(&mut piece).unwrap();
         assert!(count > 0, "redis closes after {}", String::from_utf8_lossy(&replies));
         replies.extend(&piece[..count]);
     }
-    replies.truncate(replies.len() - LAST.len());
+    replies.truncate(replies.len() - LAST.1.len());
     replies
-}
-
-fn shown(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).replace("\r\n", "|")
 }
 
 #[test]
@@ -204,7 +198,8 @@ fn random_commands_are_answered_as_redis_answers_them() {
     let seed = std::env::var("SILTSTONE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let test = move || async move {
         let mut stream = redis.connect().await;
-        let mut client = Direct::new(&Memory::default(), &facts());
+        let served = served(ServerConfig::new("127.0.0.1:0".parse().unwrap())).await;
+        let client = served.client().await;
         let mut random = runtime::Random::new(seed);
         for round in 0..300 {
             let times = if round % 2 == 0 { RELATIVE } else { ABSOLUTE };
@@ -213,10 +208,7 @@ fn random_commands_are_answered_as_redis_answers_them() {
             let mut both = (Vec::new(), Vec::new());
             // The end of a second between the two changes what is left of a time: a difference that stays is one.
             for _ in 0..3 {
-                both = (
-                    client.send(bytes.as_bytes()).await.to_vec(),
-                    ask(&mut stream, bytes.as_bytes()).to_vec(),
-                );
+                both = (client.ask(bytes.as_bytes()).await, ask(&mut stream, bytes.as_bytes()));
                 if both.0 == both.1 {
                     break;
                 }
@@ -227,6 +219,7 @@ fn random_commands_are_answered_as_redis_answers_them() {
                 panic!("seed {seed}, round {round}: {lines:#?}\nours:   {ours}\nredis's: {theirs}");
             }
         }
+        served.stop().await;
     };
     runtime::run(runtime::Config::default(), test).unwrap();
 }
@@ -237,14 +230,14 @@ fn run_client(name: &'static str, arguments: &'static [&'static str]) -> Option<
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("kv.sock");
     let test = move || async move {
-        let server = served(&Memory::default(), ServerConfig::new(Address::Unix(socket.clone()))).await;
+        let served = served(ServerConfig::new(Address::Unix(socket.clone()))).await;
         let running = runtime::blocking(move || {
             let mut command = Command::new("timeout");
             command.args(["--kill-after=5", "100"]).arg(program).arg("-s").arg(socket).args(arguments);
             command.stdin(Stdio::null()).output().unwrap()
         });
         let output = running.await;
-        server.stop().await.unwrap();
+        served.stop().await;
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text).into_owned();
         assert!(output.status.success(), "{name} {arguments:?}: {text}");

@@ -1,35 +1,39 @@
 //! The server, with clients on sockets.
 
-use super::client::{Socket, command, served};
-use super::memory::Memory;
+use super::client::{Served, Socket, command, served};
 use block::Buffer;
-use kv::entry::MOST_VALUE_BYTES;
+use kv::MOST_VALUE_BYTES;
 use kv::redis::server::{STOP_LIMIT, Server, ServerConfig};
 use runtime::net::{Address, Shutdown};
 use std::path::Path;
 use std::time::Duration;
 
-fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
-    runtime::run(runtime::Config::default(), test).unwrap();
+/// Runs a test with a server at a unix socket in a folder of its own, and at a free TCP port.
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Served) -> F + Send + 'static) {
+    run_limited(kv::redis::server::MAX_CONNECTIONS, test);
 }
 
-/// A unix socket in a folder, and a free TCP port.
-fn both(folder: &Path) -> ServerConfig {
-    let mut config = unix(folder);
-    config.addresses.push("127.0.0.1:0".parse().unwrap());
-    config
+/// Does so with a limit of connections.
+fn run_limited<F: Future<Output = ()> + 'static>(
+    max_connections: usize,
+    test: impl FnOnce(Served) -> F + Send + 'static,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let addresses = vec![socket_in(folder.path()), "127.0.0.1:0".parse().unwrap()];
+    let config = ServerConfig { max_connections, addresses, ..ServerConfig::new(socket_in(folder.path())) };
+    runtime::run(runtime::Config::default(), move || async move { test(served(config).await).await })
+        .unwrap();
+    assert!(!folder.path().join("kv.sock").exists());
 }
 
-fn unix(folder: &Path) -> ServerConfig {
-    ServerConfig::new(Address::Unix(folder.join("kv.sock")))
+fn socket_in(folder: &Path) -> Address {
+    Address::Unix(folder.join("kv.sock"))
 }
 
 #[test]
 fn clients_on_both_kinds_of_sockets_share_the_store() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = both(folder.path());
-    run(move || async move {
-        let server = served(&Memory::default(), config).await;
+    run(|served| async move {
+        let server = &served.server;
         let [unix, tcp] = &server.addresses()[..] else { panic!("two addresses") };
         let (one, two) = (Socket::connect(unix).await, Socket::connect(tcp).await);
         one.send(&command(&[b"SET", b"key", b"value"])).await;
@@ -39,64 +43,33 @@ fn clients_on_both_kinds_of_sockets_share_the_store() {
         assert_eq!(server.status()["connections"], 2);
         two.send(b"QUIT\r\nGET key\r\n").await;
         assert_eq!(two.rest().await, b"+OK\r\n");
-        server.stop().await.unwrap();
+        served.stop().await;
         assert_eq!(one.rest().await, b"");
-        assert!(!folder.path().join("kv.sock").exists());
     });
 }
 
 #[test]
 fn a_server_may_be_started_again_and_not_twice() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let server = Server::new(config).unwrap();
+    run(|Served { server, store, .. }| async move {
         for _ in 0..2 {
-            let open = || async { Ok(Memory::default()) };
-            server.start(open).await.unwrap();
-            assert!(matches!(server.start(open).await, Err(block::Error::Busy(_))));
+            assert!(matches!(server.start(&store).await, Err(block::Error::Busy(_))));
             let client = Socket::connect(&server.addresses()[0]).await;
             client.send(b"PING\r\n").await;
             client.expect(b"+PONG\r\n").await;
             server.stop().await.unwrap();
+            server.start(&store).await.unwrap();
         }
-        let broken = server.start(|| async { Err::<Memory, _>(block::Error::io("no medium")) });
-        assert_eq!(broken.await, Err(block::Error::io("no medium")));
-        assert!(!folder.path().join("kv.sock").exists());
+        server.stop().await.unwrap();
+        store.close().await.unwrap();
         let remote = ServerConfig::new("0.0.0.0:0".parse().unwrap());
-        assert!(Server::<Memory>::new(remote).is_err_and(|error| error.to_string().contains("allow_remote")));
+        assert!(Server::new(remote).is_err_and(|error| error.to_string().contains("allow_remote")));
     });
 }
 
 #[test]
-fn connections_are_on_all_shards() {
-    let config = runtime::Config::default().with_shards(2);
-    let test = || async {
-        let server = Server::new(ServerConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
-        server.start(|| async { Ok(Memory::default()) }).await.unwrap();
-        let mut clients = Vec::new();
-        for _ in 0..4 {
-            clients.push(Socket::connect(&server.addresses()[0]).await);
-        }
-        // Each shard has a store of its own in this test.
-        for (client, reply) in clients.iter().zip([b":1\r\n", b":1\r\n", b":2\r\n", b":2\r\n"]) {
-            client.send(b"INCR n\r\n").await;
-            client.expect(reply).await;
-        }
-        server.stop().await.unwrap();
-        for client in clients {
-            assert_eq!(client.rest().await, b"");
-        }
-    };
-    runtime::run(config, test).unwrap();
-}
-
-#[test]
 fn there_are_no_more_connections_than_configured() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = ServerConfig { max_connections: 2, ..unix(folder.path()) };
-    run(move || async move {
-        let server = served(&Memory::default(), config).await;
+    run_limited(2, |served| async move {
+        let server = &served.server;
         let address = &server.addresses()[0];
         let (one, two) = (Socket::connect(address).await, Socket::connect(address).await);
         for client in [&one, &two] {
@@ -112,16 +85,14 @@ fn there_are_no_more_connections_than_configured() {
                 break;
             }
         }
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
 #[test]
 fn the_largest_value_passes_and_its_memory_is_given_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = both(folder.path());
-    run(move || async move {
-        let server = served(&Memory::default(), config).await;
+    run(|served| async move {
+        let server = &served.server;
         let value: Vec<u8> = (0..MOST_VALUE_BYTES).map(|index| (index * 7 / 5) as u8).collect();
         for address in &server.addresses() {
             let client = Socket::connect(address).await;
@@ -138,16 +109,14 @@ fn the_largest_value_passes_and_its_memory_is_given_back() {
             client.expect(b"\r\n+PONG\r\n").await;
             assert_eq!(server.status()["buffer_bytes"], 0);
         }
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
 #[test]
 fn long_commands_of_all_clients_have_a_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let server = served(&Memory::default(), config).await;
+    run(|served| async move {
+        let server = &served.server;
         let address = &server.addresses()[0];
         // Half of a long value each: the server holds twice of that, until it has no more.
         let half = [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$60000000\r\n", vec![b'v'; 40 << 20].as_slice()].concat();
@@ -179,16 +148,14 @@ fn long_commands_of_all_clients_have_a_limit() {
         while server.status()["buffer_bytes"] != 0 {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
 #[test]
 fn a_client_that_reads_nothing_is_not_read_from() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let server = served(&Memory::default(), config).await;
+    run(|served| async move {
+        let server = &served.server;
         let address = &server.addresses()[0];
         let lazy = Socket::connect(address).await;
         lazy.send(&command(&[b"SET", b"k", &vec![b'v'; 1 << 20]])).await;
@@ -212,18 +179,14 @@ fn a_client_that_reads_nothing_is_not_read_from() {
             let (result, buffer) = lazy.0.receive_exact(Buffer::new(reply.len())).await;
             assert!(result.is_ok() && buffer.filled() == reply);
         }
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
 #[test]
 fn a_stop_ends_all_connections_in_time() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let store = Memory::default();
-        store.waits.set(true);
-        let server = served(&store, config).await;
+    run(|served| async move {
+        let server = &served.server;
         let address = &server.addresses()[0];
         let (idle, halfway, busy, lazy) = (
             Socket::connect(address).await,
@@ -244,17 +207,16 @@ fn a_stop_ends_all_connections_in_time() {
         // What was carried out was answered.
         let replies = busy.rest().await;
         let counted = 1 + replies.iter().filter(|byte| **byte == b'\n').count();
-        let mut last = super::client::Direct::new(&store, &super::client::facts());
-        assert_eq!(last.line("GET n").await, format!("${}|{counted}|", counted.to_string().len()));
+        let last = served.store.get(b"n").await.unwrap().unwrap();
+        assert_eq!(last.value, counted.to_string().into_bytes());
+        served.store.close().await.unwrap();
     });
 }
 
 #[test]
 fn replies_come_before_the_end_of_a_client_that_ends_its_stream() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = unix(folder.path());
-    run(move || async move {
-        let server = served(&Memory::default(), config).await;
+    run(|served| async move {
+        let server = &served.server;
         let client = Socket::connect(&server.addresses()[0]).await;
         client.send(b"SET a 1\r\nGET a\r\n*1\r\n$4\r\nPI").await;
         client.0.shutdown(Shutdown::Write).await.unwrap();
@@ -262,7 +224,7 @@ fn replies_come_before_the_end_of_a_client_that_ends_its_stream() {
         let client = Socket::connect(&server.addresses()[0]).await;
         client.send(b"GET a\r\n*x\r\nGET a\r\n").await;
         assert_eq!(client.rest().await, b"$1\r\n1\r\n-ERR Protocol error: invalid multibulk length\r\n");
-        server.stop().await.unwrap();
+        served.stop().await;
     });
 }
 
@@ -273,9 +235,7 @@ fn simulated_clients_get_their_replies() {
         simulation.faults.short = 0.3;
         let test = || async {
             let address: Address = "127.0.0.1:6379".parse().unwrap();
-            let store = Memory::default();
-            store.waits.set(true);
-            let server = served(&store, ServerConfig::new(address.clone())).await;
+            let served = served(ServerConfig::new(address.clone())).await;
             let clients = (0..5).map(|_| {
                 let address = address.clone();
                 runtime::spawn(async move {
@@ -299,7 +259,7 @@ fn simulated_clients_get_their_replies() {
             let client = Socket::connect(&address).await;
             client.send(b"GET n\r\n").await;
             client.expect(b"$2\r\n25\r\n").await;
-            server.stop().await.unwrap();
+            served.stop().await;
         };
         runtime::simulate(simulation, test).unwrap();
     }

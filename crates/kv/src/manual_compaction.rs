@@ -4,28 +4,23 @@
 
 use crate::core::Core;
 use crate::manifest::TableId;
-use crate::policy::{Job, Reason, Tree};
+use crate::policy::shape::{merge, rewrite};
+use crate::policy::{Job, TableView, Tree};
 use block::{Error, Result};
 use std::rc::Rc;
 
-/// A merge of tables of a level into the next one, which overlap a range.
-fn job(tree: &Tree<'_>, level: usize, inputs: Vec<TableId>, (smallest, largest): (&[u8], &[u8])) -> Job {
-    let target = level + 1;
-    let overlapped = &tree.level(target)[tree.overlapping(target, smallest, largest)];
-    let overlapped = overlapped.iter().map(|table| table.id).collect();
-    Job { level, inputs, target, overlapped, reason: Reason::Size, is_trivial_move: false }
-}
-
 /// The next merge of a compaction down to `last`, of tables numbered below `end` in level 0; `None` if only the last level has any.
 fn next(tree: &Tree<'_>, last: usize, end: TableId) -> Option<Job> {
-    let old = || tree.level(0).iter().filter(|table| table.id < end);
-    if let Some(smallest) = old().map(|table| table.smallest).min() {
-        let largest = old().map(|table| table.largest).max().unwrap_or(smallest);
-        return Some(job(tree, 0, old().map(|table| table.id).collect(), (smallest, largest)));
-    }
-    let level = (1..last).find(|level| !tree.level(*level).is_empty())?;
-    let first = tree.level(level).first()?;
-    Some(job(tree, level, vec![first.id], (first.smallest, first.largest)))
+    let mut old = tree.level(0).iter().filter(|table| table.id < end).peekable();
+    let (level, inputs) = match old.peek() {
+        Some(_) => (0, old.collect::<Vec<_>>()),
+        None => {
+            let level = (1..last).find(|level| !tree.level(*level).is_empty())?;
+            (level, tree.level(level).iter().take(1).collect())
+        }
+    };
+    // A table that is moved as it is would keep what was overwritten.
+    Some(Job { is_trivial_move: false, ..merge(tree, level, &inputs, level + 1) })
 }
 
 impl Core {
@@ -48,22 +43,14 @@ impl Core {
         // Tombstones come to the last level without a merge where a table was moved there as it is.
         let now = self.erasure.now();
         let deletes = self.with_tree(|tree| {
-            let is_due = |table: &&crate::policy::TableView<'_>| {
+            let is_due = |table: &TableView<'_>| {
                 table.oldest_tombstone.is_some_and(|time| time <= now) && !table.is_held
             };
-            tree.level(last).iter().filter(is_due).map(|table| table.id).collect::<Vec<TableId>>()
+            let due = (0..tree.level(last).len()).filter(|index| is_due(&tree.level(last)[*index]));
+            due.map(|index| rewrite(tree, last, index)).collect::<Vec<Job>>()
         });
-        for table in deletes {
+        for job in deletes {
             self.check_compacts()?;
-            let (inputs, overlapped) = (vec![table], Vec::new());
-            let job = Job {
-                level: last,
-                inputs,
-                target: last,
-                overlapped,
-                reason: Reason::Size,
-                is_trivial_move: false,
-            };
             self.compact(&job).await?;
         }
         Ok(())
@@ -81,7 +68,6 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::TableView;
 
     fn table(id: TableId, smallest: &'static str, largest: &'static str) -> TableView<'static> {
         TableView {

@@ -3,7 +3,7 @@
 use crate::cursor::Cursor;
 use crate::entry::{Entry, Sequence};
 use crate::memtable::MemtableCursor;
-use crate::table::{Reader, Source, TableCursor};
+use crate::table::{BlockSource, Reader, TableCursor};
 use crate::tables::{CachedReader, Sequential, Table};
 use block::Result;
 use std::ops::Deref;
@@ -20,7 +20,7 @@ pub struct LevelCursor<R> {
     current: Option<TableCursor<R>>,
 }
 
-impl<S: Source, R: Deref<Target = Reader<S>>> LevelCursor<R> {
+impl<S: BlockSource, R: Deref<Target = Reader<S>>> LevelCursor<R> {
     /// Cursor of tables in the order of their keys.
     pub fn new(tables: Vec<Rc<Table>>, open: impl Fn(&Rc<Table>) -> TableCursor<R> + 'static) -> Self {
         LevelCursor { tables, open: Box::new(open), at: 0, current: None }
@@ -63,7 +63,7 @@ impl<S: Source, R: Deref<Target = Reader<S>>> LevelCursor<R> {
     }
 }
 
-impl<S: Source, R: Deref<Target = Reader<S>>> Cursor for LevelCursor<R> {
+impl<S: BlockSource, R: Deref<Target = Reader<S>>> Cursor for LevelCursor<R> {
     fn entry(&self) -> Option<Entry<'_>> {
         self.current.as_ref()?.entry()
     }

@@ -1,11 +1,11 @@
-//! Cursors of `SCAN`: numbers that stand for positions among the keys.
+//! ScanCursors of `SCAN`: numbers that stand for positions among the keys.
 //!
 //! # Promises
 //! - A cursor of an iteration, or the one before it, leads on where the iteration was. So every key that is there throughout is
 //!   returned at least once.
 //! - Memory is bounded: the [`MOST_ITERATIONS`] iterations that were used last are known, with keys of [`MOST_BYTES`] in all. Any other
 //!   cursor starts from the first key, which returns keys again and omits none.
-//! - Cursors are below 2^53: some clients hold them in floating-point numbers.
+//! - ScanCursors are below 2^53: some clients hold them in floating-point numbers.
 
 use std::collections::BTreeMap;
 
@@ -31,9 +31,9 @@ impl Iteration {
     }
 }
 
-/// Cursors of a server.
+/// ScanCursors of a server.
 #[derive(Debug)]
-pub struct Cursors {
+pub struct ScanCursors {
     /// By the upper bits of their cursors.
     iterations: BTreeMap<u64, Iteration>,
     /// Iterations in order of their last use.
@@ -43,11 +43,17 @@ pub struct Cursors {
     bytes: usize,
 }
 
-impl Cursors {
+impl ScanCursors {
     /// Returns no cursors; `seed` decides their numbers, so that those of an earlier run of the server are unknown.
     pub fn new(seed: u64) -> Self {
         let next_iteration = u64::from(seed as u32).max(1);
-        Cursors { iterations: BTreeMap::new(), uses: BTreeMap::new(), use_count: 0, next_iteration, bytes: 0 }
+        ScanCursors {
+            iterations: BTreeMap::new(),
+            uses: BTreeMap::new(),
+            use_count: 0,
+            next_iteration,
+            bytes: 0,
+        }
     }
 
     /// Returns the first key after a cursor; the lowest one for 0 and for an unknown cursor.
@@ -117,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_cursor_and_the_one_before_it_lead_on() {
-        let mut cursors = Cursors::new(7);
+        let mut cursors = ScanCursors::new(7);
         assert_eq!(cursors.position(0), b"");
         let first = cursors.advance(0, b"b".to_vec());
         let second = cursors.advance(first, b"c".to_vec());
@@ -136,7 +142,7 @@ mod tests {
 
     #[test]
     fn steps_and_numbers_begin_again_after_the_largest() {
-        let mut cursors = Cursors::new(u64::from(u32::MAX));
+        let mut cursors = ScanCursors::new(u64::from(u32::MAX));
         let mut cursor = cursors.advance(0, b"a".to_vec());
         assert_eq!(cursor >> STEP_BITS, u64::from(u32::MAX));
         for _ in 0..STEPS + 3 {
@@ -148,7 +154,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_the_latest_are_known() {
-        let mut cursors = Cursors::new(1);
+        let mut cursors = ScanCursors::new(1);
         let live = cursors.advance(0, b"k".to_vec());
         let mut last = live;
         for _ in 0..2 * MOST_ITERATIONS {

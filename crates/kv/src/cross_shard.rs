@@ -1,6 +1,7 @@
 //! Batches for several shards: one record that is a member of the streams of all of them, so that after a crash all of it is there or nothing.
 //!
-//! The home writes them. Each shard keeps its part of the gate, and has written what was acknowledged before, until the record has taken effect on all.
+//! The home writes them, some only if none of their keys exists. Each shard keeps its part of the gate, and has written what was acknowledged before,
+//! until the record has taken effect on all.
 //! A snapshot of all shards is taken between two of them.
 
 use crate::batch::Batch;
@@ -8,6 +9,7 @@ use crate::core::{Core, WRITE_CLASS};
 use crate::entry::Sequence;
 use crate::item::{Item, Part, encode_parts};
 use crate::manifest::write_stream;
+use crate::settings::Acknowledge;
 use crate::store::Snapshot;
 use block::Result;
 use logkit::lane;
@@ -18,32 +20,80 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Most batches for several shards at a time; a snapshot takes all of the permits.
-pub(crate) const MOST_JOINTS: usize = 64;
+pub(crate) const MOST_CROSS_SHARD: usize = 64;
+
+/// BatchCondition of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BatchCondition {
+    /// None.
+    Always,
+    /// None of its keys exists. The batch deletes no range.
+    AllAbsent,
+}
 
 /// The writes of a batch for each of some shards, in rising order of the shards.
 pub(crate) type Parts = Vec<(u16, Batch)>;
 
 impl Core {
-    /// Enters the gate for a joint batch that begins, until [`leave`](Self::leave).
-    async fn enter(self: Rc<Self>, number: u64, batch: Batch) -> Result<()> {
+    /// Enters the gate for a batch of several shards that begins, until [`leave`](Self::leave). Returns whether its condition is met.
+    async fn enter(self: Rc<Self>, number: u64, batch: Batch, condition: BatchCondition) -> Result<bool> {
         // Before it holds back others.
         self.stall().await?;
-        let entered = self.gate.enter(&batch).await;
+        let entered = match condition {
+            BatchCondition::Always => self.gate.enter(&batch).await,
+            BatchCondition::AllAbsent => self.gate.enter_alone(batch.keys().into_iter()).await,
+        };
         self.entered.borrow_mut().insert(number, entered);
-        self.settle().await
+        self.settle().await?;
+        match condition {
+            BatchCondition::Always => Ok(true),
+            BatchCondition::AllAbsent => self.are_absent(&batch).await,
+        }
+    }
+
+    /// Whether none of the keys of a batch exists.
+    async fn are_absent(&self, batch: &Batch) -> Result<bool> {
+        for key in batch.keys() {
+            if self.get(key, None).await?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes a batch of this shard if none of its keys exists; returns whether it did.
+    pub(crate) async fn write_if_absent(
+        self: &Rc<Self>,
+        batch: Batch,
+        acknowledge: Acknowledge,
+    ) -> Result<bool> {
+        let entered = self.gate.enter_alone(batch.keys().into_iter()).await;
+        let are_absent = self.are_absent(&batch).await?;
+        if are_absent {
+            self.write_entered(batch, acknowledge).await?;
+        }
+        drop(entered);
+        if acknowledge == Acknowledge::Flushed {
+            logkit::flusher::flush(&**self).await?;
+        }
+        Ok(are_absent)
     }
 
     fn leave(&self, number: u64) {
         self.entered.borrow_mut().remove(&number);
     }
 
-    /// Writes a joint batch, on the home. It goes on if the caller stops to wait.
-    pub(crate) async fn write_joint(self: &Rc<Self>, parts: Parts) -> Result<()> {
-        let permit = self.joints.acquire(1).await;
+    /// Writes a batch of several shards, on the home; returns whether its condition was met. It goes on if the caller stops to wait.
+    pub(crate) async fn write_cross_shard(
+        self: &Rc<Self>,
+        parts: Parts,
+        condition: BatchCondition,
+    ) -> Result<bool> {
+        let permit = self.cross_shard.acquire(1).await;
         let (sender, mut receiver) = oneshot();
         let core = self.clone();
         let task = async move {
-            let outcome = core.write_joint_entered(parts).await;
+            let outcome = core.write_cross_shard_entered(parts, condition).await;
             drop(permit);
             // A caller that is gone needs no answer.
             let _gone = sender.send(outcome);
@@ -52,16 +102,23 @@ impl Core {
         receiver.receive().await.unwrap_or_else(|| Err(block::Error::closed("the store is closed")))
     }
 
-    async fn write_joint_entered(self: &Rc<Self>, parts: Parts) -> Result<()> {
-        let number = self.next_joint.replace(self.next_joint.get() + 1);
-        let mut outcome = Ok(());
+    async fn write_cross_shard_entered(
+        self: &Rc<Self>,
+        parts: Parts,
+        condition: BatchCondition,
+    ) -> Result<bool> {
+        let number = self.next_cross_shard.replace(self.next_cross_shard.get() + 1);
+        let mut outcome = Ok(true);
         for (shard, batch) in &parts {
             let batch = batch.clone();
-            let entered = self.at(*shard).with(move |core: Rc<Core>| core.enter(number, batch)).await;
-            outcome = outcome.and(entered);
+            let enter = move |core: Rc<Core>| core.enter(number, batch, condition);
+            outcome = self.at(*shard).with(enter).await;
+            if outcome != Ok(true) {
+                break;
+            }
         }
-        if outcome.is_ok() {
-            outcome = self.append_joint(&parts).await;
+        if outcome == Ok(true) {
+            outcome = self.append_cross_shard(&parts).await.map(|()| true);
         }
         for (shard, _) in &parts {
             let leave = move |core: Rc<Core>| async move {
@@ -70,12 +127,13 @@ impl Core {
                 core.leave(number);
                 Ok(())
             };
-            outcome = outcome.and(self.at(*shard).with(leave).await);
+            let left = self.at(*shard).with(leave).await;
+            outcome = outcome.and_then(|is_met| left.map(|()| is_met));
         }
         outcome
     }
 
-    async fn append_joint(&self, parts: &Parts) -> Result<()> {
+    async fn append_cross_shard(&self, parts: &Parts) -> Result<()> {
         self.check_open()?;
         self.submit();
         let all = parts.iter().map(|(shard, batch)| Part { shard: *shard, bytes: batch.bytes() });
@@ -96,8 +154,8 @@ impl Core {
     /// Takes a snapshot of all shards, on the home. It goes on if the caller stops to wait, and is then released.
     pub(crate) async fn take_snapshot(self: Rc<Self>, homes: Arc<[Home<Core>]>) -> Result<Snapshot> {
         let task = async move {
-            // No joint batch takes effect meanwhile.
-            let _alone = self.joints.acquire(MOST_JOINTS).await;
+            // No batch of several shards takes effect meanwhile.
+            let _alone = self.cross_shard.acquire(MOST_CROSS_SHARD).await;
             let mut snapshot = Snapshot::of(homes.clone());
             for home in homes.iter() {
                 snapshot.add(home.with(|core: Rc<Core>| async move { core.hold_snapshot().await }).await?);

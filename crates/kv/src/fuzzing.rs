@@ -1,0 +1,118 @@
+//! Parsers of bytes that anyone may have written, and what holds for all of them. The fuzz targets call these functions, and so do property tests.
+
+use crate::cursor::Cursor;
+use crate::entry::{Entry, Sequence, Value, order};
+use crate::redis::client;
+use crate::redis::command::{Request, parse};
+use crate::redis::resp::{Parser, Step};
+use crate::table::{Block, BlockHandle, BlockSource, Builder, Options, Reader, Summary, key_hash};
+use block::Result;
+use crc_fast::{CrcAlgorithm, checksum};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// A table whose data block, at offset 0, is the hostile one.
+struct Hostile {
+    table: Vec<u8>,
+    block: Arc<Block>,
+}
+
+impl BlockSource for &Hostile {
+    async fn read(&self, handle: BlockHandle) -> Result<Arc<Block>> {
+        match handle.offset {
+            0 => Ok(Arc::clone(&self.block)),
+            offset => {
+                Block::decode(&self.table[offset as usize..handle.end() as usize], handle).map(Arc::new)
+            }
+        }
+    }
+}
+
+/// Reads any bytes as a block of a sorted table, with a valid checksum: no panic, memory within its bound, and walks that end, in order.
+///
+/// # Panics
+/// Where that doesn't hold, for all functions of this module.
+pub fn table_block(code: u8, contents: &[u8], key: &[u8], sequence: Sequence) {
+    // The salt and the offset are 0: then the checksum is that of the bytes alone.
+    let mut stored = [contents, &[code]].concat();
+    let checksum = checksum(CrcAlgorithm::Crc32Iscsi, &stored) as u32;
+    stored.extend_from_slice(&checksum.to_le_bytes());
+    let handle = BlockHandle { offset: 0, length: stored.len() as u32, salt: 0 };
+    let Ok(block) = Block::decode(&stored, handle) else { return };
+    assert!(block.memory_bytes() <= 1024 + 255 * stored.len());
+
+    let mut builder = Builder::new(Options { filter_bits: 0, ..Options::default() });
+    let value = Value::Put { bytes: b"value", expires: None };
+    let added = builder.add(Entry { key: b"key", sequence: 1, value });
+    let Ok((table, summary)) = added.and_then(|()| builder.finish()) else {
+        panic!("one entry makes a table")
+    };
+    let hostile = Hostile { table, block: Arc::new(block) };
+    let walk = pin!(walk(&hostile, &summary, key, sequence));
+    assert!(matches!(walk.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(_)));
+}
+
+/// Uses all that reads the block; errors are what it may return.
+async fn walk(hostile: &Hostile, summary: &Summary, key: &[u8], sequence: Sequence) -> Result<()> {
+    let reader = Reader::new(hostile, summary);
+    drop(reader.get(key, key_hash(key), sequence).await.map(|found| found.map(|found| found.sequence())));
+    let mut cursor = reader.cursor();
+    if cursor.seek(key, sequence).await.is_ok() && cursor.entry().is_some() {
+        drop(cursor.previous().await);
+    }
+    drop(cursor.seek_before(key, sequence).await);
+    drop(cursor.seek_last().await);
+    while cursor.entry().is_some() && cursor.previous().await.is_ok() {}
+    cursor.seek_first().await?;
+    let mut last: Option<(Vec<u8>, Sequence)> = None;
+    while let Some(entry) = cursor.entry() {
+        if let Some((key, sequence)) = &last {
+            assert!(order((key, *sequence), (entry.key, entry.sequence)).is_lt());
+        }
+        last = Some((entry.key.to_vec(), entry.sequence));
+        cursor.next().await?;
+    }
+    Ok(())
+}
+
+/// Parses any bytes, which arrive `piece` bytes at a time, as the requests of a redis client: no panic, every step takes only bytes that are there, and every
+/// command is a request or is refused with one line.
+pub fn redis_requests(piece: usize, bytes: &[u8]) {
+    let mut parser = Parser::default();
+    let (mut begin, mut end) = (0, 0);
+    loop {
+        match parser.next(&bytes[begin..end]) {
+            Ok(Step::Incomplete) if end == bytes.len() => return,
+            Ok(Step::Incomplete) => end = (end + piece.max(1)).min(bytes.len()),
+            Ok(Step::Empty(count)) => {
+                assert!(count > 0 && begin + count <= end);
+                begin += count;
+            }
+            Ok(Step::Command(count)) => {
+                assert!(count > 0 && begin + count <= end);
+                match parse(parser.arguments(&bytes[begin..end]), || 1_700_000_000_000) {
+                    Ok(Request::Scan { pattern: Some(pattern), .. } | Request::Keys { pattern }) => {
+                        pattern.matches(&bytes[..bytes.len().min(1000)]);
+                    }
+                    Ok(_) => {}
+                    Err(failure) => assert!(failure.0.len() < 1000 + bytes.len()),
+                }
+                begin += count;
+            }
+            Err(error) => {
+                assert!(!error.text().is_empty());
+                return;
+            }
+        }
+    }
+}
+
+/// Parses any bytes as the reply of a server to the client of the command line: no panic, and a reply takes only bytes that are there; fewer of them are no
+/// reply.
+pub fn redis_reply(bytes: &[u8]) {
+    let Ok(Some((reply, length))) = client::parse(bytes) else { return };
+    assert!(0 < length && length <= bytes.len());
+    assert_eq!(client::parse(&bytes[..length]), Ok(Some((reply, length))));
+    assert_eq!(client::parse(&bytes[..length - 1]), Ok(None));
+}

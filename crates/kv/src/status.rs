@@ -1,0 +1,215 @@
+//! What a store tells operators: numbers of its shards, and its tables.
+
+use crate::core::Core;
+use crate::entry::Timestamp;
+use crate::settings::DeletePersistence;
+use crate::store::Store;
+use crate::table::Summary;
+use crate::tables::Table;
+use block::{Result, Status};
+use logkit::Owner;
+use serde_json::json;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+/// What is known of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TableFacts {
+    /// Its shard.
+    pub shard: u16,
+    /// Its level.
+    pub level: u8,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Number of entries, with tombstones.
+    pub entries: u64,
+    /// Number of tombstones, of keys and of ranges.
+    pub tombstones: u64,
+    /// Time at which it was written.
+    pub created: Timestamp,
+    /// Time of the oldest deletion in it.
+    pub oldest_tombstone: Option<Timestamp>,
+}
+
+/// Numbers of shards whose sum is that of the store.
+const SUMMED: &[&str] = &[
+    "tables",
+    "table_bytes",
+    "entries",
+    "tombstones",
+    "buffer_bytes",
+    "client_bytes",
+    "flushed_bytes",
+    "compacted_bytes",
+    "written_bytes",
+    "moved_bytes",
+    "compactions",
+    "stalls",
+    "cache_bytes",
+    "cache_hits",
+    "cache_misses",
+    "snapshots",
+];
+
+impl Store {
+    /// The tables of all shards.
+    ///
+    /// # Errors
+    /// [`Error::Closed`](block::Error::Closed).
+    pub async fn tables(&self) -> Result<Vec<TableFacts>> {
+        let mut tables = Vec::new();
+        for home in self.homes.iter() {
+            tables.extend(home.with(|core: Rc<Core>| async move { Ok(core.table_facts()) }).await?);
+        }
+        Ok(tables)
+    }
+
+    /// Numbers for operators.
+    ///
+    /// # Errors
+    /// [`Error::Closed`](block::Error::Closed).
+    pub async fn status(&self) -> Result<Status> {
+        let mut shards = Vec::new();
+        for home in self.homes.iter() {
+            shards.push(home.with(|core: Rc<Core>| async move { Ok(core.status()) }).await?);
+        }
+        let mut status = Status::new();
+        status.insert("shards".into(), json!(self.homes.len()));
+        let sum = |name: &str| shards.iter().filter_map(|shard| shard.get(name)?.as_u64()).sum::<u64>();
+        for name in SUMMED {
+            status.insert((*name).into(), json!(sum(name)));
+        }
+        let overdue = sum("tombstones_overdue");
+        let home =
+            self.homes[0].with(move |core: Rc<Core>| async move { Ok(core.home_status(overdue)) }).await?;
+        status.extend(home);
+        let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
+        status.insert("levels".into(), levels.collect());
+        Ok(status)
+    }
+}
+
+impl Core {
+    fn table_facts(&self) -> Vec<TableFacts> {
+        let facts = |table: &Rc<Table>| {
+            let summary = &table.meta.summary;
+            TableFacts {
+                shard: self.shard,
+                level: table.meta.level,
+                bytes: summary.length,
+                entries: summary.entries,
+                tombstones: summary.tombstones + summary.range_tombstones,
+                created: table.meta.created,
+                oldest_tombstone: summary.oldest_tombstone,
+            }
+        };
+        self.levels.borrow().all().map(facts).collect()
+    }
+
+    /// Numbers of this shard.
+    fn status(&self) -> Status {
+        let levels = self.levels.borrow().clone();
+        let sum = |of: fn(&Summary) -> u64| levels.all().map(|table| of(&table.meta.summary)).sum::<u64>();
+        let buffers = self.frozen.borrow().iter().map(|buffer| buffer.memtable.bytes()).sum::<usize>()
+            + self.active.borrow().memtable.bytes();
+        let (cache_bytes, hits, misses) = self.cache.statistics();
+        let work = &self.work;
+        let mut status = Status::new();
+        let numbers = [
+            ("tables", levels.all().count() as u64),
+            ("table_bytes", sum(|summary| summary.length)),
+            ("entries", sum(|summary| summary.entries)),
+            ("tombstones", sum(|summary| summary.tombstones + summary.range_tombstones)),
+            ("buffer_bytes", buffers as u64),
+            ("client_bytes", work.client_bytes.get()),
+            ("flushed_bytes", work.flushed_bytes.get()),
+            ("compacted_bytes", work.compacted_bytes.get()),
+            ("written_bytes", work.written_bytes.get()),
+            ("moved_bytes", work.moved_bytes.get()),
+            ("compactions", work.compactions.get()),
+            ("stalls", work.stalls.get()),
+            ("cache_bytes", cache_bytes),
+            ("cache_hits", hits),
+            ("cache_misses", misses),
+            ("tombstones_overdue", self.tombstones_overdue()),
+            ("snapshots", self.snapshots.borrow().values().map(|count| u64::from(*count)).sum()),
+        ];
+        status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
+        let levels = levels.0.iter().map(|level| {
+            json!({"tables": level.len(), "bytes": level.iter().map(|table| table.meta.summary.length).sum::<u64>()})
+        });
+        status.insert("levels".into(), levels.collect());
+        status
+    }
+
+    /// Tombstones in tables that should have met all older versions by now.
+    fn tombstones_overdue(&self) -> u64 {
+        let Some(limit) = self.settings.delete_persistence else { return 0 };
+        let late = self.erasure.now().saturating_sub(limit.span().as_millis() as u64);
+        let levels = self.levels.borrow().clone();
+        let is_late = |summary: &Summary| {
+            summary.oldest_tombstone.is_some_and(|oldest| self.erasure.known(oldest) < late)
+        };
+        let tables = levels.all().map(|table| &table.meta.summary).filter(|summary| is_late(summary));
+        tables.map(|summary| summary.tombstones + summary.range_tombstones).sum()
+    }
+
+    /// Numbers of the log and of the promise of deletes.
+    fn home_status(&self, tombstones: u64) -> Status {
+        let counters = &self.kit().counters;
+        let block = self.kit().layout.block_size.bytes();
+        let mut status = Status::new();
+        let numbers = [
+            ("zones", u64::from(self.kit().pool.count(|_| true))),
+            ("free_zones", u64::from(self.kit().pool.free())),
+            ("damaged_zones", u64::from(self.kit().pool.damaged())),
+            ("reset_zones", counters.reset_zones.load(Ordering::Relaxed)),
+            ("checkpoints", counters.checkpoints.load(Ordering::Relaxed)),
+            ("log_bytes", counters.user_blocks.load(Ordering::Relaxed) * block),
+            ("overhead_bytes", counters.overhead_blocks.load(Ordering::Relaxed) * block),
+        ];
+        status.extend(numbers.into_iter().map(|(name, value)| (name.to_owned(), json!(value))));
+        if let Some(persistence) = self.settings.delete_persistence {
+            let (overdue, late, longest) = self.erasure.alarms();
+            let is_overdue = overdue > 0 || tombstones > 0;
+            let mut promise = json!({
+                "tombstones_overdue": tombstones,
+                "zones_overdue": overdue,
+                "zones_late": late,
+                "reason": self.why_overdue(is_overdue),
+            });
+            match persistence {
+                DeletePersistence::Time(time) => {
+                    promise["seconds"] = json!(time.as_secs_f64());
+                    promise["longest_zone_seconds"] = json!(longest as f64 / 1000.0);
+                }
+                DeletePersistence::Operations(count) => {
+                    promise["operations"] = json!(count);
+                    promise["longest_zone_operations"] = json!(longest);
+                }
+            }
+            status.insert("delete_persistence".into(), promise);
+        }
+        status
+    }
+
+    /// Why zones are overdue; empty where none is.
+    fn why_overdue(&self, is_overdue: bool) -> String {
+        if !is_overdue {
+            return String::new();
+        }
+        if let Some(error) = self.kit().failure().or_else(|| self.kit().stuck()) {
+            return error.to_string();
+        }
+        if let Some(error) = &*self.background_error.borrow() {
+            return error.to_string();
+        }
+        if !self.snapshots.borrow().is_empty() {
+            return "a snapshot or an iterator is older than the deadline".to_owned();
+        }
+        if self.kit().pool.damaged() > 0 {
+            return "a zone can't be read, written or reset".to_owned();
+        }
+        "zones are being emptied".to_owned()
+    }
+}
