@@ -7,7 +7,7 @@
 use kv::store::shard_of_key;
 use kv::{Acknowledge, Batch};
 use runtime::Random;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 /// Keys and values.
@@ -197,7 +197,7 @@ impl Client {
         let durable = steps().filter(|(_, step)| step.durable <= *cuts.end()).filter_map(own).next_back();
         let least = durable.map_or(0, |index| index + 1);
         let mut map = Map::new();
-        let (mut legal, mut nearest) = (Vec::new(), Map::new());
+        let (mut legal, mut nearest) = (Vec::new(), (usize::MAX, 0, Map::new()));
         for count in 0..=self.steps.len() {
             if let Some(step) = count.checked_sub(1).map(|last| &self.steps[last]) {
                 if step.from > *cuts.start() {
@@ -205,33 +205,40 @@ impl Client {
                 }
                 self.apply(step, &mut map);
             }
-            if count == least {
-                nearest = here(&map);
-            }
-            if count >= least && here(&map) == found {
+            let shown = here(&map);
+            if count >= least && shown == found {
                 legal.push(count);
+            }
+            let differing = differing(&found, &shown).len();
+            if differing < nearest.0 {
+                nearest = (differing, count, shown);
             }
         }
         match legal.is_empty() {
             false => Ok(legal),
             true => Err(format!(
-                "client {}, shard {shard}: no first part of its writes with at least {least}, other than after these: {}",
+                "client {}, shard {shard}: no first part of its writes with at least {least}; nearest is that with {}: {}",
                 self.number,
-                difference(&found, &nearest)
+                nearest.1,
+                difference(&found, &nearest.2)
             )),
         }
     }
 }
 
 /// Keys whose values differ.
+fn differing<'a>(found: &'a Map, expected: &'a Map) -> BTreeSet<&'a Vec<u8>> {
+    let keys = found.keys().chain(expected.keys());
+    keys.filter(|key| found.get(*key) != expected.get(*key)).collect()
+}
+
+/// Keys whose values differ, with these.
 pub fn difference(found: &Map, expected: &Map) -> String {
     let short = |value: Option<&Vec<u8>>| match value {
         Some(value) => format!("{} bytes, {:02x?}…", value.len(), &value[..value.len().min(4)]),
         None => "nothing".to_owned(),
     };
-    let keys: std::collections::BTreeSet<&Vec<u8>> = found.keys().chain(expected.keys()).collect();
-    let differing = keys.into_iter().filter(|key| found.get(*key) != expected.get(*key));
-    let lines = differing.map(|key| {
+    let lines = differing(found, expected).into_iter().map(|key| {
         format!(
             "{} has {} for {}",
             String::from_utf8_lossy(key),

@@ -589,6 +589,31 @@ fn a_write_of_many_records_is_replayed_as_a_whole() {
     println!("{} states", tried.unwrap_or_else(|error| panic!("{error}")));
 }
 
+/// Batches that were acknowledged before they were written are in flight while the buffer that has them is frozen. Its table is small, since they overwrite their
+/// own values: it is there before their records are. It must not have them: the batch before them is replayed over it.
+#[test]
+fn batches_that_are_acknowledged_early_are_there_in_order_and_as_a_whole() {
+    let batch = |number: u64| {
+        let own = 1 + number % (KEYS - 1);
+        let mut batch = vec![put(0, 10 * number, 130_000); 3];
+        batch.extend([put(0, 10 * number + 1, 50), put(own, 10 * number + 2, 50)]);
+        batch
+    };
+    let batches = (0..12).map(|number| Operation::Write(batch(number), Acknowledge::Buffered));
+    let batches = batches.flat_map(|batch| [batch, Operation::Wait(300)]);
+    let case = Case {
+        seed: 1,
+        disk_bytes: 16 << 20,
+        zone_bytes: 64 << 10,
+        settings: settings(1),
+        start: start(),
+        clients: vec![batches.collect()],
+        states: Some(SOME_STATES),
+    };
+    let tried = case.simulated(&Rc::new(Budget::unlimited()), Search::brief(1));
+    println!("{} states", tried.unwrap_or_else(|error| panic!("{error}")));
+}
+
 #[test]
 fn many_operations_of_several_clients_keep_their_promises_at_cuts() {
     const USUAL_SEEDS: u64 = 1000;
