@@ -7,6 +7,7 @@
 //! (`store`).
 
 mod owner;
+mod uncommitted;
 
 use crate::batch::{Batch, Write};
 use crate::buffer::WriteBuffer;
@@ -149,6 +150,7 @@ pub struct Core {
     pub(crate) changed: Notify,
     pending: RefCell<Pending>,
     has_pending: Notify,
+    uncommitted: RefCell<uncommitted::Uncommitted>,
     /// An item whose last part hasn't committed.
     pub(crate) incomplete: RefCell<Option<Incomplete>>,
     /// The active buffer has got a zone in the record that commits.
@@ -278,6 +280,7 @@ impl Core {
             changed: Notify::new(),
             pending: RefCell::default(),
             has_pending: Notify::new(),
+            uncommitted: RefCell::default(),
             incomplete: RefCell::default(),
             has_new_zone: Cell::new(false),
             unwritten: Cell::new(0),
@@ -445,11 +448,10 @@ impl Core {
         if self.active.borrow().is_empty() {
             return;
         }
-        // Acknowledged writes may be in it whose record hasn't committed: it is replayed, above this sequence.
         // An item whose last part hasn't committed is replayed as a whole.
         let incomplete = self.incomplete.borrow().as_ref().map(|incomplete| incomplete.record - 1);
         let record = incomplete.unwrap_or_else(|| self.appender.committed(write_stream(self.shard)));
-        self.active.borrow().note_last(Flushed { record, sequence: self.sequence.get() });
+        self.active.borrow().note_last(Flushed { record, sequence: self.committed_sequence() });
         self.push_frozen();
     }
 
@@ -459,6 +461,7 @@ impl Core {
         if let Some(incomplete) = &*self.incomplete.borrow() {
             incomplete.zones.iter().for_each(|zone| _ = next.note_zone(*zone));
         }
+        self.carry_over(&self.active.borrow(), &next);
         let full = self.active.replace(next);
         self.frozen.borrow_mut().push(full);
         self.changed.notify_all();
@@ -524,7 +527,7 @@ impl Core {
         let is_buffered = acknowledge == Acknowledge::Buffered && is_alone && self.has_zones();
         if is_buffered {
             self.kit.check_known_space(self.kept_zones())?;
-            self.apply(batch.bytes())?;
+            self.apply_early(batch.bytes())?;
         }
         let is_other_kind =
             |pending: &Pending| !pending.bytes.is_empty() && pending.is_applied != is_buffered;
@@ -580,6 +583,9 @@ impl Core {
         // Its memory is used again.
         bytes.clear();
         self.pending.borrow_mut().bytes = bytes;
+        if is_applied {
+            self.early_submitted(&item.body);
+        }
         lane::push(self, WRITE_CLASS, item);
         self.kit.events.work.notify_one();
     }

@@ -6,7 +6,7 @@
 use crate::buffer::WriteBuffer;
 use crate::core::{Core, add};
 use crate::cursor::Cursor;
-use crate::entry::{Entry, RangeTombstone, Timestamp};
+use crate::entry::{Entry, RangeTombstone, Sequence, Timestamp};
 use crate::item::{Item, Place};
 use crate::level_cursor::{AnyCursor, LevelCursor};
 use crate::manifest::{Edit, TableId, TableMeta};
@@ -284,17 +284,20 @@ impl Core {
         let class = self.class_of(0, buffer.memtable.oldest_tombstone());
         let cursor = Merge::new(vec![AnyCursor::Memtable(buffer.memtable.cursor())]);
         let has_tables = self.levels.borrow().all().next().is_some() || self.frozen.borrow().len() > 1;
-        let tombstones = buffer.memtable.range_tombstones().iter().cloned().collect();
-        let output = self.rewrite(cursor, tombstones, 0, class, |_| !has_tables).await?;
+        // Later ones are in the next buffer, too.
+        let newest = buffer.last().sequence;
+        let tombstones = buffer.memtable.range_tombstones();
+        let tombstones = tombstones.iter().filter(|range| range.sequence <= newest).cloned().collect();
+        let output = self.rewrite((cursor, newest), tombstones, 0, class, |_| !has_tables).await?;
         add(&self.work.flushed_bytes, output.1);
         let edit = Edit { flushed: Some(buffer.last()), ..Edit::default() };
         self.append_edit(edit, output.0, 0, class).await
     }
 
-    /// Merges entries into new tables of a level.
+    /// Merges entries into new tables of a level, those of a cursor up to a sequence.
     async fn rewrite(
         self: &Rc<Self>,
-        mut cursor: Merge<AnyCursor>,
+        (mut cursor, newest): (Merge<AnyCursor>, Sequence),
         tombstones: Vec<RangeTombstone>,
         level: usize,
         class: u8,
@@ -316,8 +319,10 @@ impl Core {
         let mut entries = 0;
         cursor.seek_first().await?;
         while let Some(entry) = cursor.entry() {
-            for kept in retention.feed(entry, &is_bottom) {
-                writer.add_kept(kept, &mut clipped).await?;
+            if entry.sequence <= newest {
+                for kept in retention.feed(entry, &is_bottom) {
+                    writer.add_kept(kept, &mut clipped).await?;
+                }
             }
             entries += 1;
             if entries % ENTRIES_PER_TURN == 0 {
@@ -429,7 +434,9 @@ impl Core {
         let breaks = self.settings.breaks(crate::settings::Broken::DropsTombstones);
         let read: u64 = inputs.iter().map(|table| table.meta.summary.length).sum();
         let output = self
-            .rewrite(Merge::new(cursors), tombstones, job.target, class, |key| breaks || is_bottom(key))
+            .rewrite((Merge::new(cursors), Sequence::MAX), tombstones, job.target, class, |key| {
+                breaks || is_bottom(key)
+            })
             .await?;
         add(&self.work.compacted_bytes, read);
         add(&self.work.written_bytes, output.1);

@@ -72,5 +72,5 @@ pub use pairs::{Pair, Pairs};
 pub use reads::{Scan, Stored};
 pub use settings::{Acknowledge, Broken, DeletePersistence, Settings};
 pub use status::TableFacts;
-pub use store::{Snapshot, Store, Update};
+pub use store::{Snapshot, Store, Update, shard_of_key};
 pub use table::{Compression, Options as TableOptions};

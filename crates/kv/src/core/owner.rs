@@ -29,7 +29,10 @@ impl Core {
     /// Ends what waits for an item.
     fn end(&self, item: &Item, outcome: &Result<()>) {
         match &item.origin {
-            Origin::Writes { requests, others, .. } => {
+            Origin::Writes { requests, others, is_applied } => {
+                if *is_applied {
+                    self.early_committed();
+                }
                 requests.iter().for_each(|request| self.requests.item_ended(*request, outcome));
                 if others.is_empty() {
                     self.submitted_ended(item.body.bytes.len() as u64);

@@ -4,6 +4,8 @@
 
 mod basic;
 mod common;
+mod crash_model;
+mod crash_oracle;
 mod crashes;
 mod erasure;
 mod kind;

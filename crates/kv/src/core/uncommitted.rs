@@ -1,0 +1,77 @@
+//! Writes that were acknowledged before their record is written, and whose records haven't committed yet.
+//!
+//! They have taken effect in the active buffer. If a power cut loses their records, a table must not have them either: records before theirs are replayed over
+//! the table, and older values would be above newer ones, or a batch would be there in part. So a table has only writes whose records have committed. When a
+//! buffer is frozen, the next one gets the others, too, with the same sequences, and the flush of the frozen one leaves them out.
+
+use super::Core;
+use crate::batch::Write;
+use crate::buffer::WriteBuffer;
+use crate::entry::Sequence;
+use crate::item::{Body, decode_parts};
+use block::Result;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// The uncommitted writes of a shard.
+#[derive(Debug, Default)]
+pub(crate) struct Uncommitted {
+    /// Items in flight in the order of the log, each with the number of its writes.
+    items: VecDeque<(Rc<Body>, u64)>,
+    /// Number of writes that wait for the next item.
+    pending: u64,
+}
+
+impl Core {
+    /// Lets writes take effect before they are in an item.
+    pub(super) fn apply_early(&self, writes: &[u8]) -> Result<()> {
+        let before = self.sequence.get();
+        self.apply(writes)?;
+        self.uncommitted.borrow_mut().pending += self.sequence.get() - before;
+        Ok(())
+    }
+
+    /// Notes that the writes that waited are in an item.
+    pub(super) fn early_submitted(&self, body: &Rc<Body>) {
+        let mut uncommitted = self.uncommitted.borrow_mut();
+        let writes = std::mem::take(&mut uncommitted.pending);
+        uncommitted.items.push_back((body.clone(), writes));
+    }
+
+    /// Notes that the first of the items has committed.
+    pub(super) fn early_committed(&self) {
+        self.uncommitted.borrow_mut().items.pop_front();
+    }
+
+    /// Sequence of the newest write whose record has committed.
+    pub(super) fn committed_sequence(&self) -> Sequence {
+        let uncommitted = self.uncommitted.borrow();
+        let writes = uncommitted.pending + uncommitted.items.iter().map(|(_, writes)| writes).sum::<u64>();
+        self.sequence.get() - writes
+    }
+
+    /// Copies the uncommitted writes of a buffer to the next one.
+    pub(super) fn carry_over(&self, full: &WriteBuffer, next: &WriteBuffer) {
+        let first = self.committed_sequence();
+        let mut sequence = first;
+        let mut copy = |writes: &[u8]| {
+            Write::decode_all(writes, |write| {
+                sequence += 1;
+                if let Write::Put { key, .. } | Write::Delete { key, .. } = write {
+                    full.memtable.get(key, sequence, |entry| entry.map(|entry| next.memtable.insert(entry)));
+                }
+            })
+        };
+        let uncommitted = self.uncommitted.borrow();
+        for (body, _) in &uncommitted.items {
+            decode_parts(&body.bytes, |part| copy(part.bytes)).expect("an item of this shard");
+        }
+        if uncommitted.pending > 0 {
+            copy(&self.pending.borrow().bytes).expect("writes of this shard");
+        }
+        debug_assert_eq!(sequence, self.sequence.get(), "of all uncommitted writes");
+        for range in full.memtable.range_tombstones().iter().filter(|range| range.sequence > first) {
+            next.memtable.insert_range_tombstone(range.clone());
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What clients write to a store, and what of it the store may hold after a power cut.
+//!
+//! A client has keys of its own and one write in flight. Each shard of the store keeps the writes of a client in their order, and a batch takes effect as a
+//! whole. So after a power cut each shard has a first part of the client's writes, which includes all that were durable; a batch of several shards is in all of
+//! these first parts or in none.
+
+use kv::shard_of_key;
+use kv::{Acknowledge, Batch};
+use runtime::Random;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+
+/// Keys and values.
+pub type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A value: its bytes follow from a number, and don't shrink.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Value {
+    pub number: u64,
+    pub length: usize,
+}
+
+impl Value {
+    fn bytes(self) -> Vec<u8> {
+        let mut bytes = vec![0; self.length];
+        Random::new(self.number).fill(&mut bytes);
+        bytes
+    }
+}
+
+/// A write of a batch, by the numbers of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    Put(u64, Value),
+    Delete(u64),
+    /// From the first key on and below the second.
+    DeleteRange(u64, u64),
+}
+
+/// What a client does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operation {
+    /// Writes a batch.
+    Write(Vec<Change>, Acknowledge),
+    Flush,
+    FlushBuffers,
+    Compact,
+    /// Closes the store and opens it again; only where there is no other client.
+    Reopen,
+    /// Waits for so many microseconds.
+    Wait(u64),
+}
+
+/// Key `number` of a client.
+pub fn key(client: usize, number: u64) -> Vec<u8> {
+    format!("c{client}-{number:03}").into_bytes()
+}
+
+/// The batch of these changes.
+pub fn batch(client: usize, changes: &[Change]) -> Batch {
+    let mut batch = Batch::new();
+    for change in changes {
+        match *change {
+            Change::Put(number, value) => batch.put(&key(client, number), &value.bytes()),
+            Change::Delete(number) => batch.delete(&key(client, number)),
+            Change::DeleteRange(from, to) => batch.delete_range(&key(client, from), &key(client, to)),
+        }
+    }
+    batch
+}
+
+/// A batch that a client wrote, by the numbers of the disk's events: it can't be on the disk before `from`, and is durable from `durable` on.
+#[derive(Debug, Clone)]
+struct Step {
+    changes: Vec<Change>,
+    from: u64,
+    durable: u64,
+}
+
+/// A client, with all that it wrote.
+#[derive(Debug)]
+pub struct Client {
+    number: usize,
+    steps: Vec<Step>,
+    /// Number of the steps that were acknowledged.
+    acknowledged: usize,
+}
+
+impl Client {
+    pub fn new(number: usize) -> Self {
+        Client { number, steps: Vec::new(), acknowledged: 0 }
+    }
+
+    /// Notes a write that begins.
+    pub fn begin(&mut self, changes: &[Change], event: u64) {
+        self.steps.push(Step { changes: changes.to_vec(), from: event, durable: u64::MAX });
+    }
+
+    /// Notes that the last write was acknowledged.
+    pub fn acknowledge(&mut self) {
+        self.acknowledged = self.steps.len();
+    }
+
+    /// Notes that the last write was refused: it never has an effect.
+    pub fn refuse(&mut self) {
+        self.steps.pop();
+    }
+
+    /// Notes that the last write is durable; those before it are on the same shards.
+    pub fn last_is_durable(&mut self, event: u64) {
+        let last = self.steps.last_mut();
+        last.into_iter().for_each(|step| step.durable = event);
+    }
+
+    /// Number of acknowledged writes.
+    pub fn acknowledged(&self) -> usize {
+        self.acknowledged
+    }
+
+    /// Notes that the first `count` writes are durable.
+    pub fn durable(&mut self, count: usize, event: u64) {
+        self.steps[..count].iter_mut().for_each(|step| step.durable = step.durable.min(event));
+    }
+
+    /// The shards that a write changes.
+    fn shards_of(&self, step: &Step, shards: usize) -> Vec<usize> {
+        let has = |change: &Change, shard: usize| match *change {
+            Change::Put(number, _) | Change::Delete(number) => {
+                usize::from(shard_of_key(&key(self.number, number), shards)) == shard
+            }
+            Change::DeleteRange(..) => true,
+        };
+        (0..shards).filter(|shard| step.changes.iter().any(|change| has(change, *shard))).collect()
+    }
+
+    fn apply(&self, step: &Step, map: &mut Map) {
+        for change in &step.changes {
+            match *change {
+                Change::Put(number, value) => _ = map.insert(key(self.number, number), value.bytes()),
+                Change::Delete(number) => _ = map.remove(&key(self.number, number)),
+                Change::DeleteRange(from, to) => {
+                    let (from, to) = (key(self.number, from), key(self.number, to));
+                    map.retain(|key, _| *key < from || *key >= to);
+                }
+            }
+        }
+    }
+
+    /// Whether a store that was cut at these events may hold this.
+    ///
+    /// # Errors
+    /// A description of what it holds, and what it had to.
+    pub fn check(&self, shards: usize, cuts: &RangeInclusive<u64>, all: &Map) -> Result<(), String> {
+        let own = all.iter().filter(|(key, _)| key.starts_with(format!("c{}-", self.number).as_bytes()));
+        let found: Map = own.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let mut firsts: Vec<Vec<usize>> = vec![Vec::new()];
+        for shard in 0..shards {
+            let counts = self.first_parts(shard, shards, cuts, &found)?;
+            firsts = firsts
+                .into_iter()
+                .flat_map(|first| counts.iter().map(move |count| [first.as_slice(), &[*count]].concat()))
+                .collect();
+        }
+        let is_whole = |counts: &Vec<usize>| {
+            self.steps.iter().enumerate().all(|(index, step)| {
+                let mut has = self.shards_of(step, shards).into_iter().map(|shard| index < counts[shard]);
+                let first = has.next();
+                has.all(|has| Some(has) == first)
+            })
+        };
+        match firsts.iter().any(is_whole) {
+            true => Ok(()),
+            false => Err(format!("client {}: a part of a batch; the shards have {firsts:?}", self.number)),
+        }
+    }
+
+    /// The numbers of first steps that a shard may have.
+    fn first_parts(
+        &self,
+        shard: usize,
+        shards: usize,
+        cuts: &RangeInclusive<u64>,
+        found: &Map,
+    ) -> Result<Vec<usize>, String> {
+        let is_here = |key: &[u8]| usize::from(shard_of_key(key, shards)) == shard;
+        let here = |map: &Map| -> Map {
+            map.iter()
+                .filter(|(key, _)| is_here(key))
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect()
+        };
+        let found = here(found);
+        // Only steps of this shard count: behind its last durable one, up to the last that may be on the disk.
+        let own =
+            |(index, step): (usize, &Step)| self.shards_of(step, shards).contains(&shard).then_some(index);
+        let steps = || self.steps.iter().enumerate();
+        let durable = steps().filter(|(_, step)| step.durable <= *cuts.end()).filter_map(own).next_back();
+        let least = durable.map_or(0, |index| index + 1);
+        let mut map = Map::new();
+        let (mut legal, mut nearest) = (Vec::new(), (usize::MAX, 0, Map::new()));
+        for count in 0..=self.steps.len() {
+            if let Some(step) = count.checked_sub(1).map(|last| &self.steps[last]) {
+                if step.from > *cuts.start() {
+                    break;
+                }
+                self.apply(step, &mut map);
+            }
+            let shown = here(&map);
+            if count >= least && shown == found {
+                legal.push(count);
+            }
+            let differing = differing(&found, &shown).len();
+            if differing < nearest.0 {
+                nearest = (differing, count, shown);
+            }
+        }
+        match legal.is_empty() {
+            false => Ok(legal),
+            true => Err(format!(
+                "client {}, shard {shard}: no first part of its writes with at least {least}; nearest is that with {}: {}",
+                self.number,
+                nearest.1,
+                difference(&found, &nearest.2)
+            )),
+        }
+    }
+}
+
+/// Keys whose values differ.
+fn differing<'a>(found: &'a Map, expected: &'a Map) -> BTreeSet<&'a Vec<u8>> {
+    let keys = found.keys().chain(expected.keys());
+    keys.filter(|key| found.get(*key) != expected.get(*key)).collect()
+}
+
+/// Keys whose values differ, with these.
+pub fn difference(found: &Map, expected: &Map) -> String {
+    let short = |value: Option<&Vec<u8>>| match value {
+        Some(value) => format!("{} bytes, {:02x?}…", value.len(), &value[..value.len().min(4)]),
+        None => "nothing".to_owned(),
+    };
+    let lines = differing(found, expected).into_iter().map(|key| {
+        format!(
+            "{} has {} for {}",
+            String::from_utf8_lossy(key),
+            short(found.get(key)),
+            short(expected.get(key))
+        )
+    });
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(number: u64, value: u64) -> Change {
+        Change::Put(number, Value { number: value, length: 4 })
+    }
+
+    /// Puts key 0, then keys 0 and 1 together, of which the first is durable at event 5.
+    fn client() -> Client {
+        let mut client = Client::new(0);
+        client.begin(&[put(0, 1)], 3);
+        client.acknowledge();
+        client.durable(1, 5);
+        client.begin(&[put(0, 2), put(1, 3)], 6);
+        client
+    }
+
+    fn map(values: &[(u64, u64)]) -> Map {
+        values
+            .iter()
+            .map(|(number, value)| (key(0, *number), Value { number: *value, length: 4 }.bytes()))
+            .collect()
+    }
+
+    #[test]
+    fn what_was_durable_is_there_and_a_batch_is_whole() {
+        for shards in [1, 2] {
+            let check = |cuts, values: &[(u64, u64)]| client().check(shards, &cuts, &map(values)).is_ok();
+            assert!(check(4..=4, &[]) && check(4..=4, &[(0, 1)]));
+            assert!(!check(5..=5, &[]) && check(5..=5, &[(0, 1)]));
+            assert!(!check(4..=5, &[]), "an image of several cuts");
+            assert!(!check(5..=5, &[(0, 2), (1, 3)]), "before it was written");
+            assert!(check(6..=9, &[(0, 2), (1, 3)]) && check(6..=9, &[(0, 1)]));
+            assert!(!check(6..=9, &[(0, 2)]) && !check(6..=9, &[(0, 1), (1, 3)]), "a part of the batch");
+        }
+        let is_split = shard_of_key(&key(0, 0), 2) != shard_of_key(&key(0, 1), 2);
+        assert!(is_split, "the keys are of one shard");
+    }
+}
