@@ -27,7 +27,7 @@ fn resident() -> u64 {
 #[test]
 fn a_device_far_larger_than_the_machine_takes_what_is_written() {
     let (_, total) = machine().expect("Linux tells it");
-    let memory = Memory::new(16 * total, None).expect("addresses cost nothing");
+    let memory = Memory::new(16 * total, Budget::new(None)).expect("addresses cost nothing");
     let before = resident();
     let zeros = payload(&[&[0; 4096]]);
     let step = 16 * total / 100_000 / PAGE * PAGE;
@@ -44,7 +44,7 @@ fn a_device_far_larger_than_the_machine_takes_what_is_written() {
 
 #[test]
 fn zeros_over_something_are_written() {
-    let memory = Memory::new(MIB, None).expect("memory");
+    let memory = Memory::new(MIB, Budget::new(None)).expect("memory");
     memory.write(512, &payload(&[&[1; 512], &[2; 8192]]), Copying::PastCaches).expect("there is memory");
     assert_eq!(memory.taken(), 3 * PAGE);
     memory.write(1024, &payload(&[&[0; 1024]]), Copying::PastCaches).expect("there is memory");
@@ -63,7 +63,7 @@ fn zeros_over_something_are_written() {
 
 #[test]
 fn without_room_a_write_fails_and_what_was_kept_does_not() {
-    let memory = Memory::new(MIB, Some(4 * PAGE)).expect("memory");
+    let memory = Memory::new(MIB, Budget::new(Some(4 * PAGE))).expect("memory");
     memory.zero_and_keep(0, 2 * PAGE).expect("there is room");
     assert_eq!((memory.taken(), memory.may_hold_data(0)), (2 * PAGE, true));
     let ones = vec![1; 2 * PAGE as usize];
@@ -83,7 +83,7 @@ fn without_room_a_write_fails_and_what_was_kept_does_not() {
 #[test]
 fn nothing_is_left_without_its_bit() {
     const LENGTH: u64 = 4 << 20;
-    let memory = Memory::new(LENGTH, None).expect("memory");
+    let memory = Memory::new(LENGTH, Budget::new(None)).expect("memory");
     let (ones, zeros) = (payload(&[&[1; LENGTH as usize]]), payload(&[&[0; LENGTH as usize]]));
     for round in 0..100 {
         memory.write(0, &ones, Copying::PastCaches).expect("there is memory");
