@@ -21,6 +21,8 @@ use std::time::Duration;
 
 /// Beginning of the names of borrowers' exports.
 pub(crate) const PREFIX: &str = "memory/";
+/// Longest time for which a borrower without memory and without a connection is kept: a client that only looked left it.
+const KEPT_EMPTY: Duration = Duration::from_secs(30);
 /// Longest name of a borrower, in bytes.
 const LONGEST_NAME: usize = 64;
 /// Block size of borrowers' devices, in bytes.
@@ -69,7 +71,7 @@ impl Borrowers {
         let name = export.strip_prefix(PREFIX).ok_or_else(|| {
             Error::not_found(format!(
                 "there is no export \"{}\": expected status, or {PREFIX}NAME",
-                shortened(export)
+                shortened(export, LONGEST_NAME)
             ))
         })?;
         check_name(name)?;
@@ -105,15 +107,21 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
         true => Ok(()),
         false => Err(Error::invalid(format!(
             "name \"{}\" of a borrower: expected 1 to {LONGEST_NAME} letters, digits, '.', '_' or '-'",
-            shortened(name)
+            shortened(name, LONGEST_NAME)
         ))),
     }
 }
 
-/// The beginning of a text from outside, without control characters.
-pub(crate) fn shortened(text: &str) -> String {
-    let begin: String = text.chars().take(LONGEST_NAME).flat_map(char::escape_default).collect();
-    if text.chars().nth(LONGEST_NAME).is_some() { begin + "…" } else { begin }
+/// The first `most` characters of a text from outside, control characters escaped.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    let mut begin = String::new();
+    for character in text.chars().take(most) {
+        match character.is_control() {
+            true => begin.extend(character.escape_default()),
+            false => begin.push(character),
+        }
+    }
+    if text.chars().nth(most).is_some() { begin + "…" } else { begin }
 }
 
 impl ExportSource for Borrowers {
@@ -146,7 +154,8 @@ impl ExportSource for Borrowers {
 #[derive(Debug)]
 pub(crate) struct Borrower {
     pub name: String,
-    /// Number of this beginning of the name, drawn at random: another one means that the memory before it is gone.
+    /// Number of this beginning of the name, drawn at random: another one means that the memory before it is gone. It has 53 bits, which
+    /// programs that read numbers of JSON as floating-point ones keep.
     pub epoch: u64,
     ram: Ram,
     uses: Arc<Mutex<Uses>>,
@@ -173,7 +182,7 @@ impl Borrower {
     fn new(name: String, borrowers: &Borrowers) -> Result<Self> {
         let ram = RamPart::with_pool(borrowers.quota, BlockSize::new(BLOCK)?, borrowers.lending.clone())?;
         let uses = Uses { connections: 0, since: runtime::now(), is_forgotten: false };
-        let (epoch, uses) = (runtime::random_u64(), Arc::new(Mutex::new(uses)));
+        let (epoch, uses) = (runtime::random_u64() >> 11, Arc::new(Mutex::new(uses)));
         Ok(Borrower { name, epoch, ram: Ram(ram), uses })
     }
 
@@ -187,6 +196,7 @@ impl Borrower {
     }
 
     fn forget_if_unused(&self, after: Duration) -> bool {
+        let after = if self.lent() == 0 { after.min(KEPT_EMPTY) } else { after };
         let mut uses = self.uses();
         if uses.connections == 0 && uses.since.elapsed() >= after {
             uses.is_forgotten = true;
@@ -224,7 +234,10 @@ impl DevicePart for Borrower {
             let device = self.ram.0.open().await?;
             let mut uses = self.uses();
             if uses.is_forgotten {
-                return Err(Error::closed(format!("borrower {} has been forgotten; connect again", self.name)));
+                return Err(Error::closed(format!(
+                    "borrower {} has been forgotten; connect again",
+                    self.name
+                )));
             }
             (uses.connections, uses.since) = (uses.connections + 1, runtime::now());
             Ok(Rc::new(Borrowed { device, uses: self.uses.clone() }) as Rc<dyn Device>)

@@ -66,7 +66,7 @@ fn shares_are_in_proportion_and_suffice() {
     assert_eq!(shares(100, &[300, 100, 0]), [75, 25, 0]);
     assert_eq!(shares(1, &[3, 3]), [1, 1], "rounded up");
     assert_eq!(shares(0, &[3, 3]), [0, 0]);
-    assert_eq!(shares(10, &[]), []);
+    assert!(shares(10, &[]).is_empty());
     assert_eq!(shares(u64::MAX, &[u64::MAX, 1]), [u64::MAX, 1]);
 }
 

@@ -6,9 +6,7 @@
 
 use crate::borrowers::{PREFIX, check_name};
 use crate::status::{BorrowerState, Document, STATUS_BYTES, STATUS_EXPORT};
-use block::{
-    BlockIndex, Buffer, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status,
-};
+use block::{BlockIndex, Buffer, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use doors::nbd::client::{ClientConfig, NbdClient};
 use runtime::Instant;
 use runtime::net::Address;
@@ -177,7 +175,10 @@ impl Reader {
     }
 }
 
-async fn read_status(address: &Address, device: Option<Rc<dyn Device>>) -> Result<(Document, Rc<dyn Device>)> {
+async fn read_status(
+    address: &Address,
+    device: Option<Rc<dyn Device>>,
+) -> Result<(Document, Rc<dyn Device>)> {
     let device = match device {
         Some(device) => device,
         None => {

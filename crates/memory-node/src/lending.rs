@@ -110,7 +110,10 @@ impl Lending {
     fn tell(&self, before: &Decision, now: &Decision) {
         match (before.wants_back > 0, now.wants_back > 0) {
             (false, true) if now.is_pressed => {
-                tracing::warn!("tasks of this machine wait for memory: {} bytes are wanted back", now.wants_back);
+                tracing::warn!(
+                    "tasks of this machine wait for memory: {} bytes are wanted back",
+                    now.wants_back
+                );
             }
             (false, true) => {
                 tracing::warn!(

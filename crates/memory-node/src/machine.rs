@@ -100,7 +100,8 @@ fn groups_of(memberships: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) ->
     let mut groups = Vec::new();
     for membership in memberships.lines() {
         let mut fields = membership.splitn(3, ':');
-        let (Some(number), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+        let (Some(number), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next())
+        else {
             continue;
         };
         let is_version_2 = number == "0" && controllers.is_empty();

@@ -9,7 +9,8 @@ fn this_machine_is_measured() {
 
 #[test]
 fn pressure_is_the_average_of_ten_seconds() {
-    let text = "some avg10=12.34 avg60=1.00 avg300=0.00 total=5\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=1\n";
+    let text =
+        "some avg10=12.34 avg60=1.00 avg300=0.00 total=5\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=1\n";
     assert_eq!(some_avg10(text), Some(12.34));
     for text in ["", "some", "some avg10=x", "some avg10=NaN", "some avg10=-1", "full avg10=1.0 avg60=0"] {
         assert_eq!(some_avg10(text), None, "{text}");

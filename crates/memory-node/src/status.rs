@@ -112,7 +112,7 @@ impl Document {
         let bytes = bytes.trim_ascii_end();
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         let malformed = |error: serde_json::Error| {
-            let why = shortened(&error.to_string());
+            let why = shortened(&error.to_string(), 200);
             Error::protocol(format!("the node's status isn't the JSON object that was expected: {why}"))
         };
         let Versioned { version } = serde_json::from_slice(&bytes[..end]).map_err(malformed)?;
@@ -246,7 +246,8 @@ mod tests {
 
     #[test]
     fn zeros_and_unknown_fields_are_passed_over() {
-        let mut bytes = serde_json::to_vec(&Document { version: VERSION, ..Document::default() }).expect("JSON");
+        let mut bytes =
+            serde_json::to_vec(&Document { version: VERSION, ..Document::default() }).expect("JSON");
         bytes.truncate(bytes.len() - 1);
         bytes.extend_from_slice(b",\"mood\":[1]}\0\0\0");
         assert_eq!(Document::parse(&bytes).expect("parsed").version, VERSION);

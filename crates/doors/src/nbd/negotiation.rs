@@ -6,13 +6,13 @@
 //! were never offered, EXPORT_NAME for an unknown export). TLS and extended headers are not offered. Time limits and
 //! the socket are left to the connection.
 
-use super::server::ExportConfig;
-use super::source::ExportSource;
 use super::protocol::{
     ALLOCATION_CONTEXT, EXPORT_NAME_PADDING, LONGEST_STRING, MAXIMUM_PAYLOAD, OPTION_HEADER_BYTES,
     OPTION_MAGIC, Reader, handshake_flag, info, option, option_reply, put_option_reply, string,
     transmission_flag,
 };
+use super::server::ExportConfig;
+use super::source::ExportSource;
 use block::{Error, Result};
 use std::borrow::Cow;
 
@@ -215,7 +215,9 @@ impl<'a> Negotiation<'a> {
             }
             option::STRUCTURED_REPLY => Err(NO_DATA),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data, answer),
-            option::STARTTLS if data.is_empty() => Err(refusal(option_reply::ERR_POLICY, "TLS is not offered")),
+            option::STARTTLS if data.is_empty() => {
+                Err(refusal(option_reply::ERR_POLICY, "TLS is not offered"))
+            }
             option::STARTTLS => Err(NO_DATA),
             _ => Err(refusal(option_reply::ERR_UNSUP, "the option is unknown")),
         };
@@ -227,11 +229,7 @@ impl<'a> Negotiation<'a> {
     }
 
     /// Returns the index and the description of an export. `opens` says that the client goes on to use it.
-    fn find(
-        &mut self,
-        name: &str,
-        opens: bool,
-    ) -> Result<(usize, Cow<'a, ExportDescription>), Refused> {
+    fn find(&mut self, name: &str, opens: bool) -> Result<(usize, Cow<'a, ExportDescription>), Refused> {
         let named = self.exports.iter().position(|export| export.name == name);
         let known = named.or_else(|| (name.is_empty() && !self.exports.is_empty()).then_some(0));
         if let Some(index) = known {

@@ -121,3 +121,41 @@ fn zeros_are_told_from_anything_else() {
         }
     }
 }
+
+/// A pool of some bytes.
+struct SmallPool(std::sync::atomic::AtomicU64);
+
+impl super::super::budget::Pool for SmallPool {
+    fn take(&self, bytes: u64) -> Result<()> {
+        match self.0.load(Ordering::Relaxed) + bytes <= 4 * PAGE {
+            true => Ok(self.add(bytes)),
+            false => Err(Error::no_space("the pool is empty")),
+        }
+    }
+
+    fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn two_devices_share_a_pool_until_they_are_dropped() {
+    let pool = std::sync::Arc::new(SmallPool(0.into()));
+    let device = || Memory::new(MIB, Budget::of_pool(pool.clone())).expect("memory");
+    let (one, other) = (device(), device());
+    let page = payload(&[&[7; 4096]]);
+    (0..3).for_each(|number| one.write(number * PAGE, &page, Copying::Plain).expect("there is memory"));
+    other.write(0, &page, Copying::Plain).expect("there is memory");
+    let refused = other.write(PAGE, &page, Copying::Plain).expect_err("it is empty");
+    assert_eq!((refused.errno(), one.taken(), other.taken()), (libc::ENOSPC, 3 * PAGE, PAGE));
+    one.discard(0, PAGE);
+    other.write(PAGE, &page, Copying::Plain).expect("it was given back");
+    drop(one);
+    assert_eq!(pool.0.load(Ordering::Relaxed), 2 * PAGE);
+    drop(other);
+    assert_eq!(pool.0.load(Ordering::Relaxed), 0);
+}
