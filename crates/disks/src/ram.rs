@@ -13,6 +13,8 @@ use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
+use budget::Budget;
+pub use budget::Pool;
 use memory::{CHUNK, Copying, Memory};
 use stack::{Built, Contract, Key, Kind, Shape, ValueKind};
 use std::cell::Cell;
@@ -74,6 +76,19 @@ impl RamPart {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn with_limit(bytes: u64, block_size: BlockSize, limit: Option<u64>) -> Result<Self> {
+        Self::with_budget(bytes, block_size, Budget::new(limit))
+    }
+
+    /// Creates a device of this many bytes, whose memory is that of a pool: it is given back when blocks are discarded, and when the
+    /// part and its handles are dropped.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn with_pool(bytes: u64, block_size: BlockSize, pool: Arc<dyn Pool>) -> Result<Self> {
+        Self::with_budget(bytes, block_size, Budget::of_pool(pool))
+    }
+
+    fn with_budget(bytes: u64, block_size: BlockSize, budget: Budget) -> Result<Self> {
         if bytes == 0 || !bytes.is_multiple_of(block_size.bytes()) {
             let text = format!("ram of {bytes} bytes: expected a multiple of the block size, {block_size}");
             return Err(Error::invalid(text));
@@ -85,7 +100,12 @@ impl RamPart {
             volatile_cache: false,
             read_only: false,
         };
-        Ok(RamPart { geometry, memory: Arc::new(Memory::new(bytes, limit)?) })
+        Ok(RamPart { geometry, memory: Arc::new(Memory::new(bytes, budget)?) })
+    }
+
+    /// Memory that it takes, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.taken()
     }
 }
 

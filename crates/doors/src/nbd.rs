@@ -2,8 +2,8 @@
 //!
 //! The wire format is in sans-io modules, which never wait: [`protocol`] (numbers and messages), [`negotiation`] (the
 //! handshake), [`request`] (parsing and checking of requests). The others: `budget` bounds the memory of all clients
-//! together, `connection` serves one client on one shard, [`server`] listens and hands connections to shards, [`door`]
-//! declares the kind, [`client`] is the client, [`kernel`] controls the kernel's client. The execution of requests on devices is in
+//! together, `connection` serves one client on one shard, [`server`] listens and hands connections to shards, [`source`]
+//! gives it exports that come into being when they are asked for, [`door`] declares the kind, [`client`] is the client, [`kernel`] controls the kernel's client. The execution of requests on devices is in
 //! [`served`](crate::served).
 
 mod budget;
@@ -16,4 +16,5 @@ pub mod protocol;
 mod replies;
 pub mod request;
 pub mod server;
+pub mod source;
 mod work;

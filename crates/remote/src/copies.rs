@@ -16,9 +16,12 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(5);
 
 impl Core {
-    /// Connects to nodes that are down, until the device is closed.
+    /// Asks nodes whether they want memory back, and connects to those that are down, until the device is closed.
     pub(crate) async fn run_nodes(self: Rc<Self>) {
         while !self.is_closing.get() {
+            for node in self.nodes.iter().filter(|node| node.is_up()) {
+                node.ask().await;
+            }
             for node in self.nodes.iter().chain(&self.backup).filter(|node| !node.is_up()) {
                 if node.open().await.is_ok() {
                     tracing::info!("node {} answers again", node.name);

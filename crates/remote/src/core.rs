@@ -405,7 +405,9 @@ impl Core {
             let zone = self.zones.get(*zone);
             zone.copies
                 .iter()
-                .filter(|copy| copy.is_whole && self.nodes[usize::from(copy.node)].is_up())
+                .filter(|copy| {
+                    copy.is_whole && self.nodes[usize::from(copy.node)].state() == nodes::State::Up
+                })
                 .count()
                 >= self.copies_now()
         };

@@ -20,6 +20,8 @@ const READ_LIMIT: Duration = Duration::from_secs(2);
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time of a connection.
 const OPEN_LIMIT: Duration = Duration::from_secs(3);
+/// Time for which a node without memory for a write gets no other one.
+const FULL: Duration = Duration::from_secs(10);
 /// Shortest time after which a read is sent to another node, too.
 const SHORTEST_HEDGE: Duration = Duration::from_micros(200);
 /// Reads from which the time of a hedged read is measured.
@@ -47,6 +49,8 @@ pub struct Node {
     part: Arc<dyn DevicePart>,
     device: RefCell<Option<Rc<dyn Device>>>,
     state: Cell<State>,
+    /// Time at which a write found no memory.
+    full_since: Cell<Option<runtime::Instant>>,
     /// Bytes of a region.
     region_bytes: u64,
     regions: u32,
@@ -67,6 +71,7 @@ impl Node {
             part,
             device: RefCell::default(),
             state: Cell::new(State::Down(runtime::now())),
+            full_since: Cell::new(None),
             region_bytes,
             regions,
             free: RefCell::new((0..regions).rev().collect()),
@@ -115,10 +120,16 @@ impl Node {
         matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
     }
 
-    /// Lets it give its memory back, or no longer.
-    pub fn set_leaving(&self, leaving: bool) {
-        match (self.state.get(), leaving) {
-            (State::Up, true) => self.state.set(State::Leaving),
+    /// Asks it whether it wants memory back: a part says so in its status, as `wants_back_bytes`.
+    pub async fn ask(&self) {
+        let status = runtime::timeout(OPEN_LIMIT, self.part.status()).await.unwrap_or_default();
+        let wants_back = status.get("wants_back_bytes").and_then(serde_json::Value::as_u64);
+        let is_full = self.full_since.get().is_some_and(|since| since.elapsed() < FULL);
+        match (self.state.get(), is_full || wants_back > Some(0)) {
+            (State::Up, true) => {
+                tracing::info!("node {} wants {} bytes back", self.name, wants_back.unwrap_or(0));
+                self.state.set(State::Leaving);
+            }
             (State::Leaving, false) => self.state.set(State::Up),
             _ => {}
         }
@@ -210,7 +221,7 @@ impl Node {
             Err(_) => Err(self.too_late("a write", WRITE_LIMIT)),
         };
         match &outcome {
-            Err(Error::NoSpace(_)) => self.set_leaving(true),
+            Err(Error::NoSpace(_)) => self.full_since.set(Some(runtime::now())),
             Err(error) => self.failed(error),
             Ok(()) => {}
         }

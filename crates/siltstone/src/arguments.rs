@@ -2,7 +2,9 @@
 
 mod fs;
 mod kv;
+mod memory_node;
 mod spi;
+mod swap;
 mod warm;
 mod zns;
 
@@ -12,7 +14,9 @@ pub use fs::{
 pub use kv::{
     KvAudit, KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb,
 };
+pub use memory_node::MemoryNodeServe;
 pub use spi::{ServerChoice, SpiServe, SpiVerb, TraceForm};
+pub use swap::{SwapOff, SwapOn, SwapStatus, SwapVerb};
 pub use warm::{Pace, WarmVerb, Where, WhichCache};
 pub use zns::{ZnsDrive, ZnsVerb};
 
@@ -40,6 +44,7 @@ use std::path::PathBuf;
   siltstone fs format vol.img --size 8GiB                     make a log-structured file system
   siltstone fs mount vol.img /mnt                             mount it
   siltstone kv serve kv.toml --format                         make a key-value store for redis clients
+  siltstone memory-node --capacity 8GiB --listen unix:node.sock    lend memory to other machines
 
 Exit codes: 0 success; 1 failure; 2 usage error; 130 stopped by Ctrl-C."
 )]
@@ -109,6 +114,9 @@ pub enum Verb {
     Fs(FsVerb),
     #[command(subcommand)]
     Kv(KvVerb),
+    MemoryNode(MemoryNodeServe),
+    #[command(subcommand)]
+    Swap(SwapVerb),
     MapLookups(MapLookups),
     /// Print a script that completes this program's arguments
     #[command(after_help = "Examples:

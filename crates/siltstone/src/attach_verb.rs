@@ -22,11 +22,28 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Attaches a stack.
+/// Attaches a stack, and prints its link.
 ///
 /// # Errors
 /// A wrong stack or name; what is missing for a node; those of the server and of the node.
 pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
+    match attach_or_print(arguments, log)? {
+        Some(said) if arguments.json => print_json(&said),
+        Some(said) => print_line(&link(&said)),
+        None => Ok(()),
+    }
+}
+
+/// Attaches a stack in the background, and returns the record.
+///
+/// # Errors
+/// As [`attach`].
+pub fn attach_in_background(arguments: &Attach, log: LogLevel) -> Result<Value, Failure> {
+    Ok(attach_or_print(arguments, log)?.unwrap_or_default())
+}
+
+/// Attaches a stack. Returns the record of one that is held in the background; others have been printed.
+fn attach_or_print(arguments: &Attach, log: LogLevel) -> Result<Option<Value>, Failure> {
     if arguments.stack == "-" {
         return Err(Failure::Usage(
             "stack \"-\": standard input can't be attached; expected a file or one line: write the stack to a file".into(),
@@ -38,7 +55,7 @@ pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
     let name = arguments.name.clone().unwrap_or_else(|| folder::name_for(&arguments.stack, top.name()));
     let folder = Folder::of(&name).map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     if arguments.systemd {
-        return print_units(arguments, &name);
+        return print_units(arguments, &name).map(|()| None);
     }
     let is_root = rustix::process::geteuid().is_root();
     let (driver, why) = match top.kind().contract {
@@ -53,8 +70,8 @@ pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
         ));
     }
     match arguments.foreground || arguments.background {
-        true => hold(arguments, log, &stack, driver, folder),
-        false => hold_in_background(arguments, log, &name, (driver, &why)),
+        true => hold(arguments, log, &stack, driver, folder).map(|()| None),
+        false => hold_in_background(arguments, log, &name, (driver, &why)).map(Some),
     }
 }
 
@@ -146,7 +163,7 @@ fn hold_in_background(
     log: LogLevel,
     name: &str,
     (driver, why): (Driver, &str),
-) -> Result<(), Failure> {
+) -> Result<Value, Failure> {
     let world = |error: std::io::Error| Failure::World(format!("starting the holder: {error}"));
     let mut command = Command::new(holder::PROGRAM);
     command.arg0(holder::NAME);
@@ -172,10 +189,7 @@ fn hold_in_background(
     }
     let node = said["node"].as_str().unwrap_or_default();
     say(&format!("{node} via {}: {why}", driver.word()));
-    match arguments.json {
-        true => print_json(&said),
-        false => print_line(&link(&said)),
-    }
+    Ok(said)
 }
 
 /// Lists attachments.
@@ -228,7 +242,10 @@ pub fn detach(arguments: &Detach) -> Result<(), Failure> {
 }
 
 /// The attachment of this name, link or node.
-fn find(name: &str) -> Result<Folder, Failure> {
+///
+/// # Errors
+/// There is none.
+pub fn find(name: &str) -> Result<Folder, Failure> {
     let all = Folder::all()?;
     let path = std::fs::canonicalize(name).ok();
     let is_it = |folder: &&Folder| {

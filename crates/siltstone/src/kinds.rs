@@ -9,6 +9,7 @@ pub fn registry() -> Registry {
         &disks::ram::KIND,
         &disks::null::KIND,
         &doors::nbd::client::KIND,
+        &memory_node::KIND,
         &layers::stats::KIND,
         &layers::fault::KIND,
         &layers::record::KIND,
@@ -73,7 +74,7 @@ mod tests {
             entries.map(count).sum()
         }
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let declared: usize = ["disks", "doors", "fs", "kv", "layers", "log", "zones", "zns"]
+        let declared: usize = ["disks", "doors", "fs", "kv", "layers", "log", "memory-node", "zones", "zns"]
             .map(|name| declarations(&crates.join(name).join("src")))
             .iter()
             .sum();

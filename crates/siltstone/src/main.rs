@@ -1,5 +1,5 @@
 //! The command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
-//! `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`, `map-lookups`. The only crate that depends on all others.
+//! `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`. The only crate that depends on all others.
 
 mod address;
 mod arguments;
@@ -16,6 +16,7 @@ mod kv_verb;
 mod lifted;
 mod load;
 mod map_lookups_verb;
+mod memory_node_verb;
 mod message_verb;
 mod model_verb;
 mod output;
@@ -26,6 +27,7 @@ mod snapshot_verb;
 mod spi_verb;
 mod stack_verb;
 mod status_verb;
+mod swap_verb;
 mod table;
 mod warm_verb;
 mod zns_verb;
@@ -72,6 +74,8 @@ fn carry_out(verb: Verb, log: LogLevel) -> Result<(), Failure> {
         Verb::Zns(verb) => zns_verb::zns(verb),
         Verb::Fs(verb) => fs_verb::fs(&verb),
         Verb::Kv(verb) => kv_verb::kv(verb),
+        Verb::MemoryNode(arguments) => memory_node_verb::memory_node(&arguments),
+        Verb::Swap(verb) => swap_verb::swap(verb, log),
         Verb::Model(verb) => model_verb::model(&verb),
         Verb::MapLookups(map_lookups) => map_lookups_verb::map_lookups(&map_lookups),
         Verb::Completions { shell } => {

@@ -2,10 +2,27 @@
 //!
 //! A request that is refused takes nothing. The machine's available memory is read once for every [`STRIDE`] that is
 //! taken, and more often when little is left, so several devices and other programs may together use a part of the
-//! reserve. Limits of control groups aren't seen: inside one, set `limit`.
+//! reserve. Limits of control groups aren't seen: inside one, set `limit`. Where several devices share a [`Pool`], it decides
+//! instead.
 
 use block::{Error, Result};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory that several devices take from. Called on every shard, for each page that is taken or given back.
+pub trait Pool: Send + Sync {
+    /// Takes this many bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if there is no memory for them; nothing is taken then.
+    fn take(&self, bytes: u64) -> Result<()>;
+
+    /// Counts bytes that are in use already.
+    fn add(&self, bytes: u64);
+
+    /// Gives back this many bytes.
+    fn give_back(&self, bytes: u64);
+}
 
 /// Limit of the memory that is taken between two readings of the machine's available memory, in bytes.
 const STRIDE: u64 = 64 << 20;
@@ -19,12 +36,35 @@ pub(super) struct Budget {
     taken: AtomicU64,
     /// Memory taken at which the machine's available memory is read again, in bytes.
     look_at: AtomicU64,
+    pool: Option<Arc<dyn Pool>>,
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        if let Some(pool) = &self.pool {
+            pool.give_back(self.taken());
+        }
+    }
 }
 
 impl Budget {
     /// Budget of at most `limit` bytes, if there is a limit.
     pub fn new(limit: Option<u64>) -> Self {
-        Budget { limit, taken: AtomicU64::new(0), look_at: AtomicU64::new(0) }
+        Self::with(limit, None)
+    }
+
+    /// Budget whose memory is that of a pool.
+    pub fn of_pool(pool: Arc<dyn Pool>) -> Self {
+        Self::with(None, Some(pool))
+    }
+
+    fn with(limit: Option<u64>, pool: Option<Arc<dyn Pool>>) -> Self {
+        Budget { limit, taken: AtomicU64::new(0), look_at: AtomicU64::new(0), pool }
+    }
+
+    /// Whether other devices take from the same memory: each page counts, then.
+    pub fn is_shared(&self) -> bool {
+        self.pool.is_some()
     }
 
     /// Memory taken, in bytes.
@@ -38,6 +78,11 @@ impl Budget {
     /// [`Error::NoSpace`] if the limit or the machine's memory is exhausted.
     #[inline]
     pub fn take(&self, bytes: u64) -> Result<()> {
+        if let Some(pool) = &self.pool {
+            pool.take(bytes)?;
+            self.taken.fetch_add(bytes, Ordering::Relaxed);
+            return Ok(());
+        }
         let taken = self.taken.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if taken <= self.look_at.load(Ordering::Relaxed) { Ok(()) } else { self.look(bytes, taken) }
     }
@@ -45,10 +90,16 @@ impl Budget {
     /// Counts bytes that are in use already.
     pub fn add(&self, bytes: u64) {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(pool) = &self.pool {
+            pool.add(bytes);
+        }
     }
 
     pub fn give_back(&self, bytes: u64) {
         self.taken.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(pool) = &self.pool {
+            pool.give_back(bytes);
+        }
     }
 
     #[cold]

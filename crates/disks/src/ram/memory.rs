@@ -52,11 +52,11 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Reserves address space for `bytes` bytes, of which at most `limit` are allocated.
+    /// Reserves address space for `bytes` bytes, which are allocated from this budget.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if the kernel has no address space for them.
-    pub fn new(bytes: u64, limit: Option<u64>) -> Result<Self> {
+    pub fn new(bytes: u64, budget: Budget) -> Result<Self> {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -70,7 +70,7 @@ impl Memory {
                  vm.overcommit_memory=2 no more than the machine has memory"
             ))
         })?;
-        let is_scattered = machine().is_some_and(|(_, total)| bytes > total / 2);
+        let is_scattered = budget.is_shared() || machine().is_some_and(|(_, total)| bytes > total / 2);
         if is_scattered {
             // Where the kernel gives huge pages unasked, each page that is written here and there would take 2 MiB.
             // SAFETY: advice about our own mapping. Kernels without huge pages refuse it, which changes nothing.
@@ -80,7 +80,7 @@ impl Memory {
         let bits = vec![0_u16; bytes.div_ceil(CHUNK) as usize].into_boxed_slice();
         // SAFETY: an atomic number has the size, alignment and values of the plain one.
         let written = unsafe { Box::from_raw(Box::into_raw(bits) as *mut [AtomicU16]) };
-        Ok(Memory { start, bytes: length, written, budget: Budget::new(limit) })
+        Ok(Memory { start, bytes: length, written, budget })
     }
 
     /// Memory taken, in bytes.

@@ -20,6 +20,8 @@ use super::negotiation::{Agreement, ExportDescription, Negotiation, Progress};
 use super::protocol::{ErrorNumber, REQUEST_BYTES, Request, greeting};
 use super::replies::Replies;
 use super::request::{Command, Intake, LARGE_WRITE, Session, Step};
+use super::server::ExportConfig;
+use super::source::ExportSource;
 use super::work::{self, Ended, MOST_STATUS_BYTES, Work};
 use crate::served::export::{Export, Tally};
 use crate::served::in_flight::{InFlight, SLOTS};
@@ -252,33 +254,53 @@ impl Received {
     }
 }
 
+/// What clients of a server can open.
+pub(super) struct Offered<'a> {
+    pub(super) descriptions: &'a [ExportDescription],
+    /// The same exports, with this shard's handles.
+    pub(super) exports: &'a [(&'a Export, &'a dyn Device)],
+    pub(super) source: Option<&'a dyn ExportSource>,
+}
+
 /// Serves a client until it leaves: handshake and transmission.
-pub(super) async fn serve(
-    watch: &Watch,
-    descriptions: &[ExportDescription],
-    exports: &[(&Export, &dyn Device)],
-    budget: &Arc<Budget>,
-    shard: usize,
-) -> End {
+pub(super) async fn serve(watch: &Watch, offered: &Offered<'_>, budget: &Arc<Budget>, shard: usize) -> End {
     watch.deadline.set(Some(runtime::now() + HANDSHAKE_LIMIT));
-    // A device may have grown since the server was started.
-    let present = descriptions.iter().zip(exports).map(|(description, (export, _))| ExportDescription {
-        size: export.geometry().bytes(),
-        ..description.clone()
-    });
-    let (agreement, received) = match negotiate(watch, &present.collect::<Vec<_>>()).await {
+    let (agreement, opened, received) = match negotiate(watch, offered).await {
         Ok(agreed) => agreed,
         Err(end) => return end,
     };
     watch.deadline.set(None);
-    let (export, device) = exports[agreement.export];
+    // An export of the source belongs to this connection.
+    let own = match opened {
+        Some(config) => match config.device.open().await {
+            Ok(device) => {
+                Some((Export::new(&config.device, config.read_only, runtime::shard_count()), device))
+            }
+            Err(error) => return End::Lost(error),
+        },
+        None => None,
+    };
+    let (export, device) = match &own {
+        Some((export, device)) => (export, &**device),
+        None => offered.exports[agreement.export],
+    };
     export.counters.add(&mut Tally { connections: 1, ..Tally::default() });
     let share = Share::new(budget.clone());
     let mut connection = Connection::new(watch, export, device, share, shard, agreement, received);
     poll_fn(|context| connection.poll(context)).await
 }
 
-async fn negotiate(watch: &Watch, descriptions: &[ExportDescription]) -> Result<(Agreement, Received), End> {
+/// Result of a handshake: what was agreed on, the export if it is one of the source, and the bytes after the handshake.
+type Negotiated = (Agreement, Option<ExportConfig>, Received);
+
+async fn negotiate(watch: &Watch, offered: &Offered<'_>) -> Result<Negotiated, End> {
+    // A device may have grown since the server was started.
+    let present = offered.descriptions.iter().zip(offered.exports);
+    let present = present.map(|(description, (export, _))| ExportDescription {
+        size: export.geometry().bytes(),
+        ..description.clone()
+    });
+    let descriptions: Vec<ExportDescription> = present.collect();
     let stream = &watch.stream;
     let send = async |bytes: &[u8]| stream.send(Data::copy_of(bytes).into()).await.0.map_err(End::Lost);
     let end_of_input = || match (watch.expired.get(), watch.stopping.get()) {
@@ -286,7 +308,7 @@ async fn negotiate(watch: &Watch, descriptions: &[ExportDescription]) -> Result<
         (_, true) => End::Stopped,
         _ => End::HungUp,
     };
-    let mut negotiation = Negotiation::new(descriptions);
+    let mut negotiation = Negotiation::new(&descriptions).with_source(offered.source);
     let mut received = Received { buffer: Buffer::new(RECEIVE_BYTES), used: 0 };
     let mut answer = Vec::new();
     send(&greeting()).await?;
@@ -299,7 +321,11 @@ async fn negotiate(watch: &Watch, descriptions: &[ExportDescription]) -> Result<
         }
         match progress {
             Progress::Continue => {}
-            Progress::Transmission(agreement) => return Ok((agreement, received)),
+            Progress::Transmission(agreement) => {
+                let is_known = agreement.export < descriptions.len();
+                let opened = negotiation.into_opened().filter(|_| !is_known);
+                return Ok((agreement, opened, received));
+            }
             Progress::Ended => return Err(End::Goodbye),
             Progress::Wait => {
                 received.make_room();

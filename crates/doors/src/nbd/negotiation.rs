@@ -11,7 +11,10 @@ use super::protocol::{
     OPTION_MAGIC, Reader, handshake_flag, info, option, option_reply, put_option_reply, string,
     transmission_flag,
 };
+use super::server::ExportConfig;
+use super::source::ExportSource;
 use block::{Error, Result};
+use std::borrow::Cow;
 
 /// Longest data of an option that is parsed, in bytes; longer ones are skipped and answered TOO_BIG.
 pub const LARGEST_OPTION: u32 = 32 << 10;
@@ -57,7 +60,7 @@ impl ExportDescription {
 /// Result of the negotiation when transmission begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreement {
-    /// Index of the export, from 0.
+    /// Index of the export, from 0; beyond the known ones for one of the source, see [`Negotiation::into_opened`].
     pub export: usize,
     /// Whether replies are structured.
     pub structured: bool,
@@ -79,9 +82,13 @@ pub enum Progress {
 }
 
 /// A handshake in progress.
-#[derive(Debug)]
 pub struct Negotiation<'a> {
     exports: &'a [ExportDescription],
+    source: Option<&'a dyn ExportSource>,
+    /// Names of exports of the source that the client has asked for. Their indexes follow those of `exports`.
+    asked: Vec<String>,
+    /// Export of the source that was opened last.
+    opened: Option<ExportConfig>,
     client_flags: Option<u16>,
     /// Number of bytes of an option's data that are still to be skipped.
     skip: usize,
@@ -92,12 +99,41 @@ pub struct Negotiation<'a> {
 }
 
 /// Refusal of an option: type of the reply and a text for users.
-type Refused = (u32, &'static str);
+type Refused = (u32, Cow<'static, str>);
+
+/// Refusal with a fixed text.
+const fn refusal(reply: u32, words: &'static str) -> Refused {
+    (reply, Cow::Borrowed(words))
+}
+
+const NO_DATA: Refused = refusal(option_reply::ERR_INVALID, "the option takes no data");
+const MALFORMED: Refused = refusal(option_reply::ERR_INVALID, "the option is malformed");
+const NO_EXPORT: Refused = refusal(option_reply::ERR_UNKNOWN, "there is no such export");
 
 impl<'a> Negotiation<'a> {
     /// Begins a handshake after the greeting was sent; the first export is also the default one.
     pub fn new(exports: &'a [ExportDescription]) -> Self {
-        Negotiation { exports, client_flags: None, skip: 0, options: 0, structured: false, context_for: None }
+        Negotiation {
+            exports,
+            source: None,
+            asked: Vec::new(),
+            opened: None,
+            client_flags: None,
+            skip: 0,
+            options: 0,
+            structured: false,
+            context_for: None,
+        }
+    }
+
+    /// Asks this source for names that no export has.
+    pub fn with_source(self, source: Option<&'a dyn ExportSource>) -> Self {
+        Negotiation { source, ..self }
+    }
+
+    /// Export of the source that the client has agreed on; `None` for a known export.
+    pub fn into_opened(self) -> Option<ExportConfig> {
+        self.opened
     }
 
     /// Parses the received bytes: consumes at most one message from the front of `bytes`, appends its answer to
@@ -153,7 +189,7 @@ impl<'a> Negotiation<'a> {
             )));
         }
         self.skip = length as usize;
-        refuse(answer, option, (option_reply::ERR_TOO_BIG, "the option is too large"));
+        refuse(answer, option, refusal(option_reply::ERR_TOO_BIG, "the option is too large"));
         Ok((OPTION_HEADER_BYTES, Progress::Continue))
     }
 
@@ -177,11 +213,13 @@ impl<'a> Negotiation<'a> {
                 self.structured = true;
                 Ok(())
             }
-            option::STRUCTURED_REPLY => Err((option_reply::ERR_INVALID, "the option takes no data")),
+            option::STRUCTURED_REPLY => Err(NO_DATA),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(option, data, answer),
-            option::STARTTLS if data.is_empty() => Err((option_reply::ERR_POLICY, "TLS is not offered")),
-            option::STARTTLS => Err((option_reply::ERR_INVALID, "the option takes no data")),
-            _ => Err((option_reply::ERR_UNSUP, "the option is unknown")),
+            option::STARTTLS if data.is_empty() => {
+                Err(refusal(option_reply::ERR_POLICY, "TLS is not offered"))
+            }
+            option::STARTTLS => Err(NO_DATA),
+            _ => Err(refusal(option_reply::ERR_UNSUP, "the option is unknown")),
         };
         match outcome {
             Ok(()) => put_option_reply(answer, option, option_reply::ACK, &[]),
@@ -190,9 +228,32 @@ impl<'a> Negotiation<'a> {
         Ok(Progress::Continue)
     }
 
-    fn find(&self, name: &str) -> Option<usize> {
+    /// Returns the index and the description of an export. `opens` says that the client goes on to use it.
+    fn find(&mut self, name: &str, opens: bool) -> Result<(usize, Cow<'a, ExportDescription>), Refused> {
         let named = self.exports.iter().position(|export| export.name == name);
-        named.or_else(|| (name.is_empty() && !self.exports.is_empty()).then_some(0))
+        let known = named.or_else(|| (name.is_empty() && !self.exports.is_empty()).then_some(0));
+        if let Some(index) = known {
+            return Ok((index, Cow::Borrowed(&self.exports[index])));
+        }
+        let source = self.source.ok_or(NO_EXPORT)?;
+        let refused = |error: Error| match error {
+            Error::NotFound(text) => (option_reply::ERR_UNKNOWN, text),
+            error => (option_reply::ERR_POLICY, Cow::Owned(error.detail().to_owned())),
+        };
+        let description = match opens {
+            true => {
+                let export = source.open(name).map_err(refused)?;
+                let description = export.describe();
+                self.opened = Some(export);
+                description
+            }
+            false => source.describe(name).map_err(refused)?,
+        };
+        let asked = self.asked.iter().position(|asked| asked == name).unwrap_or_else(|| {
+            self.asked.push(name.to_owned());
+            self.asked.len() - 1
+        });
+        Ok((self.exports.len() + asked, Cow::Owned(description)))
     }
 
     fn agreement(&self, export: usize) -> Agreement {
@@ -200,12 +261,12 @@ impl<'a> Negotiation<'a> {
         Agreement { export, structured: self.structured, allocation_context }
     }
 
-    fn take_export(&self, data: &[u8], answer: &mut Vec<u8>) -> Result<Progress> {
-        let Some(index) = string(data).and_then(|name| self.find(name)) else {
+    fn take_export(&mut self, data: &[u8], answer: &mut Vec<u8>) -> Result<Progress> {
+        let found = string(data).ok_or(NO_EXPORT).and_then(|name| self.find(name, true));
+        let (index, export) = found.map_err(|(_, words)| {
             let name = String::from_utf8_lossy(&data[..data.len().min(LONGEST_STRING)]);
-            return Err(Error::protocol(format!("EXPORT_NAME asks for {name:?}, which is not exported")));
-        };
-        let export = &self.exports[index];
+            Error::protocol(format!("EXPORT_NAME asks for {name:?}, which is not exported: {words}"))
+        })?;
         answer.extend_from_slice(&export.size.to_be_bytes());
         answer.extend_from_slice(&export.flags(self.structured).to_be_bytes());
         if self.client_flags.is_none_or(|flags| flags & handshake_flag::NO_ZEROES == 0) {
@@ -216,9 +277,10 @@ impl<'a> Negotiation<'a> {
 
     fn list(&self, data: &[u8], answer: &mut Vec<u8>) -> Result<(), Refused> {
         if !data.is_empty() {
-            return Err((option_reply::ERR_INVALID, "the option takes no data"));
+            return Err(NO_DATA);
         }
-        for export in self.exports {
+        let more = self.source.map(ExportSource::list).unwrap_or_default();
+        for export in self.exports.iter().chain(&more) {
             let length = (export.name.len() as u32).to_be_bytes();
             let pieces = [length.as_slice(), export.name.as_bytes(), export.description.as_bytes()];
             put_option_reply(answer, option::LIST, option_reply::SERVER, &pieces);
@@ -227,16 +289,14 @@ impl<'a> Negotiation<'a> {
     }
 
     /// Answers INFO and GO, up to the last reply.
-    fn describe(&self, option: u32, data: &[u8], answer: &mut Vec<u8>) -> Result<usize, Refused> {
-        const MALFORMED: Refused = (option_reply::ERR_INVALID, "the option is malformed");
+    fn describe(&mut self, option: u32, data: &[u8], answer: &mut Vec<u8>) -> Result<usize, Refused> {
         let mut reader = Reader(data);
         let name = reader.string().ok_or(MALFORMED)?;
         let count = reader.u16().ok_or(MALFORMED)?;
         if reader.0.len() != usize::from(count) * 2 {
             return Err(MALFORMED);
         }
-        let index = self.find(name).ok_or((option_reply::ERR_UNKNOWN, "there is no such export"))?;
-        let export = &self.exports[index];
+        let (index, export) = self.find(name, option == option::GO)?;
         let mut tell = |kind: u16, data: &[&[u8]]| {
             let kind = kind.to_be_bytes();
             let pieces: Vec<&[u8]> = [kind.as_slice()].into_iter().chain(data.iter().copied()).collect();
@@ -267,14 +327,13 @@ impl<'a> Negotiation<'a> {
 
     /// Answers LIST_META_CONTEXT and SET_META_CONTEXT, up to the last reply.
     fn contexts(&mut self, option: u32, data: &[u8], answer: &mut Vec<u8>) -> Result<(), Refused> {
-        const MALFORMED: Refused = (option_reply::ERR_INVALID, "the option is malformed");
         let set = option == option::SET_META_CONTEXT;
         if set {
             // What was selected before is gone, even if this fails.
             self.context_for = None;
         }
         if !self.structured {
-            return Err((option_reply::ERR_INVALID, "structured replies have to be negotiated first"));
+            return Err(refusal(option_reply::ERR_INVALID, "structured replies have to be negotiated first"));
         }
         let mut reader = Reader(data);
         let name = reader.string().ok_or(MALFORMED)?;
@@ -283,14 +342,14 @@ impl<'a> Negotiation<'a> {
         for _ in 0..count {
             let query = reader.string().ok_or(MALFORMED)?;
             if !query.contains(':') {
-                return Err((option_reply::ERR_INVALID, "a query has no colon after its namespace"));
+                return Err(refusal(option_reply::ERR_INVALID, "a query has no colon after its namespace"));
             }
             found |= query == ALLOCATION_CONTEXT || (query == "base:" && !set);
         }
         if !reader.0.is_empty() {
             return Err(MALFORMED);
         }
-        let export = self.find(name).ok_or((option_reply::ERR_UNKNOWN, "there is no such export"))?;
+        let (export, _) = self.find(name, false)?;
         if found {
             let id = if set { ALLOCATION_CONTEXT_ID } else { 0 }.to_be_bytes();
             put_option_reply(

@@ -201,3 +201,84 @@ proptest! {
         prop_assert!(answer.len() <= 200 * 13);
     }
 }
+
+/// A source that has an export for each name in `known`, and refuses one.
+#[derive(Debug)]
+struct Source {
+    known: Vec<&'static str>,
+    opened: std::sync::Mutex<Vec<String>>,
+}
+
+impl ExportSource for Source {
+    fn list(&self) -> Vec<ExportDescription> {
+        self.opened.lock().expect("no panic").iter().filter_map(|name| self.describe(name).ok()).collect()
+    }
+
+    fn describe(&self, name: &str) -> Result<ExportDescription> {
+        match name {
+            "taken" => Err(Error::busy("it is taken")),
+            name if self.known.contains(&name) => {
+                Ok(ExportDescription { name: name.into(), size: 8192, ..exports()[0].clone() })
+            }
+            _ => Err(Error::not_found("not here")),
+        }
+    }
+
+    fn open(&self, name: &str) -> Result<ExportConfig> {
+        let description = self.describe(name)?;
+        self.opened.lock().expect("no panic").push(name.to_owned());
+        let block = block::BlockSize::new(4096)?;
+        let device = std::sync::Arc::new(disks::ram::RamPart::new(description.size, block)?);
+        Ok(ExportConfig { name: name.into(), description: String::new(), device, read_only: false })
+    }
+}
+
+#[test]
+fn a_source_has_the_exports_that_the_configuration_has_not() {
+    let exports = exports();
+    let source = Source { known: vec!["one", "two", "disk"], opened: Default::default() };
+    let ask = |options: &[(u32, &[u8])]| {
+        let bytes = client(options);
+        let mut negotiation = Negotiation::new(&exports).with_source(Some(&source));
+        let (mut answer, mut at) = (Vec::new(), 0);
+        loop {
+            match negotiation.advance(&bytes[at..], &mut answer).expect("the session goes on") {
+                (taken, Progress::Continue) => at += taken,
+                (_, Progress::Wait) => return (answer, None),
+                (_, Progress::Transmission(agreement)) => {
+                    return (answer, Some((agreement, negotiation.into_opened().map(|export| export.name))));
+                }
+                (_, Progress::Ended) => panic!("nobody has asked for the end"),
+            }
+        }
+    };
+    let refused = |answer: &[u8]| replies(answer).pop().map(|(_, kind, words)| (kind, words));
+    let (answer, agreed) = ask(&[(option::GO, &go("none", &[]))]);
+    assert_eq!((refused(&answer), agreed), (Some((option_reply::ERR_UNKNOWN, b"not here".to_vec())), None));
+    let (answer, _) = ask(&[(option::GO, &go("taken", &[]))]);
+    assert_eq!(refused(&answer), Some((option_reply::ERR_POLICY, b"it is taken".to_vec())));
+    // INFO describes an export and opens none.
+    let (answer, _) = ask(&[(option::INFO, &go("one", &[]))]);
+    assert_eq!(replies(&answer).len(), 2);
+    assert!(source.list().is_empty());
+    let (_, agreed) = ask(&[(option::INFO, &go("two", &[])), (option::GO, &go("one", &[]))]);
+    let (agreement, opened) = agreed.expect("it is opened");
+    assert_eq!((agreement.export >= exports.len(), opened.as_deref()), (true, Some("one")));
+    // An export of the configuration comes first.
+    let (_, agreed) = ask(&[(option::GO, &go("disk", &[]))]);
+    assert_eq!(agreed.map(|(agreement, opened)| (agreement.export, opened)), Some((0, None)));
+    let (answer, _) = ask(&[(option::LIST, &[])]);
+    assert_eq!(replies(&answer).len(), 4, "disk, rom, one, and the ACK");
+    // A context that was selected for one export isn't one of another.
+    let name = |name: &str| [&(name.len() as u32).to_be_bytes(), name.as_bytes()].concat();
+    let query = |export| [name(export), 1_u32.to_be_bytes().to_vec(), name("base:allocation")].concat();
+    for (selected, has_context) in [("one", true), ("two", false)] {
+        let options: [(u32, &[u8]); 3] = [
+            (option::STRUCTURED_REPLY, &[]),
+            (option::SET_META_CONTEXT, &query(selected)),
+            (option::GO, &go("one", &[])),
+        ];
+        let (agreement, _) = ask(&options).1.expect("it is opened");
+        assert_eq!(agreement.allocation_context, has_context, "{selected}");
+    }
+}

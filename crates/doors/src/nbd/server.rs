@@ -13,9 +13,10 @@
 //! The protocol on a connection is left to `connection`.
 
 use super::budget::Budget;
-use super::connection::{End, Watch, serve};
+use super::connection::{End, Offered, Watch, serve};
 use super::negotiation::ExportDescription;
 use super::protocol::LONGEST_STRING;
+use super::source::ExportSource;
 use crate::served::export::Export;
 use block::{Device, DevicePart, Error, Result, Status};
 use runtime::PerShard;
@@ -47,6 +48,20 @@ pub struct ExportConfig {
     pub device: Arc<dyn DevicePart>,
     /// Whether writes are refused even if the device accepts them.
     pub read_only: bool,
+}
+
+impl ExportConfig {
+    /// Properties that the handshake announces.
+    pub(super) fn describe(&self) -> ExportDescription {
+        let geometry = self.device.geometry();
+        ExportDescription {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            size: geometry.bytes(),
+            read_only: self.read_only || geometry.read_only,
+            preferred_block: (geometry.block_size.bytes() as u32).max(4096),
+        }
+    }
 }
 
 /// Configuration of a server.
@@ -90,6 +105,7 @@ struct Shared {
     refused: AtomicU64,
     cut_off: AtomicU64,
     on_end: OnceLock<EndObserver>,
+    source: OnceLock<Arc<dyn ExportSource>>,
     parts: PerShard<ShardPart>,
 }
 
@@ -143,14 +159,7 @@ impl Server {
                     )));
                 }
             }
-            let geometry = export.device.geometry();
-            descriptions.push(ExportDescription {
-                name: name.clone(),
-                description: export.description.clone(),
-                size: geometry.bytes(),
-                read_only: export.read_only || geometry.read_only,
-                preferred_block: (geometry.block_size.bytes() as u32).max(4096),
-            });
+            descriptions.push(export.describe());
         }
         let shared = Shared {
             address: config.address,
@@ -165,6 +174,7 @@ impl Server {
             refused: AtomicU64::new(0),
             cut_off: AtomicU64::new(0),
             on_end: OnceLock::new(),
+            source: OnceLock::new(),
             parts: PerShard::new(),
         };
         Ok(Server { shared: Arc::new(shared), running: Mutex::new(None) })
@@ -251,7 +261,12 @@ impl Server {
         let _first_stays = self.shared.on_end.set(Box::new(observer));
     }
 
-    /// Connections, and the counters of each export.
+    /// Asks `source` for names that no export of the configuration has. A server has one source: later calls change nothing.
+    pub fn set_source(&self, source: Arc<dyn ExportSource>) {
+        let _first_stays = self.shared.source.set(source);
+    }
+
+    /// Connections, and the counters of each export of the configuration.
     pub fn status(&self) -> Status {
         let shared = &self.shared;
         let mut status = Status::new();
@@ -390,7 +405,12 @@ async fn run_connection(remote: RemoteStream, place: ConnectionSlot) {
     let served: Vec<(&Export, &dyn Device)> =
         exports.iter().zip(devices.iter().map(|device| &**device)).collect();
     let shared = &part.shared;
-    let end = serve(&watch, &shared.descriptions, &served, &shared.budget, runtime::current_shard().0).await;
+    let offered = Offered {
+        descriptions: &shared.descriptions,
+        exports: &served,
+        source: shared.source.get().map(|source| &**source),
+    };
+    let end = serve(&watch, &offered, &shared.budget, runtime::current_shard().0).await;
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("{}: {end}", part.shared.address),
         End::HungUp | End::Lost(_) => tracing::info!("{}: {end}", part.shared.address),

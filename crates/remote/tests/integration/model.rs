@@ -299,3 +299,36 @@ fn where_the_nodes_are_full_writes_fail_and_go_on_after_a_discard() {
         part.close().await.unwrap();
     });
 }
+
+#[test]
+fn a_node_that_wants_its_memory_back_gets_it_and_another_one_has_the_pages() {
+    simulate(9, move || async move {
+        let nodes = [TestNode::new(100), TestNode::new(100)];
+        let part = RemotePart::open(config(&nodes)).await.unwrap();
+        let mut model = Model::new(&part, 9, 9000).await;
+        for _ in 0..1500 {
+            model.step(9).await;
+        }
+        assert!(nodes[0].taken().await > 4 << 20);
+        nodes[0].controls.wants_back.store(1, Ordering::Relaxed);
+        for _ in 0..100 {
+            model.step(9).await;
+        }
+        settle().await;
+        // Open groups stay until they are full.
+        assert!(nodes[0].taken().await <= 5 << 20, "{} bytes", nodes[0].taken().await);
+        let before = nodes[0].taken().await;
+        for _ in 0..300 {
+            model.step(9).await;
+        }
+        assert!(nodes[0].taken().await <= before);
+        nodes[0].controls.wants_back.store(0, Ordering::Relaxed);
+        settle().await;
+        for _ in 0..1500 {
+            model.step(9).await;
+        }
+        assert!(nodes[0].taken().await > before, "it lends again");
+        assert_eq!((model.read_all(9).await, model.failed_writes), (0, 0));
+        part.close().await.unwrap();
+    });
+}

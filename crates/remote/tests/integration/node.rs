@@ -2,7 +2,7 @@
 
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
-    Part, Payload, ReadOutcome, Result, ZeroMode,
+    Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use disks::ram::RamPart;
 use remote::Config;
@@ -24,6 +24,8 @@ pub struct Controls {
     pub garbage_one_in: AtomicU64,
     /// Writes are acknowledged, and not done.
     pub loses_writes: AtomicBool,
+    /// Bytes that it wants back.
+    pub wants_back: AtomicU64,
     /// Writes fail for lack of space.
     pub is_full: AtomicBool,
 }
@@ -39,6 +41,11 @@ impl TestNode {
     pub fn new(mib: u64) -> Arc<Self> {
         let ram = RamPart::new(mib << 20, BlockSize::new(4096).unwrap()).unwrap();
         Arc::new(TestNode { ram, controls: Arc::default() })
+    }
+
+    /// Bytes of memory that it has taken.
+    pub async fn taken(&self) -> u64 {
+        self.ram.status().await["memory_bytes"].as_u64().unwrap()
     }
 
     /// Forgets everything, as a node that was restarted.
@@ -60,6 +67,12 @@ pub fn config(nodes: &[Arc<TestNode>]) -> Config {
 impl Part for TestNode {
     fn kind(&self) -> &'static str {
         "test"
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        let mut status = Status::new();
+        status.insert("wants_back_bytes".into(), self.controls.wants_back.load(Ordering::Relaxed).into());
+        Call::ready(status)
     }
 }
 

@@ -47,6 +47,24 @@ pub fn ask(operated: &Operated, registry: &Registry, request: Request) -> Result
     }
 }
 
+/// Sends a request to the server of a stack; `None` if it isn't served.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_server(
+    operated: &Operated,
+    registry: &Registry,
+    request: Request,
+) -> Result<Option<Value>, Failure> {
+    match find(operated, registry)? {
+        Found::Server(mut client) => match client.ask(&request)? {
+            Ok(answer) => Ok(Some(answer)),
+            Err(refusal) => Err(refusal.error.into()),
+        },
+        Found::Nobody(_) => Ok(None),
+    }
+}
+
 /// Longest silence after which a connection is reused: the server closes it after some minutes.
 const SILENCE: Duration = Duration::from_secs(60);
 

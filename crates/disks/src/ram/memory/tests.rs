@@ -27,7 +27,7 @@ fn resident() -> u64 {
 #[test]
 fn a_device_far_larger_than_the_machine_takes_what_is_written() {
     let (_, total) = machine().expect("Linux tells it");
-    let memory = Memory::new(16 * total, None).expect("addresses cost nothing");
+    let memory = Memory::new(16 * total, Budget::new(None)).expect("addresses cost nothing");
     let before = resident();
     let zeros = payload(&[&[0; 4096]]);
     let step = 16 * total / 100_000 / PAGE * PAGE;
@@ -44,7 +44,7 @@ fn a_device_far_larger_than_the_machine_takes_what_is_written() {
 
 #[test]
 fn zeros_over_something_are_written() {
-    let memory = Memory::new(MIB, None).expect("memory");
+    let memory = Memory::new(MIB, Budget::new(None)).expect("memory");
     memory.write(512, &payload(&[&[1; 512], &[2; 8192]]), Copying::PastCaches).expect("there is memory");
     assert_eq!(memory.taken(), 3 * PAGE);
     memory.write(1024, &payload(&[&[0; 1024]]), Copying::PastCaches).expect("there is memory");
@@ -63,7 +63,7 @@ fn zeros_over_something_are_written() {
 
 #[test]
 fn without_room_a_write_fails_and_what_was_kept_does_not() {
-    let memory = Memory::new(MIB, Some(4 * PAGE)).expect("memory");
+    let memory = Memory::new(MIB, Budget::new(Some(4 * PAGE))).expect("memory");
     memory.zero_and_keep(0, 2 * PAGE).expect("there is room");
     assert_eq!((memory.taken(), memory.may_hold_data(0)), (2 * PAGE, true));
     let ones = vec![1; 2 * PAGE as usize];
@@ -83,7 +83,7 @@ fn without_room_a_write_fails_and_what_was_kept_does_not() {
 #[test]
 fn nothing_is_left_without_its_bit() {
     const LENGTH: u64 = 4 << 20;
-    let memory = Memory::new(LENGTH, None).expect("memory");
+    let memory = Memory::new(LENGTH, Budget::new(None)).expect("memory");
     let (ones, zeros) = (payload(&[&[1; LENGTH as usize]]), payload(&[&[0; LENGTH as usize]]));
     for round in 0..100 {
         memory.write(0, &ones, Copying::PastCaches).expect("there is memory");
@@ -120,4 +120,42 @@ fn zeros_are_told_from_anything_else() {
             bytes[at] = 0;
         }
     }
+}
+
+/// A pool of some bytes.
+struct SmallPool(std::sync::atomic::AtomicU64);
+
+impl super::super::budget::Pool for SmallPool {
+    fn take(&self, bytes: u64) -> Result<()> {
+        match self.0.load(Ordering::Relaxed) + bytes <= 4 * PAGE {
+            true => Ok(self.add(bytes)),
+            false => Err(Error::no_space("the pool is empty")),
+        }
+    }
+
+    fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn two_devices_share_a_pool_until_they_are_dropped() {
+    let pool = std::sync::Arc::new(SmallPool(0.into()));
+    let device = || Memory::new(MIB, Budget::of_pool(pool.clone())).expect("memory");
+    let (one, other) = (device(), device());
+    let page = payload(&[&[7; 4096]]);
+    (0..3).for_each(|number| one.write(number * PAGE, &page, Copying::Plain).expect("there is memory"));
+    other.write(0, &page, Copying::Plain).expect("there is memory");
+    let refused = other.write(PAGE, &page, Copying::Plain).expect_err("it is empty");
+    assert_eq!((refused.errno(), one.taken(), other.taken()), (libc::ENOSPC, 3 * PAGE, PAGE));
+    one.discard(0, PAGE);
+    other.write(PAGE, &page, Copying::Plain).expect("it was given back");
+    drop(one);
+    assert_eq!(pool.0.load(Ordering::Relaxed), 2 * PAGE);
+    drop(other);
+    assert_eq!(pool.0.load(Ordering::Relaxed), 0);
 }

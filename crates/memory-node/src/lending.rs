@@ -1,0 +1,174 @@
+//! The counter that every write asks for memory.
+//!
+//! The machine is measured by a task at intervals, and by a write that needs more than the last measurement allowed. At most [`STRIDE`] is
+//! lent without a measurement, so other programs that take memory meanwhile find the reserve.
+
+use crate::decision::{Decision, Policy, decide};
+use crate::machine::Measurement;
+use block::{Error, Result};
+use disks::ram::Pool;
+use runtime::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Most memory that is lent between two measurements, in bytes.
+const STRIDE: u64 = 32 << 20;
+/// Time for which a measurement that refuses memory isn't repeated: a measurement takes some 100 us.
+const REFUSES_FOR: Duration = Duration::from_millis(20);
+
+/// Measures the machine.
+pub(crate) type Measure = Box<dyn Fn() -> Result<Measurement> + Send + Sync>;
+
+/// Memory of the machine that is lent. Shared by all shards.
+pub(crate) struct Lending {
+    policy: Policy,
+    measure: Measure,
+    /// Bytes that are lent.
+    lent: AtomicU64,
+    /// Bytes lent from which on the machine is measured again.
+    measure_at: AtomicU64,
+    last: Mutex<Last>,
+}
+
+/// The last measurement, and what follows from it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Last {
+    pub measured: Measurement,
+    pub decision: Decision,
+    /// Bytes that were lent at the time.
+    lent: u64,
+    at: Instant,
+}
+
+impl std::fmt::Debug for Lending {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Lending").field("policy", &self.policy).field("lent", &self.lent).finish()
+    }
+}
+
+impl Lending {
+    /// Measures the machine, and lends nothing yet.
+    ///
+    /// # Errors
+    /// Those of the measurement.
+    pub fn new(policy: Policy, measure: Measure) -> Result<Self> {
+        let measured = measure()?;
+        let decision = decide(&policy, &measured, 0, &Decision::default());
+        let last = Mutex::new(Last { measured, decision, lent: 0, at: runtime::now() });
+        let (lent, measure_at) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Lending { policy, measure, lent, measure_at, last })
+    }
+
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Bytes that are lent.
+    pub fn lent(&self) -> u64 {
+        self.lent.load(Ordering::Relaxed)
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Last> {
+        // Nothing panics while the lock is held.
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last measurement. Memory that was given back since isn't wanted any longer, and what was lent since isn't free.
+    pub fn last(&self) -> Last {
+        let mut last = *self.locked();
+        let lent = self.lent();
+        let wants_back = last.decision.wants_back;
+        last.decision.wants_back = wants_back.saturating_sub(last.lent.saturating_sub(lent)).min(lent);
+        last.decision.may_lend = last.decision.may_lend.saturating_sub(lent.saturating_sub(last.lent));
+        last
+    }
+
+    /// Measures the machine and decides anew.
+    pub fn refresh(&self) {
+        self.measure_anew(&mut self.locked(), self.lent());
+    }
+
+    fn measure_anew(&self, last: &mut Last, lent: u64) {
+        let decision = match (self.measure)() {
+            Ok(measured) => {
+                last.measured = measured;
+                decide(&self.policy, &measured, lent, &last.decision)
+            }
+            Err(error) => {
+                tracing::warn!("{error}; nothing is lent until the machine can be measured again");
+                Decision { may_lend: 0, ..last.decision }
+            }
+        };
+        (last.lent, last.at) = (lent, runtime::now());
+        self.tell(&last.decision, &decision);
+        last.decision = decision;
+        let measure_at = if decision.may_lend == 0 { 0 } else { lent + decision.may_lend.min(STRIDE) };
+        self.measure_at.store(measure_at, Ordering::Relaxed);
+    }
+
+    fn tell(&self, before: &Decision, now: &Decision) {
+        match (before.wants_back > 0, now.wants_back > 0) {
+            (false, true) if now.is_pressed => {
+                tracing::warn!(
+                    "tasks of this machine wait for memory: {} bytes are wanted back",
+                    now.wants_back
+                );
+            }
+            (false, true) => {
+                tracing::warn!(
+                    "less than the reserve of {} bytes is available: {} bytes are wanted back",
+                    self.policy.reserve,
+                    now.wants_back
+                );
+            }
+            (true, false) => tracing::info!("no memory is wanted back any longer"),
+            _ => {}
+        }
+    }
+
+    /// Measures the machine for bytes that are counted already, and takes them off again if they can't be lent.
+    #[cold]
+    fn take_measured(&self, bytes: u64) -> Result<()> {
+        let mut last = self.locked();
+        let before = self.lent().saturating_sub(bytes);
+        let is_refused = last.decision.may_lend < bytes && last.at.elapsed() < REFUSES_FOR;
+        // What was given back since may be lent again, whatever was decided then.
+        let returned = last.lent.saturating_sub(before);
+        if !is_refused || returned >= bytes {
+            self.measure_anew(&mut last, before);
+        }
+        if last.decision.may_lend >= bytes {
+            return Ok(());
+        }
+        self.give_back(bytes);
+        let (policy, decision, available) = (&self.policy, &last.decision, last.measured.available());
+        let why = if decision.is_pressed {
+            "tasks of its machine wait for memory".to_owned()
+        } else if before + bytes > policy.capacity {
+            format!("that is its capacity of {} bytes", policy.capacity)
+        } else {
+            let limit = policy.lending_limit();
+            format!("its machine has {available} bytes available; lending ends at {limit}, above the reserve")
+        };
+        Err(Error::no_space(format!(
+            "the memory node lends {before} bytes: {why}; discard what isn't needed, or write to another node"
+        )))
+    }
+}
+
+impl Pool for Lending {
+    #[inline]
+    fn take(&self, bytes: u64) -> Result<()> {
+        let lent = self.lent.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if lent <= self.measure_at.load(Ordering::Relaxed) { Ok(()) } else { self.take_measured(bytes) }
+    }
+
+    fn add(&self, bytes: u64) {
+        self.lent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.lent.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,193 @@
+//! The service: an NBD server with the exports of borrowers and the export `status`, and a task that watches the machine.
+
+use crate::borrowers::{BLOCK, Borrowers};
+use crate::decision::Policy;
+use crate::lending::{Lending, Measure};
+use crate::machine::Measurement;
+use crate::status::{MOST_BORROWERS, STATUS_EXPORT, StatusPart};
+use block::{Error, Result};
+use doors::nbd::server::{ExportConfig, Server, ServerConfig};
+use runtime::net::{Access, Address};
+use runtime::sync::StopSource;
+use runtime::{JoinHandle, blocking};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time between two measurements of the machine.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Limit of connected clients: a borrower has two connections, and more with several shards.
+const MAX_CONNECTIONS: usize = 1024;
+/// Memory that is kept for the machine's own programs at least, unless that is half of it.
+const SMALLEST_RESERVE: u64 = 512 << 20;
+
+/// Configuration of a node.
+pub struct NodeConfig {
+    /// Address to listen on.
+    pub address: Address,
+    /// Whether the address may be one that other machines reach.
+    pub allow_remote: bool,
+    /// Most bytes that are lent.
+    pub capacity: u64,
+    /// Size of each borrower's export, in bytes.
+    pub quota: u64,
+    /// Bytes that stay available on the machine.
+    pub reserve: u64,
+    /// Share of time, in percent, in which tasks of the machine may wait for memory before memory is wanted back.
+    pub pressure_limit: f64,
+    /// Limit of borrowers.
+    pub most_borrowers: usize,
+    /// Time after which a borrower without a connection loses its memory.
+    pub forget_after: Duration,
+}
+
+/// Bytes that a machine keeps for its own programs by default: a sixteenth of its memory, 512 MiB at least, half of it at most.
+pub fn default_reserve(measured: &Measurement) -> u64 {
+    let total = measured.total();
+    (total / 16).max(SMALLEST_RESERVE).min(total / 2)
+}
+
+/// Checks that other machines don't reach an address, unless that is permitted.
+///
+/// # Errors
+/// [`Error::Invalid`] for an address that is neither a unix socket nor loopback.
+pub fn check_address(address: &Address, allow_remote: bool) -> Result<()> {
+    match address {
+        Address::Tcp(tcp) if !allow_remote && !tcp.ip().to_canonical().is_loopback() => {
+            Err(Error::invalid(format!(
+                "memory node: address \"{address}\" can be reached from other machines, and whoever reaches it reads and changes all \
+                 that is borrowed: there is no authentication and no encryption; expected a unix socket or a loopback address such as \
+                 127.0.0.1:10810; to permit it give --allow-remote"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A memory node, listening or not.
+pub struct MemoryNode {
+    server: Server,
+    borrowers: Arc<Borrowers>,
+    forget_after: Duration,
+    watch: RefCell<Option<(StopSource, JoinHandle<()>)>>,
+}
+
+impl MemoryNode {
+    /// Checks the configuration, and measures the machine by `measure` from now on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a configuration that doesn't fit together; those of `measure`.
+    pub fn new(
+        config: NodeConfig,
+        measure: impl Fn() -> Result<Measurement> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        check_address(&config.address, config.allow_remote)?;
+        check(&config)?;
+        let NodeConfig { capacity, reserve, pressure_limit, quota, .. } = config;
+        let measure: Measure = Box::new(measure);
+        let lending = Lending::new(Policy { capacity, reserve, pressure_limit }, measure)?;
+        let borrowers = Arc::new(Borrowers::new(Arc::new(lending), quota, config.most_borrowers));
+        let status = ExportConfig {
+            name: STATUS_EXPORT.to_owned(),
+            description: "state of the memory node, as JSON".to_owned(),
+            device: Arc::new(StatusPart::new(borrowers.clone())?),
+            read_only: true,
+        };
+        let server = Server::new(ServerConfig {
+            address: config.address,
+            access: Access::default(),
+            exports: vec![status],
+            max_connections: MAX_CONNECTIONS,
+        })?;
+        server.set_source(borrowers.clone());
+        Ok(MemoryNode { server, borrowers, forget_after: config.forget_after, watch: RefCell::default() })
+    }
+
+    /// Listens and watches the machine; returns once clients can connect.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub async fn start(&self) -> Result<()> {
+        self.server.start().await?;
+        let (stop, borrowers, forget_after) = (StopSource::new(), self.borrowers.clone(), self.forget_after);
+        let token = stop.token();
+        let task = runtime::spawn(async move {
+            while runtime::timeout(INTERVAL, token.stopped()).await.is_err() {
+                borrowers.lending.refresh();
+                let forgotten = borrowers.forget(forget_after);
+                for borrower in &forgotten {
+                    tracing::info!(
+                        "borrower {}: no client was connected for {forget_after:?}: its {} bytes are given back",
+                        borrower.name,
+                        borrower.lent()
+                    );
+                }
+                if !forgotten.is_empty() {
+                    // The kernel takes some 50 ms to free a GiB.
+                    blocking(move || drop(forgotten)).await;
+                }
+            }
+        });
+        self.watch.replace(Some((stop, task)));
+        Ok(())
+    }
+
+    /// Stops serving. What is borrowed is given back when the node is dropped.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub async fn stop(&self) -> Result<()> {
+        let watch = self.watch.take();
+        if let Some((stop, task)) = watch {
+            stop.stop();
+            // A task that was cancelled has ended as well.
+            let _ = task.await;
+        }
+        self.server.stop().await
+    }
+
+    /// Address of the server; while it is running, with the actual port.
+    pub fn address(&self) -> Address {
+        self.server.address()
+    }
+}
+
+impl NodeConfig {
+    /// Checks that the values fit together.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a value out of its range.
+    pub fn check(&self) -> Result<()> {
+        check(self)
+    }
+}
+
+fn check(config: &NodeConfig) -> Result<()> {
+    let blocks = |name: &str, bytes: u64| match bytes > 0 && bytes.is_multiple_of(BLOCK) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "memory node: {name} of {bytes} bytes: expected a multiple of {BLOCK}, and more than 0"
+        ))),
+    };
+    blocks("capacity", config.capacity)?;
+    blocks("quota", config.quota)?;
+    if config.quota > config.capacity {
+        return Err(Error::invalid(format!(
+            "memory node: quota of {} bytes with a capacity of {}: expected at most the capacity",
+            config.quota, config.capacity
+        )));
+    }
+    if !(1..=MOST_BORROWERS).contains(&config.most_borrowers) {
+        return Err(Error::invalid(format!(
+            "memory node: {} borrowers: expected 1 to {MOST_BORROWERS}",
+            config.most_borrowers
+        )));
+    }
+    if !(config.pressure_limit > 0.0 && config.pressure_limit <= 100.0) {
+        return Err(Error::invalid(format!(
+            "memory node: a pressure limit of {} %: expected more than 0 and at most 100",
+            config.pressure_limit
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! `siltstone memory-node`: lends the machine's memory.
+
+use crate::address::address;
+use crate::arguments::MemoryNodeServe;
+use crate::failure::Failure;
+use crate::output::print_line;
+use memory_node::{MemoryNode, NodeConfig, check_address, default_reserve, measure};
+use runtime::Config;
+use serde_json::json;
+
+/// Lends memory until a signal.
+///
+/// # Errors
+/// A wrong address, or sizes that don't fit together; those of measuring the machine, listening or closing.
+pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
+    let address = address("--listen", &arguments.listen)?;
+    let wrong = |error: block::Error| Failure::Usage(error.detail().to_owned());
+    check_address(&address, arguments.allow_remote).map_err(wrong)?;
+    let reserve = match arguments.reserve {
+        Some(reserve) => reserve,
+        None => default_reserve(&measure()?),
+    };
+    let config = NodeConfig {
+        address,
+        allow_remote: arguments.allow_remote,
+        capacity: arguments.capacity,
+        quota: arguments.quota.unwrap_or(arguments.capacity),
+        reserve,
+        pressure_limit: arguments.pressure_limit,
+        most_borrowers: arguments.max_borrowers as usize,
+        forget_after: arguments.forget_after,
+    };
+    config.check().map_err(wrong)?;
+    let as_json = arguments.json;
+    let shards = Config::default().with_shards(arguments.shards as usize).polling();
+    runtime::run(shards, move || async move { lend(config, as_json).await })?
+}
+
+async fn lend(config: NodeConfig, as_json: bool) -> Result<(), Failure> {
+    let node = MemoryNode::new(config, measure)?;
+    // The handler stands before anybody can know that there is something to stop.
+    let mut signal = std::pin::pin!(runtime::stop_signal());
+    let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
+    node.start().await?;
+    let address = node.address().to_string();
+    let told = match as_json {
+        true => print_line(&json!({ "address": address }).to_string()),
+        false => print_line(&address),
+    };
+    let ended = match (told, early) {
+        (Err(failure), _) => Err(failure),
+        (_, std::task::Poll::Ready(result)) => result.map_err(Failure::from),
+        (_, std::task::Poll::Pending) => signal.await.map_err(Failure::from),
+    };
+    let stopped = node.stop().await;
+    ended?;
+    Ok(stopped?)
+}
