@@ -45,6 +45,7 @@ mod guest_zones_compared;
 mod kv_kill;
 mod kv_verbs;
 mod status;
+mod swap_remote;
 mod worlds_behind_log;
 mod worlds_cache;
 mod worlds_engine;

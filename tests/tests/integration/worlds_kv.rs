@@ -2,7 +2,7 @@
 //! closed), checked against a model.
 
 use block::{BlockSize, Result};
-use kv::{Settings, Store};
+use kv::{DeletePersistence, Settings, Store};
 use runtime::Random;
 use siltstone_tests::engine::device::Stamp;
 use siltstone_tests::key_value::KeysDevice;
@@ -42,7 +42,10 @@ impl Subject for Setup {
             level0_tables: pick(random, &[1, 2, 4]),
             compaction: pick(random, &names).to_owned(),
             placement: pick(random, &["lifetime", "zap"]).to_owned(),
-            delete_persistence: pick(random, &[None, Some(Duration::from_millis(200))]),
+            delete_persistence: pick(
+                random,
+                &[None, Some(DeletePersistence::Time(Duration::from_millis(200)))],
+            ),
             erase: block::EraseGuarantee::None,
             ..Settings::default()
         };
