@@ -128,7 +128,10 @@ struct SmallPool(std::sync::atomic::AtomicU64);
 impl super::super::budget::Pool for SmallPool {
     fn take(&self, bytes: u64) -> Result<()> {
         match self.0.load(Ordering::Relaxed) + bytes <= 4 * PAGE {
-            true => Ok(self.add(bytes)),
+            true => {
+                self.add(bytes);
+                Ok(())
+            }
             false => Err(Error::no_space("the pool is empty")),
         }
     }
