@@ -29,11 +29,21 @@ struct Live {
 }
 
 impl Core {
-    /// Gives zones back, and cleans while few are free, until the device is closed.
+    /// Gives zones back that have no live page, until the device is closed.
+    pub(crate) async fn run_giving_back(self: Rc<Self>) {
+        while !self.is_closing.get() {
+            let work = self.work.notified();
+            if !self.give_back_dead().await {
+                // A look without an event costs little.
+                let _elapsed = runtime::timeout(LOOK, work).await;
+            }
+        }
+    }
+
+    /// Cleans while few zones are free, until the device is closed.
     pub(crate) async fn run_cleaner(self: Rc<Self>) {
         while !self.is_closing.get() {
             let work = self.work.notified();
-            self.give_back_dead().await;
             let outcome = match self.pool.free() < self.settings.low {
                 true => self.clean_one().await,
                 false => Ok(false),
@@ -46,6 +56,7 @@ impl Core {
                 Ok(false) => self.note_stuck(),
                 Err(error) => {
                     tracing::warn!("cleaning: {error}");
+                    self.note_stuck();
                     runtime::sleep(RETRY).await;
                 }
             }
@@ -100,11 +111,12 @@ impl Core {
             let pieces = (BLOCK / PAGE) as u64;
             self.frames.borrow_mut().forget(&self.arena, block * pieces..(block + 1) * pieces);
         }
-        let copies = self.zones.change(&self.arena, zone, |entry| {
+        // Without blocks the copies mean nothing: a process that is killed between the two gives none of them back twice.
+        self.zones.change(&self.arena, zone, |entry| {
             entry.generation = entry.generation.wrapping_add(1);
             (entry.blocks, entry.is_closed, entry.has_backup) = (0, false, false);
-            std::mem::take(&mut entry.copies)
         });
+        let copies = self.zones.change(&self.arena, zone, |entry| std::mem::take(&mut entry.copies));
         for copy in copies {
             self.nodes[usize::from(copy.node)].free_region(copy.region).await;
         }
@@ -138,8 +150,9 @@ impl Core {
     pub(crate) async fn move_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
         let blocks = self.zones.get(zone).blocks;
         let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
-        let copies = self.sources(zone).len().max(1);
-        for copy in 0..copies {
+        let sources = self.sources(zone);
+        // Each is read twice: what came may have been damaged on its way.
+        for copy in 0..2 * sources.len().max(1) {
             for block in first..first + u64::from(blocks) {
                 if self.pool.live(zone) == 0 {
                     return Ok(());
@@ -148,7 +161,8 @@ impl Core {
                 self.move_slots(block, &bytes).await?;
             }
         }
-        if self.pool.live(zone) > 0 && self.sources(zone).len() == copies {
+        let is_certain = self.sources(zone) == sources && self.unreachable(zone).is_none();
+        if self.pool.live(zone) > 0 && !sources.is_empty() && is_certain {
             self.lose(zone);
         }
         Ok(())
@@ -198,8 +212,8 @@ impl Core {
         Err(failure)
     }
 
-    /// Moves the live pages among the slots of a block.
-    async fn move_slots(self: &Rc<Self>, block: u64, bytes: &[u8]) -> Result<()> {
+    /// The live pages among the slots of a block.
+    fn live_slots(&self, block: u64, bytes: &[u8]) -> Vec<Live> {
         let zone = self.zone_of(block).0;
         let mut live: Vec<Live> = Vec::new();
         slot::each(bytes, self.zones.generation(zone), |granule, slot| {
@@ -221,6 +235,17 @@ impl Core {
                 });
             }
         });
+        live
+    }
+
+    /// Granules of a block that are live.
+    pub(crate) fn live_granules(&self, block: u64, bytes: &[u8]) -> u32 {
+        self.live_slots(block, bytes).iter().map(|live| u32::from(live.place.granules)).sum()
+    }
+
+    /// Moves the live pages among the slots of a block.
+    async fn move_slots(self: &Rc<Self>, block: u64, bytes: &[u8]) -> Result<()> {
+        let live = self.live_slots(block, bytes);
         for Live { page, at, bytes: length, encoding, place } in live {
             loop {
                 // Nothing is awaited between the look and the store.

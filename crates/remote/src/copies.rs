@@ -2,7 +2,9 @@
 
 use crate::arena::BLOCK;
 use crate::core::{Core, add};
-use crate::nodes::{self, State};
+use crate::nodes::{self, Node, State};
+use crate::slot::{PAGE, Slot};
+use crate::staging::Use;
 use crate::zones::Copy;
 use block::Result;
 use logkit::pool::Usage;
@@ -22,9 +24,13 @@ impl Core {
             for node in self.nodes.iter().filter(|node| node.is_up()) {
                 node.ask().await;
             }
-            for node in self.nodes.iter().chain(&self.backup).filter(|node| !node.is_up()) {
-                if node.open().await.is_ok() {
+            let number = |number| (number < self.nodes.len()).then_some(number as u8);
+            for (at, node) in self.nodes.iter().chain(&self.backup).enumerate() {
+                if !node.is_up() && node.open().await.is_ok() {
                     tracing::info!("node {} answers again", node.name);
+                    if let Some(number) = number(at) {
+                        self.look_at(number).await;
+                    }
                     self.stuck.replace(None);
                     self.work.notify_all();
                     self.freed.notify_all();
@@ -43,6 +49,20 @@ impl Core {
                     wanted.push(number as u32);
                 }
             });
+            let mut unsaved = Vec::new();
+            if self.backup.as_ref().is_some_and(Node::is_up) {
+                self.zones.each(|(number, zone)| {
+                    if zone.blocks > 0 && zone.is_closed && zone.pending == 0 && !zone.has_backup {
+                        unsaved.push(number as u32);
+                    }
+                });
+            }
+            for zone in unsaved {
+                if let Err(error) = self.back_up(zone).await {
+                    tracing::debug!("zone {zone}: {error}");
+                    break;
+                }
+            }
             for zone in wanted {
                 if self.is_closing.get() {
                     return;
@@ -72,12 +92,13 @@ impl Core {
         if !is_idle || !self.lacks_copy(&known.copies) {
             return Ok(());
         }
-        let others: SmallVec<[u8; 4]> = known.copies.iter().map(|copy| copy.node).collect();
+        let others: SmallVec<[u8; 4]> =
+            known.copies.iter().filter(|copy| self.counts(copy)).map(|copy| copy.node).collect();
         let chosen = nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut());
         let node = chosen.ok_or_else(|| self.no_region())?;
         let region = self.nodes[usize::from(node)].take_region().ok_or_else(|| self.no_region())?;
         self.zones.change(&self.arena, zone, |entry| entry.is_copied = true);
-        let outcome = self.fill_copy(zone, known.blocks, node, region).await;
+        let outcome = self.fill_copy(zone, known.blocks, (Some(node), region)).await;
         let mut given_up: SmallVec<[(u8, u32); 4]> = SmallVec::new();
         self.zones.change(&self.arena, zone, |entry| {
             entry.is_copied = false;
@@ -103,17 +124,64 @@ impl Core {
         outcome.inspect(|()| add(&self.counters.copied, 1))
     }
 
-    /// Copies the blocks of a zone to a region.
-    async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, node: u8, region: u32) -> Result<()> {
+    /// Writes a zone to the backup device that isn't there.
+    async fn back_up(self: &Rc<Self>, zone: u32) -> Result<()> {
+        let known = self.zones.get(zone);
+        if self.pool.get(zone).usage != Usage::Full || known.pending > 0 || known.has_backup {
+            return Ok(());
+        }
+        self.zones.change(&self.arena, zone, |entry| entry.is_copied = true);
+        let outcome = self.fill_copy(zone, known.blocks, (None, zone)).await;
+        self.zones.change(&self.arena, zone, |entry| {
+            (entry.is_copied, entry.has_backup) = (false, outcome.is_ok());
+        });
+        self.work.notify_all();
+        outcome
+    }
+
+    /// Copies the blocks of a zone. What is copied must have all pages that the map names: else the copies that are there stay.
+    async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, target: (Option<u8>, u32)) -> Result<()> {
         let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
+        let mut live = 0;
         for number in 0..blocks {
             let block = first + u64::from(number);
             let bytes = self.block(block, 0).await?;
+            live += self.live_granules(block, &bytes);
             let payload = block::Data::copy_of(&bytes).into();
             let offset = u64::from(number) * BLOCK as u64;
-            self.nodes[usize::from(node)].write(region, offset, payload).await?;
+            self.node_of(target).write(target.1, offset, payload).await?;
             add(&self.counters.node_written, BLOCK as u64);
         }
-        Ok(())
+        match live < self.pool.live(zone) {
+            true => Err(block::Error::io(format!("zone {zone}: the copy that was read lacks pages"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Looks whether a node that answers again has what it had: copies of which it has nothing are made again.
+    async fn look_at(&self, number: u8) {
+        let node = &self.nodes[usize::from(number)];
+        let mut there = Vec::new();
+        self.zones.each(|(zone, known)| {
+            let copies = known.copies.iter().filter(|copy| copy.node == number && copy.is_whole);
+            there.extend(copies.filter(|_| known.blocks > 0).map(|copy| (zone as u32, copy.region)));
+        });
+        for (zone, region) in there {
+            let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
+            let staged = self.staging.borrow().place(first);
+            if staged.is_some_and(|staged| self.staging.borrow().get(staged).usage != Use::Written) {
+                continue;
+            }
+            let generation = self.zones.generation(zone);
+            let Ok(found) = node.read(region, 0, 2 * PAGE).await else { return };
+            if Slot::parse(found.filled(), generation).is_none() {
+                self.zones.change(&self.arena, zone, |entry| {
+                    let own = |copy: &&mut Copy| (copy.node, copy.region) == (number, region);
+                    if entry.generation == generation {
+                        entry.copies.iter_mut().filter(own).for_each(|copy| copy.is_whole = false);
+                    }
+                });
+            }
+        }
     }
 }

@@ -196,11 +196,12 @@ impl Core {
                 self.pool.set_free(zone, known.generation.into());
                 continue;
             }
-            for copy in &known.copies {
-                if let Some(node) = self.nodes.get(usize::from(copy.node)) {
-                    node.take_known(copy.region);
-                }
-            }
+            // A process that was killed in the middle of a change may have left a copy that is none.
+            self.zones.change(&self.arena, zone, |entry| {
+                entry.copies.retain(|copy| {
+                    self.nodes.get(usize::from(copy.node)).is_some_and(|node| node.take_known(copy.region))
+                });
+            });
             self.pool.restore(zone, |entry| {
                 entry.usage = Usage::Open;
                 entry.generation = known.generation.into();
@@ -222,6 +223,7 @@ impl Core {
             self.tasks.spawn(self.clone().write_out(staged)).detach();
         }
         self.tasks.spawn(self.clone().run_cleaner()).detach();
+        self.tasks.spawn(self.clone().run_giving_back()).detach();
         self.tasks.spawn(self.clone().run_nodes()).detach();
         self.tasks.spawn(self.clone().run_copies()).detach();
     }
@@ -354,6 +356,9 @@ impl Core {
             self.freed.notified().await;
         }
         let zone = self.zone_for(stream).await?;
+        if self.staging.borrow().available() <= kept {
+            return Ok(());
+        }
         let zone_blocks = self.arena.sizes().zone_blocks;
         let number = self.zones.change(&self.arena, zone, |entry| {
             entry.blocks += 1;
@@ -409,7 +414,7 @@ impl Core {
                     copy.is_whole && self.nodes[usize::from(copy.node)].state() == nodes::State::Up
                 })
                 .count()
-                >= self.copies_now()
+                >= self.copies_now().min(zone.copies.len())
         };
         if let Some(zone) = self.streams[stream].zone.get() {
             if usable(&zone) {
@@ -441,6 +446,11 @@ impl Core {
             }
             self.work.notify_all();
             self.check()?;
+            // Users' zones come from the cleaner, the cleaner's from nobody.
+            let comes = self.pool.free() > 0 || self.pool.free_soon() > 0 || self.is_writing();
+            if is_cleaner && !comes {
+                return Err(self.no_region());
+            }
             self.freed.notified().await;
         }
     }
@@ -552,7 +562,7 @@ impl Core {
         };
         let nodes = runtime::join_all(writes);
         let backup = on_backup.await;
-        let (mut succeeded, mut has_backup) = (0, false);
+        let (mut succeeded, mut failed) = (0, SmallVec::<[u8; 4]>::new());
         for (node, outcome) in nodes.await {
             match outcome {
                 Ok(()) => {
@@ -561,23 +571,21 @@ impl Core {
                 }
                 Err(error) => {
                     tracing::warn!("zone {zone}: {error}");
-                    self.zones.change(&self.arena, zone, |entry| {
-                        entry
-                            .copies
-                            .iter_mut()
-                            .filter(|copy| Some(copy.node) == node)
-                            .for_each(|copy| copy.is_whole = false)
-                    });
+                    failed.extend(node);
                 }
             }
         }
-        match backup {
-            Some(Ok(())) => has_backup = true,
-            Some(Err(error)) => {
-                tracing::warn!("zone {zone}: the backup device: {error}");
-                self.zones.change(&self.arena, zone, |entry| entry.has_backup = false);
-            }
-            None => {}
+        let has_backup = matches!(backup, Some(Ok(())));
+        if let Some(Err(error)) = &backup {
+            tracing::warn!("zone {zone}: the backup device: {error}");
+        }
+        // A block that is nowhere goes to another zone: then the copies have all that the map names.
+        if succeeded > 0 || has_backup {
+            self.zones.change(&self.arena, zone, |entry| {
+                let missed = entry.copies.iter_mut().filter(|copy| failed.contains(&copy.node));
+                missed.for_each(|copy| copy.is_whole = false);
+                entry.has_backup &= !matches!(backup, Some(Err(_)));
+            });
         }
         if succeeded < known.copies.len() {
             self.work.notify_all();

@@ -8,6 +8,7 @@ use crate::core::{Core, add, lost, pieces_of};
 use crate::entry::{Entry, GRANULE, Place};
 use crate::nodes::Node;
 use crate::slot::PAGE;
+use crate::zones::Copy;
 use block::{Buffer, Error, Result};
 use smallvec::SmallVec;
 use std::future::{Future, poll_fn};
@@ -59,7 +60,7 @@ impl Core {
         let bytes = count as usize * PAGE;
         let mut sources = self.sources(zone);
         let mut unreachable = self.unreachable(zone);
-        let mut has_retried = false;
+        let (mut has_retried, mut restarts) = (false, 0);
         while !sources.is_empty() {
             let (source, outcome) = self.read_sources(&mut sources, offset, bytes).await;
             let found = match outcome {
@@ -85,13 +86,16 @@ impl Core {
             if self.arena.entry(number) != Entry::Stored(place) {
                 return Err(lost(number));
             }
+            // Its region may have been given up meanwhile, for another copy.
+            if !self.sources(zone).contains(&source) && restarts < ATTEMPTS {
+                sources = self.sources(zone);
+                restarts += 1;
+                continue;
+            }
             // A single copy is read once more: what came may have been damaged on its way.
-            match self.note_damaged(zone, source) {
-                false if !has_retried => {
-                    has_retried = true;
-                    sources.push(source);
-                }
-                _ => {}
+            if !self.note_damaged(zone, source) && !has_retried {
+                has_retried = true;
+                sources.push(source);
             }
         }
         if let Some(error) = unreachable {
@@ -111,25 +115,26 @@ impl Core {
         }
     }
 
-    /// Copies of a zone that can be read, the quickest first, and then the backup device.
+    /// Copies of a zone that can be read: whole ones, the quickest first, then others, and last the backup device. What isn't there is told by checksums.
     pub(crate) fn sources(&self, zone: u32) -> SmallVec<[Source; 4]> {
         let known = self.zones.get(zone);
-        let whole = known.copies.iter().filter(|copy| copy.is_whole);
-        let up = whole.filter(|copy| self.nodes[usize::from(copy.node)].is_up());
-        let mut sources: SmallVec<[Source; 4]> = up.map(|copy| (Some(copy.node), copy.region)).collect();
-        sources.sort_by_key(|(node, _)| node.map(|node| self.nodes[usize::from(node)].latency(0.5)));
-        if known.has_backup && self.backup.as_ref().is_some_and(Node::is_up) {
+        let mut up: SmallVec<[Copy; 4]> =
+            known.copies.iter().filter(|copy| self.nodes[usize::from(copy.node)].is_up()).copied().collect();
+        up.sort_by_key(|copy| (!copy.is_whole, self.nodes[usize::from(copy.node)].latency(0.5)));
+        let mut sources: SmallVec<[Source; 4]> =
+            up.iter().map(|copy| (Some(copy.node), copy.region)).collect();
+        if self.backup.as_ref().is_some_and(Node::is_up) {
             sources.push((None, zone));
         }
         sources
     }
 
     /// Error of a copy that may be there, on a node that doesn't answer.
-    fn unreachable(&self, zone: u32) -> Option<Error> {
+    pub(crate) fn unreachable(&self, zone: u32) -> Option<Error> {
         let known = self.zones.get(zone);
-        let mut whole = known.copies.iter().filter(|copy| copy.is_whole);
-        let down = whole.find(|copy| !self.nodes[usize::from(copy.node)].is_up())?;
-        Some(Error::disconnected(format!("node {} is down", self.nodes[usize::from(down.node)].name)))
+        let nodes = known.copies.iter().map(|copy| &self.nodes[usize::from(copy.node)]);
+        let down = nodes.chain(&self.backup).find(|node| !node.is_up())?;
+        Some(Error::disconnected(format!("node {} is down", down.name)))
     }
 
     /// The node of a source.
@@ -185,29 +190,33 @@ impl Core {
         });
         let (source, outcome) = answer.await;
         sources.remove(0);
-        if source == second {
-            sources.push(first);
-        }
+        // The one that didn't answer may still be needed.
+        sources.push(if source == second { first } else { second });
         (source, outcome)
     }
 
     /// Notes that a copy doesn't have what was written. If there is another one it is made again: then this returns true.
-    fn note_damaged(&self, zone: u32, (node, _): Source) -> bool {
-        let source = self.node_of((node, zone));
+    fn note_damaged(&self, zone: u32, (node, region): Source) -> bool {
+        let source = self.node_of((node, region));
         add(&source.corrupt, 1);
         tracing::warn!("zone {zone}: node {} doesn't have what was written to it", source.name);
+        let is_up = |copy: &Copy| self.nodes[usize::from(copy.node)].is_up();
+        let backup_is_up = self.backup.as_ref().is_some_and(Node::is_up);
         self.zones.change(&self.arena, zone, |entry| {
-            let whole =
-                entry.copies.iter().filter(|copy| copy.is_whole).count() + usize::from(entry.has_backup);
-            if whole < 2 {
-                return false;
+            let is_it = |copy: &Copy| Some(copy.node) == node && copy.region == region;
+            let was_whole = match node {
+                Some(_) => entry.copies.iter().any(|copy| copy.is_whole && is_it(copy)),
+                None => entry.has_backup,
+            };
+            let on_backup = usize::from(entry.has_backup && backup_is_up);
+            let whole = entry.copies.iter().filter(|copy| copy.is_whole && is_up(copy)).count() + on_backup;
+            if !was_whole || whole < 2 {
+                return !was_whole;
             }
             match node {
-                Some(node) => entry
-                    .copies
-                    .iter_mut()
-                    .filter(|copy| copy.node == node)
-                    .for_each(|copy| copy.is_whole = false),
+                Some(_) => {
+                    entry.copies.iter_mut().filter(|copy| is_it(copy)).for_each(|copy| copy.is_whole = false)
+                }
                 None => entry.has_backup = false,
             }
             true

@@ -169,8 +169,10 @@ impl Node {
     }
 
     /// Notes that a call has failed.
-    fn failed(&self, error: &Error) {
-        if self.is_up() {
+    fn failed(&self, device: &Rc<dyn Device>, error: &Error) {
+        // A late failure of an earlier connection says nothing of this one.
+        let is_current = self.device.borrow().as_ref().is_some_and(|current| Rc::ptr_eq(current, device));
+        if is_current && self.is_up() {
             tracing::warn!("node {} is down: {error}", self.name);
             self.state.set(State::Down(runtime::now()));
             self.losses.set(self.losses.get() + 1);
@@ -204,7 +206,7 @@ impl Node {
         };
         match &outcome {
             Ok(_) => self.note_latency(begin.elapsed()),
-            Err(error) => self.failed(error),
+            Err(error) => self.failed(&device, error),
         }
         outcome
     }
@@ -222,7 +224,7 @@ impl Node {
         };
         match &outcome {
             Err(Error::NoSpace(_)) => self.full_since.set(Some(runtime::now())),
-            Err(error) => self.failed(error),
+            Err(error) => self.failed(&device, error),
             Ok(()) => {}
         }
         outcome

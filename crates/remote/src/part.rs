@@ -51,11 +51,16 @@ impl RemotePart {
         let region = u64::from(sizes.zone_blocks) * BLOCK as u64;
         let nodes: Vec<Node> = nodes.into_iter().map(|(name, part)| Node::new(name, part, region)).collect();
         let backup = backup.map(|part| Node::new("backup".to_owned(), part, region));
-        for node in nodes.iter().chain(&backup) {
-            node.open().await.map_err(|error| error.in_context(&node.name))?;
-        }
         let (geometry, is_kept) = (geometry(sizes.pages)?, kept.is_some());
         let arena = Arena::open(kept.as_ref(), sizes)?;
+        for node in nodes.iter().chain(&backup) {
+            match node.open().await {
+                Ok(()) => {}
+                // It is down, as it was for the process before.
+                Err(error) if arena.1 => tracing::warn!("node {}: {error}", node.name),
+                Err(error) => return Err(error.in_context(&node.name)),
+            }
+        }
         let core = Core::new(arena, settings, nodes, backup, runtime::random_u64());
         core.start();
         Ok(Arc::new(RemotePart {
