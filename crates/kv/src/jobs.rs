@@ -18,6 +18,7 @@ use crate::tables::{Table, TableFile};
 use block::{Buffer, Error, Result};
 use logkit::Owner;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Bytes of a table that are appended at a time.
@@ -26,6 +27,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const ENTRIES_PER_TURN: u32 = 64;
 /// Time after a job that failed before the next attempt.
 const RETRY: Duration = Duration::from_millis(100);
+/// Number of times that all zones are reset while a table waits for space: small zones that are nearly full may be moved without end.
+const FUTILE_ROUNDS: u64 = 4;
 /// Longest time without a look whether a deadline is due.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -144,8 +147,10 @@ impl Core {
     /// Waits until a zone is free that isn't kept for the cleaner and for checkpoints.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where none can be freed; the failure of the log.
+    /// [`Error::NoSpace`] where none can be freed, or cleaning goes on without gaining one; the failure of the log.
     async fn wait_for_space(self: &Rc<Self>) -> Result<()> {
+        let resets = || self.kit.counters.reset_zones.load(Ordering::Relaxed);
+        let most = resets() + FUTILE_ROUNDS * u64::from(self.kit.layout.zones);
         loop {
             if let Some(error) = self.kit.failure() {
                 return Err(error);
@@ -158,6 +163,11 @@ impl Core {
             }
             if let Some(error) = self.kit.stuck() {
                 return Err(error);
+            }
+            if resets() > most {
+                return Err(Error::no_space(format!(
+                    "every zone was cleaned {FUTILE_ROUNDS} times and none is free; delete some keys, or use a larger drive"
+                )));
             }
             let freed = self.kit.events.freed.notified();
             self.kit.events.cleaner.notify_all();
