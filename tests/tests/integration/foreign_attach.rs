@@ -276,8 +276,8 @@ fn an_attachment_that_fails_leaves_nothing() {
         return;
     }
     let name = format!("test-shards-{}", std::process::id());
-    let said = siltstone(&["attach", "ram(size=16MiB) shards=254", "--name", &name]).refused();
-    assert!(said.contains("at most 253"), "{said}");
+    let said = siltstone(&["attach", "ram(size=16MiB) shards=253", "--name", &name]).refused();
+    assert!(said.contains("at most 252"), "{said}");
     assert!(!Path::new("/run/siltstone").join(&name).exists());
     assert!(!std::fs::read_to_string("/proc/mounts").expect("mounts").contains(&name));
 }
