@@ -17,7 +17,6 @@
 
 pub mod cache;
 mod clear_stats;
-mod distant;
 pub mod fault;
 pub mod linear;
 pub mod mirror;

@@ -1,4 +1,4 @@
-//! Remote memory as a device: a part, and a handle per shard. Everything is carried out on the home shard.
+//! Remote memory as a device: a part, and a handle on its home shard. Calls of other shards are sent there.
 
 use crate::KIND;
 use crate::arena::{Arena, BLOCK};
@@ -11,11 +11,10 @@ use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use runtime::Home;
+use runtime::{Distant, Home};
 use serde_json::json;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Pages that are read after those of a request, at most.
 const MOST_AHEAD: u32 = 31;
@@ -26,7 +25,6 @@ pub struct RemotePart {
     geometry: DeviceGeometry,
     /// Whether its memory outlives this process.
     is_kept: bool,
-    is_closed: AtomicBool,
 }
 
 /// Geometry of a device of so many pages.
@@ -63,12 +61,7 @@ impl RemotePart {
         }
         let core = Core::new(arena, settings, nodes, backup, runtime::random_u64());
         core.start();
-        Ok(Arc::new(RemotePart {
-            home: Home::here(core),
-            geometry,
-            is_kept,
-            is_closed: AtomicBool::new(false),
-        }))
+        Ok(Arc::new(RemotePart { home: Home::here(core), geometry, is_kept }))
     }
 }
 
@@ -83,9 +76,6 @@ impl Part for RemotePart {
 
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            if self.is_closed.swap(true, Ordering::Relaxed) {
-                return Ok(());
-            }
             let closed = self.home.with(|core| async move {
                 core.close().await;
                 Ok(())
@@ -112,19 +102,25 @@ impl DevicePart for RemotePart {
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
-            let core = if self.home.is_here() { Some(self.home.get()?) } else { None };
-            Ok(Rc::new(Handle { home: self.home.clone(), core, geometry: self.geometry.clone() })
-                as Rc<dyn Device>)
+            let geometry = self.geometry.clone();
+            Ok(match self.home.is_here() {
+                true => Rc::new(Handle::new(geometry, self.home.get()?)) as Rc<dyn Device>,
+                false => Distant::open(geometry, self.home.clone(), Handle::new),
+            })
         })
     }
 }
 
-/// The handle of one shard.
+/// The handle on the home shard.
 struct Handle {
-    home: Home<Core>,
-    /// The device; set on its home shard.
-    core: Option<Rc<Core>>,
     geometry: DeviceGeometry,
+    core: Rc<Core>,
+}
+
+impl Handle {
+    fn new(geometry: DeviceGeometry, core: Rc<Core>) -> Self {
+        Handle { geometry, core }
+    }
 }
 
 async fn read(core: Rc<Core>, first: u64, mut buffer: Buffer) -> ReadOutcome {
@@ -178,19 +174,6 @@ async fn discard(core: Rc<Core>, range: BlockRange) -> Result<()> {
     Ok(())
 }
 
-impl Handle {
-    fn change<Fut>(&self, change: impl FnOnce(Rc<Core>) -> Fut + Send + 'static) -> Call<'_, Result<()>>
-    where
-        Fut: Future<Output = Result<()>> + 'static,
-    {
-        match &self.core {
-            // The change goes on if its caller is dropped.
-            Some(core) => runtime::carry(change(core.clone())),
-            None => Call::new(self.home.with(change)),
-        }
-    }
-}
-
 impl Device for Handle {
     fn geometry(&self) -> &DeviceGeometry {
         &self.geometry
@@ -201,19 +184,13 @@ impl Device for Handle {
         if let Err(error) = self.geometry.range(at, buffer.len()) {
             return Call::ready((Err(error), buffer));
         }
-        match &self.core {
-            Some(core) => Call::new(read(core.clone(), at.0, buffer)),
-            None => Call::new(async move {
-                let length = buffer.len();
-                let moved = self.home.with(move |core| async move { Ok(read(core, at.0, buffer).await) });
-                moved.await.unwrap_or_else(|error| (Err(error), Buffer::new(length)))
-            }),
-        }
+        Call::new(read(self.core.clone(), at.0, buffer))
     }
 
     fn write(&self, at: BlockIndex, payload: Payload, _durability: Durability) -> Call<'_, Result<()>> {
         match self.geometry.writable_range(at, payload.len()) {
-            Ok(_) => self.change(move |core| write(core, at.0, payload)),
+            // A change goes on if its caller is dropped.
+            Ok(_) => runtime::carry(write(self.core.clone(), at.0, payload)),
             Err(error) => Call::ready(Err(error)),
         }
     }
@@ -225,7 +202,7 @@ impl Device for Handle {
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
         match self.geometry.check(range) {
-            Ok(()) => self.change(move |core| discard(core, range)),
+            Ok(()) => runtime::carry(discard(self.core.clone(), range)),
             Err(error) => Call::ready(Err(error)),
         }
     }
@@ -240,10 +217,7 @@ impl Device for Handle {
     }
 
     fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
-        if let Err(error) = self.geometry.check(range) {
-            return Call::ready(Err(error));
-        }
-        Call::new(self.home.with(move |core| async move { Ok(extents(&core, range)) }))
+        Call::ready(self.geometry.check(range).map(|()| extents(&self.core, range)))
     }
 }
 

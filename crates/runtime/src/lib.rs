@@ -16,6 +16,7 @@
 
 mod carry;
 pub mod clock;
+mod distant;
 pub mod event;
 pub mod extents;
 pub mod file;
@@ -46,6 +47,7 @@ pub mod ublk_driver;
 
 pub use carry::{carry, carry_in};
 pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};
+pub use distant::Distant;
 pub use home::Home;
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;

@@ -11,7 +11,6 @@ use super::shape::{self, Shape};
 use super::state::{Entry, FREE, State};
 use super::zero::Zeroing;
 use super::{Options, clean, commit};
-use crate::distant::Distant;
 use crate::table::{Medium, OWNER, Table};
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
@@ -19,7 +18,7 @@ use block::{
 };
 use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
-use runtime::{GroupMember, Home, TaskGroup};
+use runtime::{Distant, GroupMember, Home, TaskGroup};
 use stack::Tell;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

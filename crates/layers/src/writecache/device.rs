@@ -6,12 +6,11 @@ use super::format::{Action, Entry};
 use super::message::Message;
 use super::settings::Options;
 use super::{append, commit, recovery, writeback};
-use crate::distant::Distant;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
-use runtime::{GroupMember, Home};
+use runtime::{Distant, GroupMember, Home};
 use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;

@@ -3,15 +3,15 @@
 //!
 //! Arguments are checked on the home shard. A call whose future is dropped completes there.
 
+use crate::home::Home;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, Durability, Extent, Payload, ReadOutcome,
     Result, ZeroMode,
 };
-use runtime::Home;
 use std::rc::Rc;
 
 /// A handle on another shard than the home shard of `C`, whose handles there are `H`.
-pub(crate) struct Distant<C, H> {
+pub struct Distant<C, H> {
     geometry: DeviceGeometry,
     home: Home<C>,
     /// Creates the handle for one call on the home shard.
@@ -19,6 +19,7 @@ pub(crate) struct Distant<C, H> {
 }
 
 impl<C: 'static, H: Device + 'static> Distant<C, H> {
+    /// Returns a handle for this shard; `handle` creates one on the home shard.
     pub fn open(
         geometry: DeviceGeometry,
         home: Home<C>,
