@@ -101,9 +101,7 @@ impl Core {
     }
 
     async fn give_back(&self, zone: u32) {
-        let sizes = self.arena.sizes();
-        let first = u64::from(zone) * u64::from(sizes.zone_blocks);
-        for block in first..first + u64::from(sizes.zone_blocks) {
+        for block in self.blocks_of(zone, self.arena.sizes().zone_blocks) {
             let staged = self.staging.borrow().place(block);
             if let Some(staged) = staged {
                 self.staging.borrow_mut().forget(&self.arena, staged);
@@ -148,17 +146,15 @@ impl Core {
 
     /// Moves the live pages of a zone. Pages that no copy has are lost.
     pub(crate) async fn move_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
-        let blocks = self.zones.get(zone).blocks;
-        let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
+        let blocks = self.blocks_of(zone, self.zones.get(zone).blocks);
         let sources = self.sources(zone);
         // Each is read twice: what came may have been damaged on its way.
         for copy in 0..2 * sources.len().max(1) {
-            for block in first..first + u64::from(blocks) {
+            for block in blocks.clone() {
                 if self.pool.live(zone) == 0 {
                     return Ok(());
                 }
-                let bytes = self.block(block, copy).await?;
-                self.move_slots(block, &bytes).await?;
+                self.move_block(block, copy).await?;
             }
         }
         let is_certain = self.sources(zone) == sources && self.unreachable(zone).is_none();
@@ -170,21 +166,11 @@ impl Core {
 
     /// Notes that the pages that are still in a zone are lost.
     fn lose(&self, zone: u32) {
-        let granules = self.zone_granules();
         for page in 0..self.arena.sizes().pages as u32 {
-            if matches!(self.arena.entry(page), Entry::Stored(place) if place.granule / granules == u64::from(zone))
-            {
+            if matches!(self.arena.entry(page), Entry::Stored(place) if self.zone_at(place) == zone) {
                 self.replace(page, Entry::Lost);
             }
         }
-    }
-
-    /// Moves the live pages of a staged block.
-    pub(crate) async fn move_staged(self: &Rc<Self>, staged: u32) -> Result<()> {
-        let tag = self.staging.borrow().get(staged);
-        let mut bytes = vec![0; tag.fill as usize * GRANULE];
-        self.arena.read_staged(staged, 0, &mut bytes);
-        self.move_slots(tag.block, &bytes).await
     }
 
     /// The bytes of a block: from where it is staged, or else from a copy that can be read, this one first.
@@ -192,7 +178,8 @@ impl Core {
         let staged = self.staging.borrow().place(block);
         if let Some(staged) = staged {
             let mut bytes = vec![0; BLOCK];
-            self.arena.read_staged(staged, 0, &mut bytes);
+            let fill = self.staging.borrow().get(staged).fill as usize * GRANULE;
+            self.arena.read_staged(staged, 0, &mut bytes[..fill]);
             return Ok(bytes);
         }
         let (zone, offset) = self.zone_of(block);
@@ -243,10 +230,10 @@ impl Core {
         self.live_slots(block, bytes).iter().map(|live| u32::from(live.place.granules)).sum()
     }
 
-    /// Moves the live pages among the slots of a block.
-    async fn move_slots(self: &Rc<Self>, block: u64, bytes: &[u8]) -> Result<()> {
-        let live = self.live_slots(block, bytes);
-        for Live { page, at, bytes: length, encoding, place } in live {
+    /// Moves the live pages of a block, as this copy has them.
+    pub(crate) async fn move_block(self: &Rc<Self>, block: u64, copy: usize) -> Result<()> {
+        let bytes = self.block(block, copy).await?;
+        for Live { page, at, bytes: length, encoding, place } in self.live_slots(block, &bytes) {
             loop {
                 // Nothing is awaited between the look and the store.
                 if self.arena.entry(page) != Entry::Stored(place) {

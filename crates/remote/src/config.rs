@@ -74,10 +74,9 @@ impl Config {
                 ));
             }
         }
-        let regions: u64 = self.nodes.iter().map(|(_, node)| node.geometry().bytes() / group).sum();
+        let regions: Vec<u64> = self.nodes.iter().map(|(_, node)| node.geometry().bytes() / group).collect();
         let on_backup = self.backup.as_ref().map_or(u64::MAX, |backup| backup.geometry().bytes() / group);
-        let zones = most_zones(self.nodes.iter().map(|(_, node)| node.geometry().bytes() / group), copies)
-            .min(on_backup);
+        let zones = most_zones(&regions, copies).min(on_backup);
         let low = RESERVE + (zones / 10).max(2);
         let usable = zones.saturating_sub(low + USER_STREAMS as u64 + 1);
         if usable == 0 {
@@ -114,7 +113,7 @@ impl Config {
             zone_blocks: (group / BLOCK as u64) as u32,
             staged: staged as u32,
             frames: frames.min(1 << 30) as u32,
-            identity: regions << 8 | copies,
+            identity: regions.iter().sum::<u64>() << 8 | copies,
         };
         let settings = Settings {
             copies: copies as usize,
@@ -127,9 +126,9 @@ impl Config {
 }
 
 /// Zones that fit on nodes with so many regions, with their copies on different nodes.
-fn most_zones(regions: impl Iterator<Item = u64> + Clone, copies: u64) -> u64 {
-    let fits = |zones: u64| regions.clone().map(|count| count.min(zones)).sum::<u64>() >= copies * zones;
-    let (mut most, mut too_many) = (0, regions.clone().sum::<u64>() / copies + 1);
+fn most_zones(regions: &[u64], copies: u64) -> u64 {
+    let fits = |zones: u64| regions.iter().map(|count| zones.min(*count)).sum::<u64>() >= copies * zones;
+    let (mut most, mut too_many) = (0, regions.iter().sum::<u64>() / copies + 1);
     while most + 1 < too_many {
         let middle = most + (too_many - most) / 2;
         match fits(middle) {
@@ -146,8 +145,11 @@ mod tests {
 
     #[test]
     fn copies_are_on_different_nodes() {
-        let zones = |regions: &[u64], copies| most_zones(regions.iter().copied(), copies);
-        assert_eq!([zones(&[60, 20], 1), zones(&[60, 20], 2), zones(&[60, 20, 20], 2)], [80, 20, 40]);
-        assert_eq!([zones(&[10, 10, 10], 2), zones(&[10, 10, 10], 3), zones(&[0, 10], 2)], [15, 10, 0]);
+        assert_eq!(
+            [most_zones(&[60, 20], 1), most_zones(&[60, 20], 2), most_zones(&[60, 20, 20], 2)],
+            [80, 20, 40]
+        );
+        let equal = [10, 10, 10];
+        assert_eq!([most_zones(&equal, 2), most_zones(&equal, 3), most_zones(&[0, 10], 2)], [15, 10, 0]);
     }
 }

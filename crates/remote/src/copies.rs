@@ -2,10 +2,11 @@
 
 use crate::arena::BLOCK;
 use crate::core::{Core, add};
+use crate::fetch::Source;
 use crate::nodes::{self, Node, State};
 use crate::slot::{PAGE, Slot};
 use crate::staging::Use;
-use crate::zones::Copy;
+use crate::zones::{Copy, Zone};
 use block::Result;
 use logkit::pool::Usage;
 use smallvec::SmallVec;
@@ -15,29 +16,36 @@ use std::time::Duration;
 /// Time between two looks at the nodes.
 const LOOK: Duration = Duration::from_millis(200);
 /// Time after which the copies on a node that is down are made again elsewhere.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(5);
+const GIVE_UP: Duration = Duration::from_secs(5);
 
 impl Core {
     /// Asks nodes whether they want memory back, and connects to those that are down, until the device is closed.
     pub(crate) async fn run_nodes(self: Rc<Self>) {
         while !self.is_closing.get() {
-            for node in self.nodes.iter().filter(|node| node.is_up()) {
-                node.ask().await;
-            }
-            let number = |number| (number < self.nodes.len()).then_some(number as u8);
-            for (at, node) in self.nodes.iter().chain(&self.backup).enumerate() {
-                if !node.is_up() && node.open().await.is_ok() {
-                    tracing::info!("node {} answers again", node.name);
-                    if let Some(number) = number(at) {
-                        self.look_at(number).await;
-                    }
-                    self.stuck.replace(None);
-                    self.work.notify_all();
-                    self.freed.notify_all();
+            for (number, node) in (0..).zip(&self.nodes) {
+                if node.is_up() {
+                    node.ask().await;
+                } else if self.reconnect(node).await {
+                    self.look_at(number).await;
                 }
+            }
+            if let Some(backup) = self.backup.as_ref().filter(|backup| !backup.is_up()) {
+                self.reconnect(backup).await;
             }
             runtime::sleep(LOOK).await;
         }
+    }
+
+    /// Connects to a node that is down. Returns whether it answers.
+    async fn reconnect(&self, node: &Node) -> bool {
+        let is_open = node.open().await.is_ok();
+        if is_open {
+            tracing::info!("node {} answers again", node.name);
+            self.stuck.replace(None);
+            self.work.notify_all();
+            self.freed.notify_all();
+        }
+        is_open
     }
 
     /// Makes copies again that are missing, until the device is closed.
@@ -45,30 +53,17 @@ impl Core {
         while !self.is_closing.get() {
             let mut wanted = Vec::new();
             self.zones.each(|(number, zone)| {
-                if zone.blocks > 0 && zone.is_closed && zone.pending == 0 && self.lacks_copy(&zone.copies) {
+                let is_idle = zone.blocks > 0 && zone.is_closed && zone.pending == 0;
+                if is_idle && (self.lacks_backup(zone) || self.lacks_copy(zone)) {
                     wanted.push(number as u32);
                 }
             });
-            let mut unsaved = Vec::new();
-            if self.backup.as_ref().is_some_and(Node::is_up) {
-                self.zones.each(|(number, zone)| {
-                    if zone.blocks > 0 && zone.is_closed && zone.pending == 0 && !zone.has_backup {
-                        unsaved.push(number as u32);
-                    }
-                });
-            }
-            for zone in unsaved {
-                if let Err(error) = self.back_up(zone).await {
-                    tracing::debug!("zone {zone}: {error}");
-                    break;
-                }
-            }
             for zone in wanted {
                 if self.is_closing.get() {
                     return;
                 }
-                if let Err(error) = self.copy_zone(zone).await {
-                    tracing::debug!("zone {zone}: {error}");
+                for outcome in [self.back_up(zone).await, self.copy_zone(zone).await] {
+                    outcome.unwrap_or_else(|error| tracing::debug!("zone {zone}: {error}"));
                 }
             }
             runtime::sleep(LOOK).await;
@@ -81,17 +76,23 @@ impl Core {
         copy.is_whole && node.state() != State::Leaving && !node.is_down_for(GIVE_UP)
     }
 
-    fn lacks_copy(&self, copies: &[Copy]) -> bool {
-        copies.iter().filter(|copy| self.counts(copy)).count() < self.settings.copies
+    fn lacks_copy(&self, zone: &Zone) -> bool {
+        zone.copies.iter().filter(|copy| self.counts(copy)).count() < self.settings.copies
+    }
+
+    fn lacks_backup(&self, zone: &Zone) -> bool {
+        !zone.has_backup && self.backup.as_ref().is_some_and(Node::is_up)
+    }
+
+    /// A zone, if none of its blocks is written or moved now.
+    fn idle(&self, zone: u32) -> Option<Zone> {
+        let known = self.zones.get(zone);
+        (self.pool.get(zone).usage == Usage::Full && known.pending == 0).then_some(known)
     }
 
     /// Makes one more copy of a zone, and gives up those that don't count.
     async fn copy_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
-        let known = self.zones.get(zone);
-        let is_idle = self.pool.get(zone).usage == Usage::Full && known.pending == 0;
-        if !is_idle || !self.lacks_copy(&known.copies) {
-            return Ok(());
-        }
+        let Some(known) = self.idle(zone).filter(|known| self.lacks_copy(known)) else { return Ok(()) };
         let others: SmallVec<[u8; 4]> =
             known.copies.iter().filter(|copy| self.counts(copy)).map(|copy| copy.node).collect();
         let chosen = nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut());
@@ -126,10 +127,7 @@ impl Core {
 
     /// Writes a zone to the backup device that isn't there.
     async fn back_up(self: &Rc<Self>, zone: u32) -> Result<()> {
-        let known = self.zones.get(zone);
-        if self.pool.get(zone).usage != Usage::Full || known.pending > 0 || known.has_backup {
-            return Ok(());
-        }
+        let Some(known) = self.idle(zone).filter(|known| self.lacks_backup(known)) else { return Ok(()) };
         self.zones.change(&self.arena, zone, |entry| entry.is_copied = true);
         let outcome = self.fill_copy(zone, known.blocks, (None, zone)).await;
         self.zones.change(&self.arena, zone, |entry| {
@@ -140,16 +138,13 @@ impl Core {
     }
 
     /// Copies the blocks of a zone. What is copied must have all pages that the map names: else the copies that are there stay.
-    async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, target: (Option<u8>, u32)) -> Result<()> {
-        let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
+    async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, target: Source) -> Result<()> {
         let mut live = 0;
-        for number in 0..blocks {
-            let block = first + u64::from(number);
+        for block in self.blocks_of(zone, blocks) {
             let bytes = self.block(block, 0).await?;
             live += self.live_granules(block, &bytes);
             let payload = block::Data::copy_of(&bytes).into();
-            let offset = u64::from(number) * BLOCK as u64;
-            self.node_of(target).write(target.1, offset, payload).await?;
+            self.node_of(target).write(target.1, self.zone_of(block).1, payload).await?;
             add(&self.counters.node_written, BLOCK as u64);
         }
         match live < self.pool.live(zone) {
@@ -167,20 +162,15 @@ impl Core {
             there.extend(copies.filter(|_| known.blocks > 0).map(|copy| (zone as u32, copy.region)));
         });
         for (zone, region) in there {
-            let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
-            let staged = self.staging.borrow().place(first);
+            let staged = self.staging.borrow().place(self.blocks_of(zone, 0).start);
             if staged.is_some_and(|staged| self.staging.borrow().get(staged).usage != Use::Written) {
                 continue;
             }
             let generation = self.zones.generation(zone);
             let Ok(found) = node.read(region, 0, 2 * PAGE).await else { return };
-            if Slot::parse(found.filled(), generation).is_none() {
-                self.zones.change(&self.arena, zone, |entry| {
-                    let own = |copy: &&mut Copy| (copy.node, copy.region) == (number, region);
-                    if entry.generation == generation {
-                        entry.copies.iter_mut().filter(own).for_each(|copy| copy.is_whole = false);
-                    }
-                });
+            let is_there = Slot::parse(found.filled(), generation).is_some();
+            if !is_there && self.zones.generation(zone) == generation {
+                self.set_not_whole(zone, (Some(number), region));
             }
         }
     }

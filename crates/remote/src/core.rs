@@ -7,8 +7,9 @@
 
 use crate::arena::{Arena, BLOCK, BLOCK_GRANULES};
 use crate::entry::{Entry, GENERATIONS, GRANULE, Place};
+use crate::fetch::Source;
 use crate::frames::Frames;
-use crate::nodes::{self, Node};
+use crate::nodes::{self, FreeRegions, Node};
 use crate::slot::{self, Encoding, HEADER, PAGE, Slot};
 use crate::staging::{Staging, Use};
 use crate::zones::{Copy, Zones};
@@ -19,6 +20,7 @@ use runtime::sync::{Notify, Semaphore};
 use runtime::{Random, TaskGroup};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Streams of users: parts of the device that are written at the same time.
@@ -29,8 +31,6 @@ pub const CLEANER_STREAM: usize = USER_STREAMS;
 const PART_PAGES: u32 = 4096;
 /// Fewest staged blocks: each stream has an open one, and one that is being written.
 pub const FEWEST_STAGED: u32 = 2 * (USER_STREAMS as u32 + 1) + 2;
-/// Class of zones that users write, and of those that the cleaner writes.
-const CLASSES: [u8; 2] = [0, 1];
 
 /// How the device is set up.
 #[derive(Debug, Clone)]
@@ -81,6 +81,18 @@ pub struct Counters {
     /// Bytes read from nodes, and written to them.
     pub(crate) node_read: Cell<u64>,
     pub(crate) node_written: Cell<u64>,
+}
+
+impl Counters {
+    /// Number of pages that have an entry of this kind; none is kept of those that have nothing.
+    fn pages(&self, entry: Entry) -> Option<&Cell<u64>> {
+        match entry {
+            Entry::Absent => None,
+            Entry::Same(_) => Some(&self.same),
+            Entry::Stored(_) => Some(&self.stored),
+            Entry::Lost => Some(&self.lost),
+        }
+    }
 }
 
 pub(crate) fn add(counter: &Cell<u64>, value: u64) {
@@ -169,47 +181,43 @@ impl Core {
     /// Computes what isn't in the arena.
     fn restore(&self, is_used: bool) {
         let sizes = *self.arena.sizes();
-        let zone_granules = self.zone_granules();
         let mut live = vec![0_u32; sizes.zones as usize];
         if is_used {
             for page in 0..sizes.pages as u32 {
-                match self.arena.entry(page) {
-                    Entry::Stored(place) => {
-                        live[(place.granule / zone_granules) as usize] += u32::from(place.granules);
-                        add(&self.counters.stored, 1);
-                    }
-                    Entry::Same(_) => add(&self.counters.same, 1),
-                    Entry::Lost => add(&self.counters.lost, 1),
-                    Entry::Absent => {}
+                let entry = self.arena.entry(page);
+                if let Entry::Stored(place) = entry {
+                    live[self.zone_at(place) as usize] += u32::from(place.granules);
                 }
+                self.counters.pages(entry).into_iter().for_each(|count| add(count, 1));
             }
         }
-        let full = self.staging.borrow().full();
-        let staged: Vec<u64> = full.iter().map(|number| self.staging.borrow().get(*number).block).collect();
-        for zone in 0..sizes.zones {
+        let mut pending = vec![0_u32; sizes.zones as usize];
+        for staged in self.staging.borrow().full() {
+            let block = self.staging.borrow().get(staged).block;
+            pending[self.zone_of(block).0 as usize] += 1;
+        }
+        let mut free: Vec<FreeRegions> = self.nodes.iter().map(FreeRegions::all).collect();
+        for (zone, (live, pending)) in (0..).zip(live.into_iter().zip(pending)) {
             let known = self.zones.get(zone);
-            let blocks = u64::from(zone) * u64::from(sizes.zone_blocks);
-            let own =
-                staged.iter().filter(|block| (blocks..blocks + u64::from(sizes.zone_blocks)).contains(block));
-            let pending = own.count() as u32;
             if known.blocks == 0 && pending == 0 {
                 self.pool.set_free(zone, known.generation.into());
                 continue;
             }
-            // A process that was killed in the middle of a change may have left a copy that is none.
-            self.zones.change(&self.arena, zone, |entry| {
-                entry.copies.retain(|copy| {
-                    self.nodes.get(usize::from(copy.node)).is_some_and(|node| node.take_known(copy.region))
-                });
-            });
             self.pool.restore(zone, |entry| {
                 entry.usage = Usage::Open;
                 entry.generation = known.generation.into();
-                (entry.written, entry.opened, entry.changed) = (zone_granules as u32, 1, 1);
+                (entry.written, entry.opened, entry.changed) = (self.zone_granules() as u32, 1, 1);
             });
-            self.pool.add_live(zone, live[zone as usize]);
-            self.zones.change(&self.arena, zone, |entry| (entry.is_closed, entry.pending) = (true, pending));
+            self.pool.add_live(zone, live);
+            self.zones.change(&self.arena, zone, |entry| {
+                (entry.is_closed, entry.pending) = (true, pending);
+                // A process that was killed in the middle of a change may have left a copy that is none.
+                entry.copies.retain(|copy| {
+                    free.get_mut(usize::from(copy.node)).is_some_and(|free| free.take(copy.region))
+                });
+            });
         }
+        self.nodes.iter().zip(free).for_each(|(node, free)| node.set_free(free));
         self.pool.recount();
     }
 
@@ -239,31 +247,31 @@ impl Core {
         ((block / zone_blocks) as u32, block % zone_blocks * BLOCK as u64)
     }
 
+    /// Zone of a place.
+    pub(crate) fn zone_at(&self, place: Place) -> u32 {
+        (place.granule / self.zone_granules()) as u32
+    }
+
+    /// Numbers of the first blocks of a zone, over all zones.
+    pub(crate) fn blocks_of(&self, zone: u32, count: u32) -> Range<u64> {
+        let first = u64::from(zone) * u64::from(self.arena.sizes().zone_blocks);
+        first..first + u64::from(count)
+    }
+
     /// Changes the entry of a page, and the accounts of what it was.
     pub(crate) fn replace(&self, page: u32, entry: Entry) {
         let before = self.arena.entry(page);
         self.arena.set_entry(page, entry);
-        match before {
-            Entry::Stored(place) => {
-                let zone = (place.granule / self.zone_granules()) as u32;
-                self.pool.remove_live(zone, place.granules.into(), self.clock.get());
-                subtract(&self.counters.stored, 1);
-                if self.pool.dead() > 0 {
-                    self.work.notify_all();
-                }
+        self.counters.pages(before).into_iter().for_each(|count| subtract(count, 1));
+        self.counters.pages(entry).into_iter().for_each(|count| add(count, 1));
+        if let Entry::Stored(place) = before {
+            self.pool.remove_live(self.zone_at(place), place.granules.into(), self.clock.get());
+            if self.pool.dead() > 0 {
+                self.work.notify_all();
             }
-            Entry::Same(_) => subtract(&self.counters.same, 1),
-            Entry::Lost => subtract(&self.counters.lost, 1),
-            Entry::Absent => {}
         }
-        match entry {
-            Entry::Stored(place) => {
-                self.pool.add_live((place.granule / self.zone_granules()) as u32, place.granules.into());
-                add(&self.counters.stored, 1);
-            }
-            Entry::Same(_) => add(&self.counters.same, 1),
-            Entry::Lost => add(&self.counters.lost, 1),
-            Entry::Absent => {}
+        if let Entry::Stored(place) = entry {
+            self.pool.add_live(self.zone_at(place), place.granules.into());
         }
     }
 
@@ -356,6 +364,7 @@ impl Core {
             self.freed.notified().await;
         }
         let zone = self.zone_for(stream).await?;
+        // Other streams may have taken them while this one waited for a zone.
         if self.staging.borrow().available() <= kept {
             return Ok(());
         }
@@ -369,14 +378,9 @@ impl Core {
         if number + 1 == zone_blocks {
             self.streams[stream].zone.set(None);
         }
-        let block = u64::from(zone) * u64::from(zone_blocks) + u64::from(number);
-        let opened = self.staging.borrow_mut().open(&self.arena, block);
-        // Another stream may have taken the last one while this one waited for a zone.
-        let Some(staged) = opened else {
-            self.block_done(zone);
-            return Ok(());
-        };
-        self.streams[stream].staged.set(Some(staged));
+        let block = self.blocks_of(zone, 0).start + u64::from(number);
+        let staged = self.staging.borrow_mut().open(&self.arena, block);
+        self.streams[stream].staged.set(staged);
         Ok(())
     }
 
@@ -426,10 +430,9 @@ impl Core {
         }
         let is_cleaner = stream == CLEANER_STREAM;
         let keep = if is_cleaner { 0 } else { self.settings.reserve };
+        // Zones that users write have class 0, those of the cleaner 1.
         loop {
-            if let Some(taken) =
-                self.pool.take(CLASSES[usize::from(is_cleaner)], keep, false, self.clock.get())
-            {
+            if let Some(taken) = self.pool.take(u8::from(is_cleaner), keep, false, self.clock.get()) {
                 match self.place(taken.zone) {
                     Ok(()) => {
                         self.streams[stream].zone.set(Some(taken.zone));
@@ -447,7 +450,7 @@ impl Core {
             self.work.notify_all();
             self.check()?;
             // Users' zones come from the cleaner, the cleaner's from nobody.
-            let comes = self.pool.free() > 0 || self.pool.free_soon() > 0 || self.is_writing();
+            let comes = self.pool.free_soon() > 0 || self.is_writing();
             if is_cleaner && !comes {
                 return Err(self.no_region());
             }
@@ -456,7 +459,7 @@ impl Core {
     }
 
     /// Copies that new zones have: fewer while too few nodes are up.
-    pub(crate) fn copies_now(&self) -> usize {
+    fn copies_now(&self) -> usize {
         let up = self.nodes.iter().filter(|node| node.state() == nodes::State::Up).count();
         self.settings.copies.min(up.max(1))
     }
@@ -500,18 +503,15 @@ impl Core {
         let tag = self.staging.borrow().get(staged);
         let (zone, offset) = self.zone_of(tag.block);
         let used = (tag.fill as usize * GRANULE).next_multiple_of(PAGE).min(BLOCK);
-        let (mut copies, mut backup) = (0, false);
+        let mut is_anywhere = false;
         if used > 0 {
             let mut buffer = Buffer::new(used);
             self.arena.append_staged(staged, used, &mut buffer);
-            let payload: Payload = buffer.freeze().into();
-            (copies, backup) = self.write_copies(zone, offset, payload).await;
+            is_anywhere = self.write_copies(zone, offset, buffer.freeze().into()).await;
         }
-        let live = self.pool.live(zone);
-        if copies == 0 && !backup && used > 0 && live > 0 {
-            // No copy is anywhere: the pages go to another zone.
-            let moved = self.move_staged(staged).await;
-            if let Err(error) = moved {
+        if !is_anywhere && used > 0 && self.pool.live(zone) > 0 {
+            // The pages go to another zone.
+            if let Err(error) = self.move_block(tag.block, 0).await {
                 tracing::warn!("block {}: {error}; it is tried again", tag.block);
                 runtime::sleep(std::time::Duration::from_millis(200)).await;
                 if !self.is_closing.get() {
@@ -544,60 +544,57 @@ impl Core {
         }
     }
 
-    /// Writes to all whole copies of a zone at once. Returns how many have succeeded, and whether the backup device has.
-    async fn write_copies(self: &Rc<Self>, zone: u32, offset: u64, payload: Payload) -> (usize, bool) {
+    /// Writes to all whole copies of a zone at once, that on the backup device included. Returns whether any has succeeded.
+    async fn write_copies(&self, zone: u32, offset: u64, payload: Payload) -> bool {
         let known = self.zones.get(zone);
         let whole = known.copies.iter().filter(|copy| copy.is_whole);
-        let mut writes = Vec::new();
-        for copy in whole {
-            let (copy, payload) = (*copy, payload.clone());
-            writes.push(async move {
-                let node = &self.nodes[usize::from(copy.node)];
-                (Some(copy.node), node.write(copy.region, offset, payload).await)
-            });
-        }
-        let on_backup = async {
-            let node = self.backup.as_ref().filter(|_| known.has_backup)?;
-            Some(node.write(zone, offset, payload.clone()).await)
+        let backup = known.has_backup.then_some((None, zone));
+        let targets = whole.map(|copy| (Some(copy.node), copy.region)).chain(backup);
+        let write = |target: Source| {
+            let payload = payload.clone();
+            async move { (target, self.node_of(target).write(target.1, offset, payload).await) }
         };
-        let nodes = runtime::join_all(writes);
-        let backup = on_backup.await;
-        let (mut succeeded, mut failed) = (0, SmallVec::<[u8; 4]>::new());
-        for (node, outcome) in nodes.await {
+        let mut failed: SmallVec<[Source; 4]> = SmallVec::new();
+        let mut succeeded = 0;
+        for (target, outcome) in runtime::join_all(targets.map(write)).await {
             match outcome {
                 Ok(()) => {
                     succeeded += 1;
-                    add(&self.counters.node_written, payload.len() as u64);
+                    let on_nodes = if target.0.is_some() { payload.len() as u64 } else { 0 };
+                    add(&self.counters.node_written, on_nodes);
                 }
                 Err(error) => {
                     tracing::warn!("zone {zone}: {error}");
-                    failed.extend(node);
+                    failed.push(target);
                 }
             }
         }
-        let has_backup = matches!(backup, Some(Ok(())));
-        if let Some(Err(error)) = &backup {
-            tracing::warn!("zone {zone}: the backup device: {error}");
-        }
         // A block that is nowhere goes to another zone: then the copies have all that the map names.
-        if succeeded > 0 || has_backup {
-            self.zones.change(&self.arena, zone, |entry| {
-                let missed = entry.copies.iter_mut().filter(|copy| failed.contains(&copy.node));
-                missed.for_each(|copy| copy.is_whole = false);
-                entry.has_backup &= !matches!(backup, Some(Err(_)));
-            });
+        if succeeded > 0 {
+            failed.into_iter().for_each(|copy| self.set_not_whole(zone, copy));
         }
-        if succeeded < known.copies.len() {
-            self.work.notify_all();
-        }
-        (succeeded, has_backup)
+        succeeded > 0
+    }
+
+    /// Notes that a copy of a zone lacks something that was written to the zone.
+    pub(crate) fn set_not_whole(&self, zone: u32, (node, region): Source) {
+        self.zones.change(&self.arena, zone, |entry| {
+            let mut copies = entry.copies.iter_mut();
+            match node {
+                Some(_) => copies
+                    .find(|copy| (Some(copy.node), copy.region) == (node, region))
+                    .into_iter()
+                    .for_each(|copy| copy.is_whole = false),
+                None => entry.has_backup = false,
+            }
+        });
     }
 
     /// Reads a page that needs no node into `page`; false if it needs one.
     ///
     /// # Errors
     /// [`Error::Io`] for a page that was lost.
-    pub(crate) fn read_here(&self, number: u32, page: &mut [u8; PAGE]) -> Result<bool> {
+    fn read_here(&self, number: u32, page: &mut [u8; PAGE]) -> Result<bool> {
         match self.arena.entry(number) {
             Entry::Absent => page.fill(0),
             Entry::Same(pattern) => {
@@ -642,8 +639,7 @@ impl Core {
 
     /// The slot of a page in the bytes of its place, if it is there, whole, and of the generation of the map.
     pub(crate) fn slot_at<'a>(&self, number: u32, place: Place, bytes: &'a [u8]) -> Option<Slot<'a>> {
-        let zone = (place.granule / self.zone_granules()) as u32;
-        let slot = Slot::parse(bytes, self.zones.generation(zone))?;
+        let slot = Slot::parse(bytes, self.zones.generation(self.zone_at(place)))?;
         (slot.page == number && slot.generation == place.generation).then_some(slot)
     }
 
@@ -662,14 +658,7 @@ impl Core {
 
     /// Appends a page that needs no node to a buffer; false if it needs one.
     pub(crate) fn append_here(&self, number: u32, buffer: &mut Buffer) -> Result<bool> {
-        let length = buffer.filled().len();
-        buffer.append_zeroes(PAGE);
-        let page = buffer.filled_mut()[length..].first_chunk_mut().expect("a page was appended");
-        let is_here = self.read_here(number, page);
-        if is_here != Ok(true) {
-            buffer.truncate_filled(length);
-        }
-        is_here
+        append_page(buffer, |page| self.read_here(number, page))
     }
 
     /// Discards a page: it reads as zeros.
@@ -684,6 +673,21 @@ impl Core {
     pub(crate) fn is_writing(&self) -> bool {
         self.staging.borrow().count(Use::Full) > 0
     }
+}
+
+/// Appends a page to a buffer, unless `fill` returns false or an error.
+pub(crate) fn append_page(
+    buffer: &mut Buffer,
+    fill: impl FnOnce(&mut [u8; PAGE]) -> Result<bool>,
+) -> Result<bool> {
+    let length = buffer.filled().len();
+    buffer.append_zeroes(PAGE);
+    let page = buffer.filled_mut()[length..].first_chunk_mut().expect("a page was appended");
+    let outcome = fill(page);
+    if outcome != Ok(true) {
+        buffer.truncate_filled(length);
+    }
+    outcome
 }
 
 /// The pieces of 4 KiB, over all blocks, in which a place lies.

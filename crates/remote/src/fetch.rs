@@ -4,7 +4,7 @@
 //! counts. A copy without the slot is damaged: another one is read, and it is made again.
 
 use crate::arena::{BLOCK, BLOCK_GRANULES};
-use crate::core::{Core, add, lost, pieces_of};
+use crate::core::{Core, add, append_page, lost, pieces_of};
 use crate::entry::{Entry, GRANULE, Place};
 use crate::nodes::Node;
 use crate::slot::PAGE;
@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 16;
 const BLOCK_PIECES: u64 = (BLOCK / PAGE) as u64;
 
 /// A copy that can be read: number of the node, or none for the backup device, and its region.
-type Source = (Option<u8>, u32);
+pub(crate) type Source = (Option<u8>, u32);
 
 impl Core {
     /// Reads a page from a node to the end of a buffer.
@@ -71,17 +71,12 @@ impl Core {
                 }
             };
             add(&self.counters.node_read, bytes as u64);
-            let at = (place.granule % BLOCK_GRANULES) as usize * GRANULE - in_block as usize * PAGE;
+            // What is read begins with the piece in which the slot begins.
+            let at = place.granule as usize * GRANULE % PAGE;
             let slot = self.slot_at(number, place, &found.filled()[at..]);
-            if let Some(slot) = slot {
-                let length = buffer.filled().len();
-                buffer.append_zeroes(PAGE);
-                let page = buffer.filled_mut()[length..].first_chunk_mut().expect("a page was appended");
-                if slot.unpack(page) {
-                    self.keep(first, asked, &found);
-                    return Ok(());
-                }
-                buffer.truncate_filled(length);
+            if append_page(buffer, |page| Ok(slot.is_some_and(|slot| slot.unpack(page))))? {
+                self.keep(first, asked, &found);
+                return Ok(());
             }
             if self.arena.entry(number) != Entry::Stored(place) {
                 return Err(lost(number));
@@ -202,24 +197,17 @@ impl Core {
         tracing::warn!("zone {zone}: node {} doesn't have what was written to it", source.name);
         let is_up = |copy: &Copy| self.nodes[usize::from(copy.node)].is_up();
         let backup_is_up = self.backup.as_ref().is_some_and(Node::is_up);
-        self.zones.change(&self.arena, zone, |entry| {
-            let is_it = |copy: &Copy| Some(copy.node) == node && copy.region == region;
-            let was_whole = match node {
-                Some(_) => entry.copies.iter().any(|copy| copy.is_whole && is_it(copy)),
-                None => entry.has_backup,
-            };
-            let on_backup = usize::from(entry.has_backup && backup_is_up);
-            let whole = entry.copies.iter().filter(|copy| copy.is_whole && is_up(copy)).count() + on_backup;
-            if !was_whole || whole < 2 {
-                return !was_whole;
-            }
-            match node {
-                Some(_) => {
-                    entry.copies.iter_mut().filter(|copy| is_it(copy)).for_each(|copy| copy.is_whole = false)
-                }
-                None => entry.has_backup = false,
-            }
-            true
-        })
+        let known = self.zones.get(zone);
+        let was_whole = match node {
+            Some(node) => known.copies.contains(&Copy { node, region, is_whole: true }),
+            None => known.has_backup,
+        };
+        let on_backup = usize::from(known.has_backup && backup_is_up);
+        let whole = known.copies.iter().filter(|copy| copy.is_whole && is_up(copy)).count() + on_backup;
+        let has_other = whole > 1;
+        if was_whole && has_other {
+            self.set_not_whole(zone, (node, region));
+        }
+        !was_whole || has_other
     }
 }

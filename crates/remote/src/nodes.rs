@@ -140,26 +140,22 @@ impl Node {
         self.free.borrow_mut().pop()
     }
 
-    /// Takes this region, for zones that are known from before.
-    pub fn take_known(&self, region: u32) -> bool {
-        let mut free = self.free.borrow_mut();
-        let before = free.len();
-        free.retain(|other| *other != region);
-        free.len() < before
+    /// Sets the regions that hold nothing, for zones that are known from before.
+    pub fn set_free(&self, FreeRegions(free): FreeRegions) {
+        let numbered = (0..).zip(free).filter(|(_, is_free)| *is_free);
+        let mut numbers: Vec<u32> = numbered.map(|(region, _)| region).collect();
+        // The first one is taken first.
+        numbers.reverse();
+        self.free.replace(numbers);
     }
 
     /// Gives a region back: the node may use its memory for others.
     pub async fn free_region(&self, region: u32) {
-        if self.is_up() {
-            let device = self.device.borrow().clone();
-            if let Some(device) = device {
-                let block = self.part.geometry().block_size;
-                let start = BlockIndex((u64::from(region) * self.region_bytes) >> block.shift());
-                let range =
-                    BlockRange { start, count: block::BlockCount(self.region_bytes >> block.shift()) };
-                // A node that keeps the memory costs nothing but memory.
-                let _kept = runtime::timeout(WRITE_LIMIT, device.discard(range)).await;
-            }
+        if let Ok(device) = self.device() {
+            let (start, end) = (self.block_of(region, 0), self.block_of(region, self.region_bytes));
+            // A node that keeps the memory costs nothing but memory.
+            let _kept =
+                runtime::timeout(WRITE_LIMIT, device.discard(BlockRange { start, count: end - start })).await;
         }
         self.free.borrow_mut().push(region);
     }
@@ -257,6 +253,22 @@ impl Node {
     fn weight(&self) -> f64 {
         let free = f64::from(self.free_regions()) / f64::from(self.regions.max(1));
         free / (self.latency(0.5).max(1000) as f64)
+    }
+}
+
+/// By region of a node, whether it holds nothing.
+#[derive(Debug)]
+pub struct FreeRegions(Vec<bool>);
+
+impl FreeRegions {
+    /// All regions of a node.
+    pub fn all(node: &Node) -> Self {
+        FreeRegions(vec![true; node.regions as usize])
+    }
+
+    /// Takes a region. Returns false if there is no such region, or it was taken before.
+    pub fn take(&mut self, region: u32) -> bool {
+        self.0.get_mut(region as usize).is_some_and(std::mem::take)
     }
 }
 
