@@ -263,6 +263,16 @@ pub struct Attach {
     pub background: bool,
 }
 
+/// Parses a size of bytes, such as 64KiB.
+fn size(text: &str) -> Result<u64, String> {
+    stack::parse_size(text).map_err(|error| error.detail().to_owned())
+}
+
+/// Parses a duration, such as 10ms.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    stack::parse_duration(text).map_err(|error| error.detail().to_owned())
+}
+
 fn sector_size(text: &str) -> Result<u32, String> {
     let sizes = crate::attach::node::SECTOR_SIZES;
     let found = sizes.into_iter().find(|size| size.to_string() == text);

@@ -1,5 +1,6 @@
 //! Arguments of `siltstone fs`.
 
+use super::size;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -188,8 +189,4 @@ pub struct FsDefrag {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    stack::parse_size(text).map_err(|error| error.detail().to_owned())
 }

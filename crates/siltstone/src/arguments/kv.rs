@@ -1,6 +1,6 @@
 //! Arguments of `siltstone kv`.
 
-use super::ZnsDrive;
+use super::{ZnsDrive, duration};
 use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::time::Duration;
@@ -101,7 +101,7 @@ pub struct KvPut {
     /// Value; - reads it from standard input
     pub value: OsString,
     /// Let the key end to exist after this time, such as 500ms, 10s or 24h
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     pub expires_in: Option<Duration>,
     /// Read the key and the value of the command line in hexadecimal
     #[arg(long)]
@@ -237,10 +237,6 @@ pub struct KvCompact {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-fn time(text: &str) -> Result<Duration, String> {
-    stack::parse_duration(text).map_err(|error| error.detail().to_owned())
 }
 
 /// Look for deleted keys in the cells of an emulated drive

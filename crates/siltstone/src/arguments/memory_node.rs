@@ -1,5 +1,6 @@
 //! Arguments of `siltstone memory-node`.
 
+use super::{duration, size};
 use clap::Args;
 use std::time::Duration;
 
@@ -53,14 +54,6 @@ pub struct MemoryNodeServe {
     /// Print the address as one line of JSON
     #[arg(long)]
     pub json: bool,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    stack::parse_size(text).map_err(|error| error.detail().to_owned())
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    stack::parse_duration(text).map_err(|error| error.detail().to_owned())
 }
 
 fn percent(text: &str) -> Result<f64, String> {

@@ -1,8 +1,7 @@
 //! Command line of `siltstone warm`.
 
-use super::Operated;
+use super::{Operated, size};
 use clap::{Args, Subcommand};
-use stack::parse_size;
 use std::path::PathBuf;
 
 /// List, save, load, prefetch and evict the hot blocks of a cache
@@ -159,10 +158,6 @@ pub struct ByteRange {
     pub from: u64,
     /// Byte after the last one.
     pub to: Option<u64>,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| error.detail().to_owned())
 }
 
 fn rate(text: &str) -> Result<u64, String> {
