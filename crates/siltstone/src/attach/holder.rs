@@ -360,7 +360,9 @@ async fn start_server(
         }
         Ok(((ready, descriptors), socket))
     });
-    match talking.await {
+    // The server has made the memory as large as it needs it.
+    let talked = talking.await.and_then(|served| kept_memory.lock().map(|()| served));
+    match talked {
         Ok(((ready, descriptors), socket)) => Ok(Server { process, ready, descriptors, socket }),
         Err(error) => {
             process.signal(Signal::KILL);
@@ -509,7 +511,6 @@ impl Holder {
             }
         };
         let Server { process, ready, descriptors, socket } = server;
-        self.memory.lock()?;
         if self.phase == Phase::Starting {
             self.make_node(&ready, &descriptors)?;
             self.connection = Some((descriptors, ready));
