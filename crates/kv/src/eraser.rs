@@ -2,7 +2,6 @@
 
 use crate::core::{Core, Levels};
 use crate::entry::Timestamp;
-use crate::erasure::GRANTS;
 use crate::extents::Extent;
 use crate::item::Item;
 use crate::memtable::Memtable;
@@ -57,9 +56,6 @@ impl Core {
     async fn grant_operations(self: &Rc<Self>, limit: Duration, patience: Duration) -> Result<()> {
         let homes = self.homes.borrow().clone();
         let begin = runtime::now();
-        // Tables have dropped their tombstones when the time of resets begins.
-        let for_tables =
-            Duration::from_millis(self.erasure.step() * GRANTS).saturating_sub(limit).as_millis() as u64;
         while begin.elapsed() < patience && !self.kit.is_closing() && self.kit.failure().is_none() {
             let mut oldest: Option<Timestamp> = None;
             for home in &homes {
@@ -67,7 +63,7 @@ impl Core {
                 oldest = oldest.into_iter().chain(found).min();
             }
             let next = self.erasure.now() + 2 * self.erasure.step();
-            let is_urgent = oldest.is_some_and(|oldest| oldest + for_tables <= next)
+            let is_urgent = oldest.is_some_and(|oldest| oldest + self.erasure.time_of_tables() <= next)
                 || !self.erasure.due_within(Duration::from_millis(2 * self.erasure.step())).is_empty();
             if !is_urgent {
                 break;

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Grants of operations within the limit.
-pub(crate) const GRANTS: u64 = 64;
+const GRANTS: u64 = 64;
 
 /// A zone that must be reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,6 +148,11 @@ impl Erasure {
     /// Operations of a grant.
     pub fn step(&self) -> u64 {
         (self.span() / GRANTS).max(1)
+    }
+
+    /// Time within which tables have dropped a tombstone, in milliseconds or operations: the rest is for resets.
+    pub(crate) fn time_of_tables(&self) -> u64 {
+        self.span() - self.limit().map_or(0, |limit| limit.as_millis() as u64)
     }
 
     /// The promise in milliseconds, or operations.

@@ -72,6 +72,10 @@ impl Value {
             RawValue::Word(word) => Some(word.as_str()),
             _ => None,
         };
+        let whole = || match raw {
+            RawValue::Integer(number, _) => *number,
+            _ => word.and_then(|word| word.parse().ok()),
+        };
         match key.value {
             ValueKind::Size => match (raw, text) {
                 (RawValue::Integer(Some(bytes), _), _) => Ok(Value::Size(*bytes)),
@@ -85,25 +89,15 @@ impl Value {
                 }
                 _ => Err(mismatch()),
             },
-            ValueKind::DurationOrCount => {
-                let count = match raw {
-                    RawValue::Integer(number, _) => *number,
-                    _ => word.and_then(|word| word.parse().ok()),
-                };
-                match (count, text) {
-                    (Some(count), _) if count > 0 => Ok(Value::Integer(count)),
-                    (None, Some(text)) => {
-                        parse_duration(text).map(Value::Duration).map_err(|error| unit_error(&error))
-                    }
-                    _ => Err(mismatch()),
+            ValueKind::DurationOrCount => match (whole(), text) {
+                (Some(count), _) if count > 0 => Ok(Value::Integer(count)),
+                (None, Some(text)) => {
+                    parse_duration(text).map(Value::Duration).map_err(|error| unit_error(&error))
                 }
-            }
+                _ => Err(mismatch()),
+            },
             ValueKind::Integer { min, max } => {
-                let number = match raw {
-                    RawValue::Integer(number, _) => *number,
-                    _ => word.and_then(|word| word.parse().ok()),
-                };
-                let allowed = number.filter(|number| (min..=max).contains(number));
+                let allowed = whole().filter(|number| (min..=max).contains(number));
                 allowed.map(Value::Integer).ok_or_else(mismatch)
             }
             ValueKind::Float { min, max } => {
