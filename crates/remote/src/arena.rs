@@ -1,6 +1,6 @@
 //! All state that must outlive the process that serves a device, in one piece of shared memory: the map, the zones, the staged blocks and the cache.
 //!
-//! The memory is a file of the kernel's (memfd). Whoever keeps its descriptor keeps the pages: the next process opens the same memory and goes on. So every change
+//! The memory is a file of the kernel's (memfd). The pages exist as long as a process has the descriptor, and the next process continues with them. So every change
 //! is made in an order in which the process may be killed: a slot is complete before the map names it, and what can be computed from the map isn't here.
 //!
 //! ```text
@@ -77,7 +77,7 @@ impl Sizes {
         (self.frame_bytes() + self.frames as usize * PAGE) as u64
     }
 
-    /// Bytes of what isn't staged blocks and frames.
+    /// Bytes of metadata: everything but staged blocks and frames.
     pub fn map_bytes(&self) -> u64 {
         self.staged_blocks() as u64
     }

@@ -1,4 +1,4 @@
-//! Zones that are given back: those without pages, and those whose pages are moved first.
+//! Reset of zones: of those without live pages, and of victims whose live pages are moved first.
 //!
 //! The kit's pool knows how much of each zone is live, and its cost-benefit policy chooses which zone is cleaned. A page is moved as it is, without being
 //! unpacked.
@@ -29,11 +29,11 @@ struct Live {
 }
 
 impl Core {
-    /// Gives zones back that have no live page, until the device is closed.
-    pub(crate) async fn run_giving_back(self: Rc<Self>) {
+    /// Resets zones without live pages, until the device is closed.
+    pub(crate) async fn run_releases(self: Rc<Self>) {
         while !self.is_closing.get() {
             let work = self.work.notified();
-            if !self.give_back_dead().await {
+            if !self.release_dead().await {
                 // A look without an event costs little.
                 let _elapsed = runtime::timeout(LOOK, work).await;
             }
@@ -81,8 +81,8 @@ impl Core {
         self.freed.notify_all();
     }
 
-    /// Gives back zones that have no live page. Returns whether there was one.
-    async fn give_back_dead(&self) -> bool {
+    /// Resets the zones without live pages. Returns whether there was one.
+    async fn release_dead(&self) -> bool {
         let dead = self.pool.take_dead();
         let mut count = 0;
         for zone in &dead {
@@ -90,7 +90,7 @@ impl Core {
                 self.pool.return_dead(vec![*zone]);
                 continue;
             }
-            self.give_back(*zone).await;
+            self.release(*zone).await;
             self.pool.end_resetting(1);
             count += 1;
         }
@@ -100,7 +100,8 @@ impl Core {
         count > 0
     }
 
-    async fn give_back(&self, zone: u32) {
+    /// Resets a zone: forgets what is cached of it, and frees its regions.
+    async fn release(&self, zone: u32) {
         for block in self.blocks_of(zone, self.arena.sizes().zone_blocks) {
             let staged = self.staging.borrow().place(block);
             if let Some(staged) = staged {
@@ -109,7 +110,7 @@ impl Core {
             let pieces = (BLOCK / PAGE) as u64;
             self.frames.borrow_mut().forget(&self.arena, block * pieces..(block + 1) * pieces);
         }
-        // Without blocks the copies mean nothing: a process that is killed between the two gives none of them back twice.
+        // Without blocks the copies mean nothing: a process that is killed between the two gives none of them twice.
         self.zones.change(&self.arena, zone, |entry| {
             entry.generation = entry.generation.wrapping_add(1);
             (entry.blocks, entry.is_closed, entry.has_backup) = (0, false, false);

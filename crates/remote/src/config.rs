@@ -125,7 +125,7 @@ impl Config {
     }
 }
 
-/// Zones that fit on nodes with so many regions, with their copies on different nodes.
+/// Largest number of zones whose copies fit on different nodes, by the number of regions of each node.
 fn most_zones(regions: &[u64], copies: u64) -> u64 {
     let fits = |zones: u64| regions.iter().map(|count| zones.min(*count)).sum::<u64>() >= copies * zones;
     let (mut most, mut too_many) = (0, regions.iter().sum::<u64>() / copies + 1);

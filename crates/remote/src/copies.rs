@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Time between two looks at the nodes.
 const LOOK: Duration = Duration::from_millis(200);
 /// Time after which the copies on a node that is down are made again elsewhere.
-const GIVE_UP: Duration = Duration::from_secs(5);
+const RECOPY_AFTER: Duration = Duration::from_secs(5);
 
 impl Core {
     /// Asks nodes whether they want memory back, and connects to those that are down, until the device is closed.
@@ -70,14 +70,14 @@ impl Core {
         }
     }
 
-    /// Whether a copy counts: it is whole, and its node is up or was a moment ago, and keeps its memory.
-    fn counts(&self, copy: &Copy) -> bool {
+    /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and doesn't want its memory back.
+    fn is_valid(&self, copy: &Copy) -> bool {
         let node = &self.nodes[usize::from(copy.node)];
-        copy.is_whole && node.state() != State::Leaving && !node.is_down_for(GIVE_UP)
+        copy.is_whole && node.state() != State::Leaving && !node.is_down_for(RECOPY_AFTER)
     }
 
     fn lacks_copy(&self, zone: &Zone) -> bool {
-        zone.copies.iter().filter(|copy| self.counts(copy)).count() < self.settings.copies
+        zone.copies.iter().filter(|copy| self.is_valid(copy)).count() < self.settings.copies
     }
 
     fn lacks_backup(&self, zone: &Zone) -> bool {
@@ -90,34 +90,34 @@ impl Core {
         (self.pool.get(zone).usage == Usage::Full && known.pending == 0).then_some(known)
     }
 
-    /// Makes one more copy of a zone, and gives up those that don't count.
+    /// Makes one more copy of a zone, and releases those that aren't valid.
     async fn copy_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
         let Some(known) = self.idle(zone).filter(|known| self.lacks_copy(known)) else { return Ok(()) };
         let others: SmallVec<[u8; 4]> =
-            known.copies.iter().filter(|copy| self.counts(copy)).map(|copy| copy.node).collect();
+            known.copies.iter().filter(|copy| self.is_valid(copy)).map(|copy| copy.node).collect();
         let chosen = nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut());
         let node = chosen.ok_or_else(|| self.no_region())?;
         let region = self.nodes[usize::from(node)].take_region().ok_or_else(|| self.no_region())?;
         self.zones.change(&self.arena, zone, |entry| entry.is_copied = true);
         let outcome = self.fill_copy(zone, known.blocks, (Some(node), region)).await;
-        let mut given_up: SmallVec<[(u8, u32); 4]> = SmallVec::new();
+        let mut released: SmallVec<[(u8, u32); 4]> = SmallVec::new();
         self.zones.change(&self.arena, zone, |entry| {
             entry.is_copied = false;
             match outcome {
                 Ok(()) => {
                     entry.copies.retain(|copy| {
-                        let counts = self.counts(copy);
-                        if !counts {
-                            given_up.push((copy.node, copy.region));
+                        let is_valid = self.is_valid(copy);
+                        if !is_valid {
+                            released.push((copy.node, copy.region));
                         }
-                        counts
+                        is_valid
                     });
                     entry.copies.push(Copy { node, region, is_whole: true });
                 }
-                Err(_) => given_up.push((node, region)),
+                Err(_) => released.push((node, region)),
             }
         });
-        for (node, region) in given_up {
+        for (node, region) in released {
             self.nodes[usize::from(node)].free_region(region).await;
         }
         self.work.notify_all();
@@ -137,7 +137,10 @@ impl Core {
         outcome
     }
 
-    /// Copies the blocks of a zone. What is copied must have all pages that the map names: else the copies that are there stay.
+    /// Copies the blocks of a zone.
+    ///
+    /// # Errors
+    /// [`block::Error::Io`] if the source lacks a page that the map names: the copies that exist must stay then.
     async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, target: Source) -> Result<()> {
         let mut live = 0;
         for block in self.blocks_of(zone, blocks) {

@@ -1,7 +1,7 @@
 //! The device on its home shard: the map, staged blocks, the cache, zones and nodes.
 //!
 //! A page that is written is compressed and packed into a staged block, and acknowledged. A block that is full is written to every node that has a copy of its zone.
-//! Pages of one part of the device go to one block as long as they come together (`streams`), so that a read brings neighbours along.
+//! Consecutive writes to one part of the device are packed into one block (`streams`), so that a read prefetches neighbours.
 //!
 //! Left to others: reads from nodes (`fetch`), moving pages out of zones (`cleaner`), copies (`copies`).
 
@@ -127,7 +127,7 @@ pub struct Core {
     pub(crate) random: RefCell<Random>,
     /// A staged block or a zone may be used again, or a state has changed.
     pub(crate) freed: Notify,
-    /// There is something to clean, or to give back.
+    /// A zone may have to be cleaned or reset.
     pub(crate) work: Notify,
     /// Why no zone can be had.
     pub(crate) stuck: RefCell<Option<Error>>,
@@ -178,7 +178,7 @@ impl Core {
         Rc::new(core)
     }
 
-    /// Computes what isn't in the arena.
+    /// Computes the state that isn't in the arena: accounts of zones and nodes, counters.
     fn restore(&self, is_used: bool) {
         let sizes = *self.arena.sizes();
         let mut live = vec![0_u32; sizes.zones as usize];
@@ -231,7 +231,7 @@ impl Core {
             self.tasks.spawn(self.clone().write_out(staged)).detach();
         }
         self.tasks.spawn(self.clone().run_cleaner()).detach();
-        self.tasks.spawn(self.clone().run_giving_back()).detach();
+        self.tasks.spawn(self.clone().run_releases()).detach();
         self.tasks.spawn(self.clone().run_nodes()).detach();
         self.tasks.spawn(self.clone().run_copies()).detach();
     }
@@ -392,7 +392,7 @@ impl Core {
         }
     }
 
-    /// Ends its tasks. What is stored stays where it is, for a process to which the memory is kept.
+    /// Ends the tasks. Stored pages stay in place, for a process that gets the kept memory.
     pub(crate) async fn close(&self) {
         self.is_closing.set(true);
         while !self.tasks.is_empty() {
@@ -449,7 +449,7 @@ impl Core {
             }
             self.work.notify_all();
             self.check()?;
-            // Users' zones come from the cleaner, the cleaner's from nobody.
+            // Only the cleaner frees zones, so it can't wait for one unless a reset or a write in flight ends.
             let comes = self.pool.free_soon() > 0 || self.is_writing();
             if is_cleaner && !comes {
                 return Err(self.no_region());
@@ -603,7 +603,7 @@ impl Core {
             Entry::Stored(place) => {
                 let packed = &mut *self.scratch.borrow_mut();
                 let bytes = &mut packed[..usize::from(place.granules) * GRANULE];
-                if !self.gather(place, bytes) {
+                if !self.read_local(place, bytes) {
                     return Ok(false);
                 }
                 let is_whole = self.slot_at(number, place, bytes).is_some_and(|slot| slot.unpack(page));
@@ -619,7 +619,7 @@ impl Core {
     }
 
     /// Copies the granules of a place from a staged block or from frames. Returns false if they aren't all here.
-    fn gather(&self, place: Place, target: &mut [u8]) -> bool {
+    fn read_local(&self, place: Place, target: &mut [u8]) -> bool {
         let at = (place.granule % BLOCK_GRANULES) as usize * GRANULE;
         if let Some(staged) = self.staging.borrow().place(place.granule / BLOCK_GRANULES) {
             self.arena.read_staged(staged, at, target);

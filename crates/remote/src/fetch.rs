@@ -71,7 +71,7 @@ impl Core {
                 }
             };
             add(&self.counters.node_read, bytes as u64);
-            // What is read begins with the piece in which the slot begins.
+            // The read begins with the piece in which the slot begins.
             let at = place.granule as usize * GRANULE % PAGE;
             let slot = self.slot_at(number, place, &found.filled()[at..]);
             if append_page(buffer, |page| Ok(slot.is_some_and(|slot| slot.unpack(page))))? {
@@ -81,7 +81,7 @@ impl Core {
             if self.arena.entry(number) != Entry::Stored(place) {
                 return Err(lost(number));
             }
-            // Its region may have been given up meanwhile, for another copy.
+            // Its region may have been released meanwhile, for another copy.
             if !self.sources(zone).contains(&source) && restarts < ATTEMPTS {
                 sources = self.sources(zone);
                 restarts += 1;
@@ -102,7 +102,7 @@ impl Core {
         Err(lost(number))
     }
 
-    /// Keeps what was read, unless its zone was given back meanwhile: then the slot wasn't found.
+    /// Caches the pieces of a read. The slot was valid, so the zone wasn't reset meanwhile.
     fn keep(&self, first: u64, asked: u64, found: &Buffer) {
         let mut frames = self.frames.borrow_mut();
         for (piece, bytes) in (first..).zip(found.filled().chunks_exact(PAGE)) {
@@ -110,7 +110,7 @@ impl Core {
         }
     }
 
-    /// Copies of a zone that can be read: whole ones, the quickest first, then others, and last the backup device. What isn't there is told by checksums.
+    /// Copies of a zone that can be read: whole ones, the quickest first, then others, and last the backup device. Checksums reject stale contents.
     pub(crate) fn sources(&self, zone: u32) -> SmallVec<[Source; 4]> {
         let known = self.zones.get(zone);
         let mut up: SmallVec<[Copy; 4]> =
@@ -190,7 +190,7 @@ impl Core {
         (source, outcome)
     }
 
-    /// Notes that a copy doesn't have what was written. If there is another one it is made again: then this returns true.
+    /// Notes that a copy lacks a slot. Returns true if the copy is made again, since there is another one, or is known to be incomplete.
     fn note_damaged(&self, zone: u32, (node, region): Source) -> bool {
         let source = self.node_of((node, region));
         add(&source.corrupt, 1);

@@ -1,22 +1,22 @@
-//! The cache of what was read from nodes: *frames* of 4 KiB, each with one piece of a block as it lies on the nodes.
+//! The read cache: *frames* of 4 KiB, each with one piece of a block as it lies on the nodes.
 //!
 //! A hand goes round the frames (CLOCK: Corbató, "A Paging Experiment with the Multics System", 1968). A new piece is replaced when the hand comes to it, unless
-//! it was used meanwhile: what was brought along by read-ahead and isn't asked for leaves first.
+//! it was used meanwhile: prefetched pieces that aren't used are evicted first.
 //!
-//! Of the pieces that were brought along, the share that is used decides how many are brought along: [`Frames::window`].
+//! The used share of prefetched pieces sets the number of pieces of a read: [`Frames::window`].
 
 use crate::arena::Arena;
 
 /// No frame.
 const NONE: u32 = u32::MAX;
-/// Pieces brought along between two decisions about the window.
+/// Prefetched pieces between two adjustments of the window.
 const DECIDE: u32 = 256;
 /// Largest number of pieces that are read at once.
 const WIDEST: u32 = 16;
 
 const USED: u8 = 1;
-/// Brought along with another piece, and not used since.
-const BROUGHT: u8 = 2;
+/// Prefetched with another piece, and not used since.
+const PREFETCHED: u8 = 2;
 
 /// The frames of the cache; their bytes and tags are in the arena.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Frames {
     flags: Vec<u8>,
     hand: u32,
     window: u32,
-    brought: u32,
+    prefetched: u32,
     useful: u32,
 }
 
@@ -42,7 +42,7 @@ impl Frames {
             flags: vec![0; count as usize],
             hand: 0,
             window: 4,
-            brought: 0,
+            prefetched: 0,
             useful: 0,
         };
         for frame in 0..count {
@@ -80,7 +80,7 @@ impl Frames {
     pub fn get(&mut self, arena: &Arena, piece: u64) -> Option<u32> {
         let frame = self.find(arena, piece)?;
         let flags = &mut self.flags[frame as usize];
-        if *flags & BROUGHT != 0 {
+        if *flags & PREFETCHED != 0 {
             self.useful += 1;
         }
         *flags = USED;
@@ -124,10 +124,10 @@ impl Frames {
         self.next[frame as usize] = self.heads[hash];
         self.heads[hash] = frame;
         if !is_asked {
-            self.flags[frame as usize] = BROUGHT;
-            self.brought += 1;
+            self.flags[frame as usize] = PREFETCHED;
+            self.prefetched += 1;
         }
-        if self.brought >= DECIDE {
+        if self.prefetched >= DECIDE {
             self.decide();
         }
     }
@@ -141,15 +141,15 @@ impl Frames {
         }
     }
 
-    /// Reads twice as many pieces at once where half of those brought along are used, and half as many where less than an eighth is.
+    /// Doubles the window if half of the prefetched pieces were used, and halves it if less than an eighth was.
     fn decide(&mut self) {
-        if self.useful * 2 >= self.brought {
+        if self.useful * 2 >= self.prefetched {
             self.window = (self.window * 2).min(WIDEST);
-        } else if self.useful * 8 < self.brought {
-            // One more than is asked for is still brought along, to measure.
+        } else if self.useful * 8 < self.prefetched {
+            // At least one piece is still prefetched, to measure.
             self.window = (self.window / 2).max(2);
         }
-        (self.brought, self.useful) = (0, 0);
+        (self.prefetched, self.useful) = (0, 0);
     }
 
     /// Number of pieces that are read at once.

@@ -14,8 +14,8 @@
 //! those of the log kit. Nodes are devices: NBD servers, for example.
 //!
 //! `slot`: a page in a block. `entry`: the map's entries. `arena`: all state that outlives the process. `staging`: blocks that are filled and
-//! written. `frames`: the cache of what was read. `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
-//! nodes. `cleaner`: zones that are given back. `copies`: copies that are made again. `part`: the device's contract.
+//! written. `frames`: the read cache. `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
+//! nodes. `cleaner`: resets and cleaning. `copies`: copies that are made again. `part`: the device's contract.
 
 mod arena;
 mod cleaner;

@@ -56,7 +56,7 @@ pub struct Node {
     regions: u32,
     free: RefCell<Vec<u32>>,
     latencies: RefCell<Histogram<PRECISION>>,
-    /// Reads that found something else than what was written.
+    /// Reads that returned no valid slot.
     pub corrupt: Cell<u64>,
     /// Number of times that it went down.
     pub losses: Cell<u64>,

@@ -27,7 +27,7 @@ pub struct RemotePart {
     is_kept: bool,
 }
 
-/// Geometry of a device of so many pages.
+/// Geometry of a device with this number of pages.
 fn geometry(pages: u64) -> Result<DeviceGeometry> {
     Ok(DeviceGeometry {
         block_size: BlockSize::new(PAGE as u64)?,

@@ -3,8 +3,8 @@
 //! ```text
 //! 0  page u32   4  bytes u16   6  encoding u16   8  generation u32   12  CRC32C   16  bytes
 //! ```
-//! Numbers are little-endian. A slot takes whole granules; the rest of the last one is zeros. The checksum covers the header, the bytes and the number of times
-//! that the zone had been given back: so what an earlier owner of the place left is no slot of this zone, and a block can be searched for slots at every
+//! Numbers are little-endian. A slot takes whole granules; the rest of the last one is zeros. The checksum covers the header, the bytes and the number of
+//! resets of the zone. So slots of an earlier use of the zone are invalid, and a block can be searched for slots at every
 //! granule.
 
 use crate::entry::{GENERATIONS, GRANULE};
@@ -51,7 +51,7 @@ fn checksum(header: &[u8], zone_generation: u32, bytes: &[u8]) -> u32 {
 }
 
 impl<'a> Slot<'a> {
-    /// The header of the slot in a zone that had been given back so many times.
+    /// The header of the slot in a zone with this number of resets.
     pub fn header(&self, zone_generation: u32) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         header[..4].copy_from_slice(&self.page.to_le_bytes());
@@ -67,7 +67,7 @@ impl<'a> Slot<'a> {
         header
     }
 
-    /// The slot at the beginning of these bytes; `None` if there is none of a zone that had been given back so many times.
+    /// The slot at the beginning of these bytes; `None` if there is no valid one of a zone with this number of resets.
     pub fn parse(from: &'a [u8], zone_generation: u32) -> Option<Self> {
         let header = from.get(..HEADER)?;
         let number =

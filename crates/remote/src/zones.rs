@@ -23,7 +23,7 @@ pub struct Copy {
 /// A zone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Zone {
-    /// Number of times that it had been given back.
+    /// Number of resets.
     pub generation: u32,
     /// Blocks that were staged.
     pub blocks: u32,
@@ -31,7 +31,7 @@ pub struct Zone {
     pub is_closed: bool,
     /// Blocks that aren't on the nodes yet.
     pub pending: u32,
-    /// Whether a copy is being made; its regions aren't given back meanwhile.
+    /// Whether a copy is being made; the zone isn't reset meanwhile.
     pub is_copied: bool,
     /// Whether every block that was written to the zone is on the backup device.
     pub has_backup: bool,
@@ -82,7 +82,7 @@ impl Zones {
         self.0.borrow()[zone as usize].clone()
     }
 
-    /// Number of times that a zone had been given back.
+    /// Number of resets of a zone.
     pub fn generation(&self, zone: u32) -> u32 {
         self.0.borrow()[zone as usize].generation
     }
