@@ -116,6 +116,10 @@ impl Entry for Item {
         self.data.is_empty()
     }
 
+    fn is_moved(&self) -> bool {
+        matches!(self.origin, Origin::Move)
+    }
+
     fn is_atomic(&self) -> bool {
         match self.origin {
             Origin::Submitted { .. } | Origin::Joint { .. } | Origin::Shared => true,

@@ -166,8 +166,10 @@ pub struct Core {
     pub(crate) work: Work,
     /// A compaction runs.
     pub(crate) is_compacting: Cell<bool>,
-    /// Why flushes fail.
-    pub(crate) background_error: RefCell<Option<Error>>,
+    /// Why the last flush failed; `None` if it didn't.
+    pub(crate) flush_error: RefCell<Option<Error>>,
+    /// Why the last compaction failed.
+    pub(crate) compaction_error: RefCell<Option<Error>>,
     /// Zones that must be reset in time.
     pub(crate) erasure: Arc<Erasure>,
     /// The store is being closed.
@@ -290,7 +292,8 @@ impl Core {
             gate: KeyGate::default(),
             work: Work::default(),
             is_compacting: Cell::new(false),
-            background_error: RefCell::default(),
+            flush_error: RefCell::default(),
+            compaction_error: RefCell::default(),
             erasure: erasure.clone(),
             stopping: Notify::new(),
             cross_shard: Semaphore::new(crate::cross_shard::MOST_CROSS_SHARD),
@@ -490,8 +493,8 @@ impl Core {
             if !is_behind {
                 return Ok(());
             }
-            if let Some(error) = &*self.background_error.borrow() {
-                return Err(error.clone());
+            if let Some(error) = self.background_error() {
+                return Err(error);
             }
             self.check_open()?;
             if !std::mem::replace(&mut has_counted, true) {

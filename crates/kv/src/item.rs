@@ -278,6 +278,10 @@ impl Entry for Item {
         self.data.is_empty() && matches!(self.origin, Origin::Edit(_))
     }
 
+    fn is_moved(&self) -> bool {
+        matches!(self.origin, Origin::Piece { from, .. } if from != Place::NOWHERE)
+    }
+
     fn is_atomic(&self) -> bool {
         !self.joins().is_empty()
     }

@@ -17,8 +17,9 @@ use crate::table::{Builder, Summary};
 use crate::tables::{Table, TableFile};
 use block::{Buffer, Error, Result};
 use logkit::Owner;
+use runtime::sync::Permit;
+use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Bytes of a table that are appended at a time.
@@ -27,8 +28,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const ENTRIES_PER_TURN: u32 = 64;
 /// Time after a job that failed before the next attempt.
 const RETRY: Duration = Duration::from_millis(100);
-/// Number of times that all zones are reset while a table waits for space: small zones that are nearly full may be moved without end.
-const FUTILE_ROUNDS: u64 = 4;
+/// Most data blocks of an edit, but for one with very long keys.
+const EDIT_BLOCKS: u32 = 1;
 /// Longest time without a look whether a deadline is due.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -125,8 +126,11 @@ impl<'a> TableWriter<'a> {
         self.rest = bytes[taken..].to_vec();
         let blocks = (whole / block) as u32;
         let item = Item::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
-        self.core.wait_for_space().await?;
-        self.core.append_tables(self.class, vec![item]).await?;
+        // A flush lets zones of the write-ahead log die, so compactions leave it one for each shard.
+        let zones = u32::from(self.core.shards) * if self.level == 0 { 1 } else { 2 };
+        let kept = self.core.checkpoint_zones() + zones;
+        let alone = self.core.space_for_tables(kept, self.class, blocks).await?;
+        self.core.append_alone(&alone, self.class, vec![item]).await?;
         self.next_block += blocks;
         self.written += whole as u64;
         Ok(())
@@ -144,30 +148,26 @@ impl<'a> TableWriter<'a> {
 }
 
 impl Core {
-    /// Waits until a zone is free that isn't kept for the cleaner and for checkpoints.
+    /// Waits until blocks can be appended to tables of a class: its open zone takes them, or more than `kept` zones are free. Nothing else is
+    /// appended to tables until the permit is dropped.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where none can be freed, or cleaning goes on without gaining one; the failure of the log.
-    async fn wait_for_space(self: &Rc<Self>) -> Result<()> {
-        let resets = || self.kit.counters.reset_zones.load(Ordering::Relaxed);
-        let most = resets() + FUTILE_ROUNDS * u64::from(self.kit.layout.zones);
+    /// [`Error::NoSpace`] where no zone can be freed; the failure of the log.
+    async fn space_for_tables(&self, kept: u32, class: u8, blocks: u32) -> Result<Permit> {
         loop {
+            let alone = self.mover.acquire(1).await;
             if let Some(error) = self.kit.failure() {
                 return Err(error);
             }
             if self.kit.is_closing() {
                 return Err(Error::closed("the store is being closed"));
             }
-            if self.kit.pool.free() > self.checkpoint_zones() + u32::from(self.shards) {
-                return Ok(());
+            if self.kit.pool.free() > kept || self.zones.borrow().has_room(&self.kit.layout, class, blocks) {
+                return Ok(alone);
             }
+            drop(alone);
             if let Some(error) = self.kit.stuck() {
                 return Err(error);
-            }
-            if resets() > most {
-                return Err(Error::no_space(format!(
-                    "every zone was cleaned {FUTILE_ROUNDS} times and none is free; delete some keys, or use a larger drive"
-                )));
             }
             let freed = self.kit.events.freed.notified();
             self.kit.events.cleaner.notify_all();
@@ -188,21 +188,26 @@ impl Core {
                     continue;
                 }
             };
-            if !self.note_outcome(outcome).await {
+            if !self.note_outcome(&self.flush_error, outcome).await {
                 return;
             }
         }
     }
 
+    /// Why a flush or a compaction failed that is tried again.
+    pub(crate) fn background_error(&self) -> Option<Error> {
+        self.flush_error.borrow().clone().or_else(|| self.compaction_error.borrow().clone())
+    }
+
     /// Notes how a job has ended. Returns false where no other should be begun.
-    async fn note_outcome(&self, outcome: Result<()>) -> bool {
+    async fn note_outcome(&self, noted: &RefCell<Option<Error>>, outcome: Result<()>) -> bool {
         let Err(error) = outcome else {
-            self.background_error.replace(None);
+            noted.replace(None);
             self.changed.notify_all();
             return true;
         };
         tracing::warn!("shard {}: {error}", self.shard);
-        self.background_error.replace(Some(error));
+        noted.replace(Some(error));
         self.changed.notify_all();
         if self.kit.failure().is_some() || self.kit.is_closing() {
             return false;
@@ -227,13 +232,15 @@ impl Core {
                     due.map_or(LOOK, |due| Duration::from_millis(due.saturating_sub(now).max(1)).min(LOOK));
                 // A timeout only lets it look again.
                 let _elapsed = runtime::timeout(wait, changed).await;
+                // After a lack of space only small jobs were looked for.
+                self.compaction_error.replace(None);
                 continue;
             };
             self.is_compacting.set(true);
             let outcome = self.compact(&job).await;
             drop(alone);
             self.is_compacting.set(false);
-            if !self.note_outcome(outcome).await {
+            if !self.note_outcome(&self.compaction_error, outcome).await {
                 return;
             }
         }
@@ -243,7 +250,7 @@ impl Core {
     pub(crate) fn with_tree<T>(&self, look: impl FnOnce(&Tree<'_>) -> T) -> T {
         let levels = self.levels.borrow().clone();
         // After a job that found no space, a small one is tried.
-        let is_short = matches!(&*self.background_error.borrow(), Some(Error::NoSpace(_)));
+        let is_short = matches!(self.background_error(), Some(Error::NoSpace(_)));
         let mut tree = Tree { is_short, ..Tree::default() };
         for level in &levels.0 {
             tree.levels.push(level.iter().map(|table| self.view(table)).collect());
@@ -363,7 +370,8 @@ impl Core {
         level: usize,
         class: u8,
     ) -> Result<()> {
-        let _alone = self.mover.acquire(1).await;
+        // What an edit frees is more than it takes, so it may take what is kept for the cleaner.
+        let alone = self.space_for_tables(self.checkpoint_zones(), class, EDIT_BLOCKS).await?;
         // From here on no piece is moved before the edit has its place.
         for moved in &mut edit.added {
             let file = self.file(moved.id);
@@ -382,10 +390,7 @@ impl Core {
             files.push(file);
         }
         let item = Item::edit(edit, files, self.kit.layout.block_bytes());
-        let mut zones = self.zones.replace(logkit::Mover::new(0));
-        let outcome = zones.append(self, class, [item]).await;
-        self.zones.replace(zones);
-        outcome
+        self.append_alone(&alone, class, vec![item]).await
     }
 
     /// Carries out a compaction.
@@ -463,7 +468,7 @@ impl Core {
                 return Err(error);
             }
             let changed = self.changed.notified();
-            if let Some(error) = &*self.background_error.borrow() {
+            if let Some(error) = &*self.flush_error.borrow() {
                 return Err(error.clone());
             }
             changed.await;
@@ -476,8 +481,8 @@ impl Core {
         loop {
             let changed = self.changed.notified();
             self.check_open()?;
-            if let Some(error) = &*self.background_error.borrow() {
-                return Err(error.clone());
+            if let Some(error) = self.background_error() {
+                return Err(error);
             }
             let is_due = || self.with_tree(|tree| self.compaction.next(tree, self.erasure.now())).is_some();
             if !self.is_compacting.get() && self.frozen.borrow().is_empty() && !is_due() {

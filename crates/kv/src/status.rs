@@ -201,7 +201,7 @@ impl Core {
         if let Some(error) = self.kit().failure().or_else(|| self.kit().stuck()) {
             return error.to_string();
         }
-        if let Some(error) = &*self.background_error.borrow() {
+        if let Some(error) = self.background_error() {
             return error.to_string();
         }
         if !self.snapshots.borrow().is_empty() {

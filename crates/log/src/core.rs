@@ -93,6 +93,10 @@ impl Entry for Item {
         matches!(self.change, Change::Unmap { .. } | Change::Delete { .. })
     }
 
+    fn is_moved(&self) -> bool {
+        matches!(self.change, Change::Move { .. })
+    }
+
     fn is_acknowledged(&self) -> bool {
         self.ticket != 0
     }

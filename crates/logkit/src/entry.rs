@@ -35,6 +35,11 @@ pub trait Entry: 'static {
         !self.joins().is_empty()
     }
 
+    /// Whether the cleaner appends it: its data was live in another zone.
+    fn is_moved(&self) -> bool {
+        false
+    }
+
     /// Streams of other shards of which its record is a member, too. The entry takes effect on all these shards or, after a
     /// crash, on none; it is atomic, and a record of its own, which [`Owner::share`](crate::Owner::share) passes on. An entry that was
     /// acknowledged before it is written can't have any. At most [`MOST_LINKS`](crate::record::MOST_LINKS).

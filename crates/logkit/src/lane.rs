@@ -330,7 +330,8 @@ pub(crate) async fn append<O: Owner>(
     let blocks = frozen.blocks();
     debug_assert!(zone.class() != CHECKPOINT_CLASS, "checkpoints have a writer of their own");
     owner.before_append(zone.zone(), zone.generation(), &batch.entries);
-    kit.pool.note_append(zone.zone(), &number.all(), blocks);
+    let moved = batch.entries.iter().filter(|entry| entry.is_moved()).map(Entry::blocks).sum();
+    kit.pool.note_append(zone.zone(), &number.all(), blocks, moved);
     let payload = frozen.encode(&kit.identity, zone, &batch.entries, kit.layout.block_bytes());
     let outcome = zone.append(&*kit.zones, &kit.layout, frozen.encoded(), payload).await;
     kit.flusher.appended(zone.zone());

@@ -4,6 +4,7 @@
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
 use crate::lane::write_record;
+use crate::layout::Layout;
 use crate::owner::Owner;
 use crate::record::{Header, LINK};
 use crate::reset::reset_dead;
@@ -144,6 +145,12 @@ impl Mover {
             runtime::yield_now().await;
         }
         Ok(())
+    }
+
+    /// Whether the open zone of a class takes so many blocks in one record.
+    pub fn has_room(&self, layout: &Layout, class: u8, blocks: u32) -> bool {
+        let zone = self.zones.get(usize::from(class)).and_then(Option::as_ref);
+        zone.is_some_and(|zone| zone.takes(layout, blocks, LINK))
     }
 
     /// Seals an open zone, if it is one of these: no more is appended to it.

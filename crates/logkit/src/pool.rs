@@ -56,6 +56,8 @@ pub struct Zone {
     pub dying: u32,
     /// Number of data blocks that were written to it.
     pub written: u32,
+    /// Number of them that the cleaner has appended since the log was opened.
+    pub moved: u32,
     /// Number of its blocks that were written, headers and summary included; of an open zone, by records that have committed.
     pub end: u32,
     /// Block before which all records have committed; 0 if unknown.
@@ -73,6 +75,11 @@ pub struct Zone {
 }
 
 impl Zone {
+    /// Whether the cleaner has filled it, all but less than a quarter.
+    fn is_packed(&self, zone_blocks: u32) -> bool {
+        self.moved == self.written && self.end >= zone_blocks - zone_blocks / 4
+    }
+
     fn free(generation: u64) -> Self {
         Zone {
             usage: Usage::Free,
@@ -81,6 +88,7 @@ impl Zone {
             live: 0,
             dying: 0,
             written: 0,
+            moved: 0,
             end: 0,
             committed: 0,
             opened: 0,
@@ -616,13 +624,15 @@ impl ZonePool {
         state.free.push_front(zone);
     }
 
-    /// Notes that a record is about to be appended, with its numbers in the streams that are replayed.
-    pub fn note_append(&self, zone: u32, numbers: &[(StreamId, u64)], blocks: u32) {
+    /// Notes that a record is about to be appended, with its numbers in the streams that are replayed. Of its data blocks `moved` are the
+    /// cleaner's.
+    pub fn note_append(&self, zone: u32, numbers: &[(StreamId, u64)], blocks: u32, moved: u32) {
         let mut state = self.lock();
         state.forget_prepared(zone);
         let entry = state.change(zone);
         numbers.iter().for_each(|(stream, sequence)| entry.last.note(*stream, *sequence));
         entry.written += blocks;
+        entry.moved += moved;
     }
 
     /// Notes that the record that ends before this block has committed. `is_in_order` tells that all records before it in the zone have, too.
@@ -736,7 +746,8 @@ impl ZonePool {
     /// a zone that `choose` examined was left out because a record in it hasn't committed: its live blocks can still grow.
     ///
     /// A zone of `zone_blocks` blocks that the cleaner fills takes `data_blocks` of data; fewer while zones are filled only as far as they are
-    /// known to have space. Moving a zone that frees no more than that would gain nothing, and would be repeated.
+    /// known to have space. Headers and unused space of users' records count as garbage, because the cleaner packs the data better; those of the
+    /// cleaner's own records don't, because it would pack them the same way again, without end. So each move lowers the garbage that is counted.
     ///
     /// Zones that `choose` doesn't examine take no time. The pool is locked while it runs: other methods of the pool would deadlock.
     pub fn choose(
@@ -749,11 +760,11 @@ impl ZonePool {
         let has_uncommitted = Cell::new(false);
         let candidate = |number: usize| {
             let zone = &state.zones[number];
-            // Headers and unused space of records count as garbage, because the cleaner packs the data better.
-            let written = match state.only_backed {
+            let most = match state.only_backed {
                 true => data_blocks.saturating_sub(zone_blocks.saturating_sub(state.useful(number as u32))),
                 false => data_blocks,
             };
+            let written = if zone.is_packed(zone_blocks) { most.min(zone.written) } else { most };
             let live = zone.live.saturating_sub(zone.dying);
             // In a zone whose live blocks are all dying, no block can be moved.
             let is_dying = live == 0 && zone.live > 0;

@@ -10,6 +10,7 @@ use crate::tables::{Table, TableFile};
 use block::{Data, EraseGuarantee, Error, Result};
 use logkit::{Appender, Entry, Joint, Kit, Mover, Owner, Piece, Victim, count, lane, mover};
 use runtime::Home;
+use runtime::sync::Permit;
 use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -149,9 +150,19 @@ impl Core {
 
     /// Appends items of tables, one task at a time.
     pub(crate) async fn append_tables(self: &Rc<Self>, class: u8, items: Vec<Item>) -> Result<()> {
+        let alone = self.mover.acquire(1).await;
+        self.append_alone(&alone, class, items).await
+    }
+
+    /// Appends items of tables under the permit for that.
+    pub(crate) async fn append_alone(
+        self: &Rc<Self>,
+        _alone: &Permit,
+        class: u8,
+        items: Vec<Item>,
+    ) -> Result<()> {
         // A zone may have a class of the placement with which the store was open before.
         let class = class.min(self.placement.classes() - 1);
-        let _alone = self.mover.acquire(1).await;
         let mut zones = self.zones.replace(Mover::new(0));
         let outcome = zones.append(self, class, items).await;
         self.zones.replace(zones);

@@ -38,7 +38,7 @@ fn prepared_zones_stay_free_and_go_to_lanes_first() {
     // Put back without a record, it is still open on the medium.
     pool.put_back(1);
     assert_eq!((pool.prepared(), take(true)), (1, Some(1)));
-    pool.note_append(1, &[], 1);
+    pool.note_append(1, &[], 1, 0);
     pool.put_back(1);
     assert_eq!(pool.prepared(), 0, "it holds a record");
     // Nothing else is free: the cleaner takes a prepared one.
@@ -174,4 +174,36 @@ fn blocks_that_are_dying_are_not_moved_and_keep_their_zone() {
     assert_eq!((live(), pool.get(2).usage), (vec![], Usage::Full), "nothing is left to move");
     pool.accounts().remove_dying(2, 2, 2);
     assert_eq!((pool.get(2).usage, pool.get(2).dying, pool.live_data()), (Usage::Dead, 0, 0));
+}
+
+#[test]
+fn headers_of_the_cleaners_own_records_are_no_garbage() {
+    let pool = ZonePool::new(8);
+    (2..8).for_each(|zone| pool.set_free(zone, 7));
+    // Of the 16 blocks of each zone 14 can be data: users' records, the cleaner's, those of both, and the cleaner's in a zone that was sealed early.
+    let fill = |records: &[(u32, bool)], end| {
+        let zone = pool.take(0, 0, false, 0).expect("a free zone").zone;
+        for (blocks, is_moved) in records {
+            pool.note_append(zone, &[], *blocks, if *is_moved { *blocks } else { 0 });
+            pool.add_live(zone, *blocks);
+        }
+        pool.note_committed(zone, end, true);
+        pool.set_full(zone);
+        zone
+    };
+    let users = fill(&[(6, false), (5, false)], 15);
+    let cleaners = fill(&[(6, true), (5, true)], 15);
+    let both = fill(&[(6, true), (5, false)], 15);
+    let early = fill(&[(5, true)], 7);
+    let candidates = || {
+        let mut all = Vec::new();
+        pool.choose((14, 16), &Sequences::new(&[]), |candidates| {
+            all = candidates.map(|candidate| (candidate.zone.0, candidate.live, candidate.written)).collect();
+            None
+        });
+        all
+    };
+    assert_eq!(candidates(), [(users, 11, 14), (both, 11, 14), (early, 5, 14)]);
+    pool.remove_live(cleaners, 1, 3);
+    assert_eq!(candidates(), [(users, 11, 14), (cleaners, 10, 11), (both, 11, 14), (early, 5, 14)]);
 }
