@@ -1,6 +1,7 @@
 //! How a device on memory nodes is set up, and how large everything is.
 
 use crate::arena::{BLOCK, Sizes};
+use crate::compression::Compression;
 use crate::core::{FEWEST_STAGED, Settings, USER_STREAMS};
 use crate::slot::PAGE;
 use block::{DevicePart, Error, Result};
@@ -29,8 +30,8 @@ pub struct Config {
     pub cache: u64,
     /// Bytes of a zone.
     pub group: u64,
-    /// Whether pages are compressed.
-    pub compresses: bool,
+    /// How pages are compressed.
+    pub compression: Compression,
     /// Memory that another process keeps, which the process before has used or which is empty.
     pub kept: Option<OwnedFd>,
 }
@@ -46,7 +47,7 @@ impl Config {
             copies: 1,
             cache: 64 << 20,
             group: 8 << 20,
-            compresses: true,
+            compression: Compression::Lz4,
             kept: None,
         }
     }
@@ -117,7 +118,7 @@ impl Config {
         };
         let settings = Settings {
             copies: copies as usize,
-            compresses: self.compresses,
+            compression: self.compression,
             reserve: RESERVE as u32,
             low: low as u32,
         };

@@ -6,6 +6,7 @@
 //! Left to others: reads from nodes (`fetch`), moving pages out of zones (`cleaner`), copies (`copies`).
 
 use crate::arena::{Arena, BLOCK, BLOCK_GRANULES};
+use crate::compression::{Compression, Compressor};
 use crate::entry::{Entry, GENERATIONS, GRANULE, Place};
 use crate::fetch::Source;
 use crate::frames::Frames;
@@ -37,8 +38,8 @@ pub const FEWEST_STAGED: u32 = 2 * (USER_STREAMS as u32 + 1) + 2;
 pub struct Settings {
     /// Copies of each zone on nodes.
     pub copies: usize,
-    /// Whether pages are compressed.
-    pub compresses: bool,
+    /// How pages are compressed.
+    pub compression: Compression,
     /// Zones that only the cleaner takes.
     pub reserve: u32,
     /// Free zones below which zones are cleaned.
@@ -70,6 +71,9 @@ pub struct Counters {
     pub(crate) same: Cell<u64>,
     /// Pages that are stored.
     pub(crate) stored: Cell<u64>,
+    /// Pages that were written and stored, and their bytes after compression.
+    pub(crate) packed: Cell<u64>,
+    pub(crate) packed_bytes: Cell<u64>,
     /// Pages that were lost.
     pub(crate) lost: Cell<u64>,
     /// Pages that the cleaner moved.
@@ -122,7 +126,8 @@ pub struct Core {
     /// Granules that were written: the clock of the cleaning policy.
     pub(crate) clock: Cell<u64>,
     uses: Cell<u64>,
-    /// Memory in which a page is compressed, or from which it is read.
+    compressor: RefCell<Compressor>,
+    /// Memory from which a slot is read.
     scratch: RefCell<Box<[u8]>>,
     pub(crate) random: RefCell<Random>,
     /// A staged block or a zone may be used again, or a state has changed.
@@ -157,9 +162,8 @@ impl Core {
             generation: Cell::new((seed % u64::from(GENERATIONS)) as u32),
             clock: Cell::new(1),
             uses: Cell::new(0),
-            scratch: RefCell::new(
-                vec![0; lz4_flex::block::get_maximum_output_size(PAGE).max(127 * GRANULE)].into(),
-            ),
+            compressor: RefCell::new(Compressor::new(settings.compression)),
+            scratch: RefCell::new(vec![0; usize::from(slot::granules_of(PAGE)) * GRANULE].into()),
             random: RefCell::new(Random::new(seed)),
             freed: Notify::new(),
             work: Notify::new(),
@@ -300,7 +304,6 @@ impl Core {
         }
         let stream = self.stream_of(page);
         loop {
-            // Nothing is awaited between compressing into the scratch memory and storing from there.
             if self.store(stream, page, data) {
                 return Ok(());
             }
@@ -310,17 +313,16 @@ impl Core {
 
     /// Compresses a page and stores it in the open block of a stream. Returns false if it has no room.
     fn store(&self, stream: usize, page: u32, data: &[u8; PAGE]) -> bool {
-        let scratch = &mut *self.scratch.borrow_mut();
-        let compressed = match self.settings.compresses {
-            true => lz4_flex::block::compress_into(data, scratch).ok(),
-            false => None,
-        };
-        let smaller = compressed.filter(|length| slot::granules_of(*length) < slot::granules_of(PAGE));
-        let (encoding, bytes) = match smaller {
-            Some(length) => (Encoding::Lz4, &scratch[..length]),
-            None => (Encoding::Plain, &data[..]),
-        };
-        self.store_slot(stream, page, encoding, bytes)
+        let mut compressor = self.compressor.borrow_mut();
+        let is_smaller = |bytes: &[u8]| slot::granules_of(bytes.len()) < slot::granules_of(PAGE);
+        let compressed = compressor.compress(data).filter(|(_, bytes)| is_smaller(bytes));
+        let (encoding, bytes) = compressed.unwrap_or((Encoding::Plain, data));
+        let is_stored = self.store_slot(stream, page, encoding, bytes);
+        if is_stored {
+            add(&self.counters.packed, 1);
+            add(&self.counters.packed_bytes, bytes.len() as u64);
+        }
+        is_stored
     }
 
     /// Stores the bytes of a slot in the open block of a stream, and lets the map name it. Returns false if it has no room.
@@ -606,7 +608,8 @@ impl Core {
                 if !self.read_local(place, bytes) {
                     return Ok(false);
                 }
-                let is_whole = self.slot_at(number, place, bytes).is_some_and(|slot| slot.unpack(page));
+                let is_whole =
+                    self.slot_at(number, place, bytes).is_some_and(|slot| self.unpack(&slot, page));
                 if !is_whole {
                     let (first, end) = pieces_of(place);
                     self.frames.borrow_mut().forget(&self.arena, first..end);
@@ -641,6 +644,11 @@ impl Core {
     pub(crate) fn slot_at<'a>(&self, number: u32, place: Place, bytes: &'a [u8]) -> Option<Slot<'a>> {
         let slot = Slot::parse(bytes, self.zones.generation(self.zone_at(place)))?;
         (slot.page == number && slot.generation == place.generation).then_some(slot)
+    }
+
+    /// Writes the page of a slot to `page`. Returns whether its bytes are one.
+    pub(crate) fn unpack(&self, slot: &Slot<'_>, page: &mut [u8; PAGE]) -> bool {
+        self.compressor.borrow_mut().decompress(slot.encoding, slot.bytes, page).is_ok()
     }
 
     /// Reads a page to the end of a buffer. `ahead` is the number of pages that are read after it.

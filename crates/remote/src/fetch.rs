@@ -74,7 +74,7 @@ impl Core {
             // The read begins with the piece in which the slot begins.
             let at = place.granule as usize * GRANULE % PAGE;
             let slot = self.slot_at(number, place, &found.filled()[at..]);
-            if append_page(buffer, |page| Ok(slot.is_some_and(|slot| slot.unpack(page))))? {
+            if append_page(buffer, |page| Ok(slot.is_some_and(|slot| self.unpack(&slot, page))))? {
                 self.keep(first, asked, &found);
                 return Ok(());
             }

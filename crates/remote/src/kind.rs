@@ -1,6 +1,7 @@
 //! The kind `remote` of stacks: its keys, and their limits.
 
 use crate::arena::BLOCK;
+use crate::compression::{self, Compression};
 use crate::config::Config;
 use crate::kept;
 use crate::part::RemotePart;
@@ -56,7 +57,8 @@ pub const KIND: Kind = Kind {
             "size of a block group, which is in one piece on a node; 1MiB to 64MiB",
         )
         .or("8MiB"),
-        Key::optional("compression", ValueKind::Choice(&["lz4", "none"]), "compression of pages").or("lz4"),
+        Key::optional("compression", ValueKind::Choice(&compression::NAMES), "compression of pages")
+            .or("lz4"),
     ],
     messages: &[],
     shareable: false,
@@ -75,7 +77,7 @@ async fn build(arguments: &Arguments) -> Result<Arc<dyn DevicePart>> {
         copies: arguments.integer("copies")?,
         cache: arguments.size("cache")?,
         group: arguments.size("group")?,
-        compresses: arguments.choice("compression")? == "lz4",
+        compression: Compression::named(&arguments.choice("compression")?),
         kept: kept::take(),
     };
     let part: Arc<dyn DevicePart> = RemotePart::open(config).await?;

@@ -13,12 +13,13 @@
 //! Pages are compressed and packed into blocks of 1 MiB; a zone is some blocks, in one contiguous region of each node that has a copy of it. Zones and cleaning policies are
 //! those of the log kit. Nodes are devices: NBD servers, for example.
 //!
-//! `slot`: a page in a block. `entry`: the map's entries. `arena`: all state that outlives the process. `staging`: blocks that are filled and
+//! `compression`: of pages. `slot`: a page in a block. `entry`: the map's entries. `arena`: all state that outlives the process. `staging`: blocks that are filled and
 //! written. `frames`: the read cache. `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
 //! nodes. `cleaner`: resets and cleaning. `copies`: copies that are made again. `part`: the device's contract.
 
 mod arena;
 mod cleaner;
+mod compression;
 mod config;
 mod copies;
 mod core;
@@ -33,6 +34,7 @@ mod slot;
 mod staging;
 mod zones;
 
+pub use compression::{Compression, Compressor};
 pub use config::Config;
 pub use kind::KIND;
 pub use part::RemotePart;

@@ -262,6 +262,8 @@ fn status(core: &Core) -> Status {
         "same_filled_pages": counters.same.get(),
         "lost_pages": counters.lost.get(),
         "page_bytes": counters.stored.get() * PAGE as u64,
+        "packed_pages": counters.packed.get(),
+        "packed_bytes": counters.packed_bytes.get(),
         "live_bytes": live,
         "stale_bytes": written.saturating_sub(live),
         "reads": counters.reads.get(),

@@ -22,6 +22,8 @@ pub enum Encoding {
     Plain,
     /// An LZ4 block.
     Lz4,
+    /// A frame of zstd.
+    Zstd,
 }
 
 /// A slot in a block.
@@ -59,6 +61,7 @@ impl<'a> Slot<'a> {
         let encoding: u16 = match self.encoding {
             Encoding::Plain => 0,
             Encoding::Lz4 => 1,
+            Encoding::Zstd => 2,
         };
         header[6..8].copy_from_slice(&encoding.to_le_bytes());
         header[8..12].copy_from_slice(&self.generation.to_le_bytes());
@@ -76,6 +79,7 @@ impl<'a> Slot<'a> {
         let encoding = match u16::from_le_bytes([header[6], header[7]]) {
             0 if length == PAGE => Encoding::Plain,
             1 if (1..PAGE).contains(&length) => Encoding::Lz4,
+            2 if (1..PAGE).contains(&length) => Encoding::Zstd,
             _ => return None,
         };
         let (page, generation) = (number(0), number(8));
@@ -88,19 +92,6 @@ impl<'a> Slot<'a> {
     /// Number of granules that the slot takes.
     pub fn granules(&self) -> u8 {
         granules_of(self.bytes.len())
-    }
-
-    /// Writes the page to `page`. Returns whether the bytes are one.
-    pub fn unpack(&self, page: &mut [u8; PAGE]) -> bool {
-        match self.encoding {
-            Encoding::Plain => {
-                page.copy_from_slice(self.bytes);
-                true
-            }
-            Encoding::Lz4 => {
-                lz4_flex::block::decompress_into(self.bytes, page).is_ok_and(|length| length == PAGE)
-            }
-        }
     }
 }
 
@@ -192,18 +183,5 @@ mod tests {
             other[at] ^= 1;
             assert_eq!(pattern_of(&other), None);
         }
-    }
-
-    #[test]
-    fn a_page_is_unpacked() {
-        let mut page = [7; PAGE];
-        page[100] = 1;
-        let bytes = lz4_flex::block::compress(&page);
-        let slot = Slot { page: 0, generation: 0, encoding: Encoding::Lz4, bytes: &bytes };
-        let mut found = [0; PAGE];
-        assert!(slot.unpack(&mut found) && found == page);
-        assert!(!Slot { bytes: &bytes[..bytes.len() - 1], ..slot }.unpack(&mut found));
-        let plain = Slot { encoding: Encoding::Plain, bytes: &page, ..slot };
-        assert!(plain.unpack(&mut found) && found == page);
     }
 }

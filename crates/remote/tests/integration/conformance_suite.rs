@@ -2,7 +2,7 @@
 
 use crate::node::{TestNode, config};
 use block::DevicePart;
-use remote::{Config, RemotePart};
+use remote::{Compression, Config, RemotePart};
 use std::sync::Arc;
 
 fn suite(make: impl Fn() -> Config + Send + 'static) {
@@ -23,6 +23,7 @@ fn on_one_node() {
 fn in_two_copies_with_a_backup() {
     suite(|| Config {
         copies: 2,
+        compression: Compression::Zstd,
         backup: Some(TestNode::new(64)),
         ..config(&[TestNode::new(64), TestNode::new(40), TestNode::new(64)])
     });

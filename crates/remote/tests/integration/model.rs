@@ -3,7 +3,7 @@
 use crate::node::{TestNode, config};
 use block::{BlockCount, BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Part, Payload};
 use conformance::budget::Budget;
-use remote::{Config, RemotePart};
+use remote::{Compression, Config, RemotePart};
 use runtime::Random;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -226,7 +226,8 @@ fn nodes_that_return_other_bytes_or_lose_writes_never_change_a_page() {
         simulate(seed, move || async move {
             let nodes = [TestNode::new(100), TestNode::new(100)];
             let copies = 1 + seed % 2;
-            let part = RemotePart::open(Config { copies, ..config(&nodes) }).await.unwrap();
+            let compression = [Compression::Lz4, Compression::Zstd][seed as usize / 2];
+            let part = RemotePart::open(Config { copies, compression, ..config(&nodes) }).await.unwrap();
             let mut model = Model::new(&part, seed, 20_000).await;
             nodes[0].controls.garbage_one_in.store(20, Ordering::Relaxed);
             // So slow that the other copy is read, too.
