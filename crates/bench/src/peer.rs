@@ -5,6 +5,7 @@
 //! and belong on a thread of their own (`runtime::blocking`). The plan lists the peers.
 
 pub mod fio;
+pub mod output;
 pub mod process;
 
 use crate::job::Job;
@@ -191,7 +192,7 @@ impl Context<'_> {
         }
     }
 
-    /// Replaces the placeholders: the job's `{rw}`, `{bs}`, `{iodepth}`, `{numjobs}`, `{size}`, `{runtime}` and
+    /// Replaces the placeholders: the job's name `{workload}`, its `{rw}`, `{bs}`, `{iodepth}`, `{numjobs}`, `{size}`, `{runtime}` and
     /// `{ramp_time}` (in seconds) and `{rate_iops}`; `{socket}` of the server; `{directory}`, the plan's;
     /// `{siltstone}`, this program. Other braces stay unchanged.
     pub fn fill_in(&self, word: &str, job: &Job, server: Option<&Server>) -> String {
@@ -207,6 +208,7 @@ impl Context<'_> {
             filled = filled.replace(&format!("{{{name}}}"), &option(name));
         }
         for (name, value) in [
+            ("{workload}", job.name.clone()),
             ("{numjobs}", job.numjobs.to_string()),
             ("{runtime}", job.runtime.unwrap_or_default().as_secs_f64().to_string()),
             ("{ramp_time}", job.ramp_time.as_secs_f64().to_string()),
@@ -222,6 +224,7 @@ impl Context<'_> {
 
 /// Placeholders of [`Context::fill_in`] and [`Peer::command`].
 pub const PLACEHOLDERS: &[&str] = &[
+    "workload",
     "rw",
     "bs",
     "iodepth",

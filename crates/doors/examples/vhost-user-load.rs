@@ -12,6 +12,7 @@
 #[path = "../tests/integration/vhost/front_end.rs"]
 mod front_end;
 
+use bench::peer::output::Output;
 use block::{Error, Result};
 use doors::vhost_user::config::{MOST_SEGMENT_BYTES, feature};
 use doors::vhost_user::request::kind;
@@ -27,7 +28,6 @@ use std::time::Duration;
 const HEAD_BYTES: usize = 4096;
 const STATUS_AT: usize = 16;
 const TABLE_AT: usize = 64;
-const PERCENTILES: [f64; 6] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99];
 
 struct Job {
     socket: String,
@@ -276,33 +276,18 @@ fn nanoseconds(from: Instant, to: Instant) -> u64 {
 
 /// Prints fio's JSON, as far as plans read it.
 fn print(job: &Job, measured: &Measured, time: Duration) {
-    let latencies = &measured.latencies;
-    let percentiles: serde_json::Map<String, serde_json::Value> = PERCENTILES
-        .iter()
-        .map(|percent| (format!("{percent:.6}"), latencies.quantile(percent / 100.0).into()))
-        .collect();
-    let (count, seconds) = (latencies.count(), time.as_secs_f64());
-    let cpu = runtime::process_cpu_time().as_secs_f64();
-    let wall = (job.runtime + job.ramp_time).as_secs_f64();
-    let direction = serde_json::json!({
-        "total_ios": count,
-        "io_bytes": count * job.bytes as u64,
-        "runtime": (seconds * 1000.0).round(),
-        "iops": count as f64 / seconds,
-        "bw_bytes": count as f64 * job.bytes as f64 / seconds,
-        "lat_ns": {
-            "min": latencies.smallest(), "mean": latencies.mean(), "max": latencies.largest(), "percentile": percentiles,
-        },
-    });
-    let report = serde_json::json!({ "jobs": [{
-        "jobname": "vhost-user-load",
-        "error": if measured.failed > 0 { 5 } else { 0 },
-        "usr_cpu": 100.0 * cpu / wall,
-        "sys_cpu": 0.0,
-        "job_runtime": (wall * 1000.0).round(),
-        (if job.writes { "write" } else { "read" }): direction,
-    }] });
-    println!("{report}");
+    let wall = job.runtime + job.ramp_time;
+    let output = Output {
+        name: "vhost-user-load",
+        writes: job.writes,
+        latencies: &measured.latencies,
+        bytes: measured.latencies.count() * job.bytes as u64,
+        time,
+        cpu: runtime::process_cpu_time(),
+        wall,
+        failed: measured.failed > 0,
+    };
+    println!("{}", serde_json::json!({ "jobs": [output.job()] }));
 }
 
 fn main() -> std::process::ExitCode {

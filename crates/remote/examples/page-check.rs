@@ -1,10 +1,12 @@
 //! A program that uses more memory than it may: it fills pages, then reads and changes them at random, and checks every word that it reads.
 //!
-//! Usage: page-check MIB SECONDS [--noise=BYTES] [--zipf] [--writes=PERCENT]
+//! Usage: page-check MIB SECONDS [--noise=BYTES] [--zipf] [--writes=PERCENT] [--pause]
 //!
-//! Each page has `noise` bytes that can't be compressed (default: 2048); the rest is one number. Prints operations per second and the latencies as JSON, and ends
-//! with 1 if any page has other bytes.
+//! Each page has `noise` bytes that can't be compressed (default: 2048); the rest is one number. With `--pause` it prints "filled" once the memory is, and waits for a
+//! line. It runs for a quarter of the time before it measures. Prints the latencies of the first word that is read of a page as
+//! fio's JSON, with the time to fill the memory, and ends with 1 if any page has other bytes.
 
+use bench::peer::output::Output;
 use runtime::Random;
 use runtime::histogram::Histogram;
 use std::process::ExitCode;
@@ -35,6 +37,8 @@ struct Arguments {
     noise: usize,
     is_zipf: bool,
     writes: u64,
+    /// Waits for a line after the memory was filled.
+    pauses: bool,
 }
 
 fn arguments() -> Option<Arguments> {
@@ -45,12 +49,14 @@ fn arguments() -> Option<Arguments> {
         noise: 2048 / 8,
         is_zipf: false,
         writes: 25,
+        pauses: false,
     };
     for argument in given {
         match argument.split_once('=') {
             Some(("--noise", bytes)) => arguments.noise = bytes.parse::<usize>().ok()? / 8,
             Some(("--writes", percent)) => arguments.writes = percent.parse().ok()?,
             None if argument == "--zipf" => arguments.is_zipf = true,
+            None if argument == "--pause" => arguments.pauses = true,
             _ => return None,
         }
     }
@@ -72,8 +78,10 @@ fn choose(random: &mut Random, pages: u64, is_zipf: bool) -> u64 {
 }
 
 fn main() -> ExitCode {
-    let Some(Arguments { mib, seconds, noise, is_zipf, writes }) = arguments() else {
-        eprintln!("page-check MIB SECONDS [--noise=BYTES] [--zipf] [--writes=PERCENT]; BYTES up to 4080");
+    let Some(Arguments { mib, seconds, noise, is_zipf, writes, pauses }) = arguments() else {
+        eprintln!(
+            "page-check MIB SECONDS [--noise=BYTES] [--zipf] [--writes=PERCENT] [--pause]; BYTES up to 4080"
+        );
         return ExitCode::from(2);
     };
     let pages = (mib << 8) as u64;
@@ -84,10 +92,21 @@ fn main() -> ExitCode {
         fill(page, number as u64, 0, noise);
     }
     let filled = begin.elapsed();
+    if pauses {
+        println!("filled");
+        // The end of the input is as good as a line.
+        let _line = std::io::stdin().read_line(&mut String::new());
+    }
     let mut random = Random::new(7);
     let mut latencies: Histogram<7> = Histogram::new();
-    let (begin, mut wrong) = (now(), 0_u64);
-    while begin.elapsed() < Duration::from_secs(seconds) {
+    let (mut begin, mut wrong) = (now(), 0_u64);
+    let (warm_up, mut cpu) = (Duration::from_secs(seconds) / 4, Duration::ZERO);
+    let mut is_warm = false;
+    while !is_warm || begin.elapsed() < Duration::from_secs(seconds) {
+        if !is_warm && begin.elapsed() >= warm_up {
+            (is_warm, begin, cpu) = (true, now(), runtime::process_cpu_time());
+            latencies = Histogram::new();
+        }
         let number = choose(&mut random, pages, is_zipf);
         let is_write = random.next_u64() % 100 < writes;
         let page = &mut memory[number as usize * WORDS..][..WORDS];
@@ -104,19 +123,22 @@ fn main() -> ExitCode {
             fill(page, number, (*version).into(), noise);
         }
     }
-    let time = begin.elapsed().as_secs_f64();
+    let (time, measured_cpu) = (begin.elapsed(), runtime::process_cpu_time() - cpu);
     for (number, page) in memory.chunks_exact(WORDS).enumerate() {
         wrong += u64::from(!is_filled(page, number as u64, versions[number].into(), noise));
     }
-    println!(
-        "{{\"operations\": {}, \"operations_per_second\": {:.0}, \"fill_seconds\": {:.3}, \"mean_us\": {:.2}, \"p50_us\": {:.2}, \"p99_us\": {:.2}, \
-         \"wrong_pages\": {wrong}}}",
-        latencies.count(),
-        latencies.count() as f64 / time,
-        filled.as_secs_f64(),
-        latencies.mean() / 1000.0,
-        latencies.quantile(0.5) as f64 / 1000.0,
-        latencies.quantile(0.99) as f64 / 1000.0,
-    );
+    let output = Output {
+        name: "page-check",
+        writes: false,
+        latencies: &latencies,
+        bytes: latencies.count() * WORDS as u64 * 8,
+        time,
+        cpu: measured_cpu,
+        wall: time,
+        failed: wrong > 0,
+    };
+    let mut job = output.job();
+    (job["fill_seconds"], job["wrong_pages"]) = (filled.as_secs_f64().into(), wrong.into());
+    println!("{}", serde_json::json!({ "jobs": [job] }));
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

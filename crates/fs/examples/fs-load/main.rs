@@ -31,6 +31,7 @@
 
 mod simulation;
 
+use bench::peer::output::Output;
 use block::{Buffer, Data, Error, Result};
 use fs::mount::kind::zones_on;
 use fs::{CleaningParameters, Directory, File, FileSystem, OpenOptions, Properties, Settings};
@@ -44,7 +45,6 @@ use std::sync::Arc;
 use std::sync::Barrier;
 use std::time::Duration;
 
-const PERCENTILES: [f64; 7] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0];
 /// Files that a writer makes before they are removed again.
 const FILES: u64 = 100_000;
 /// Files of one writer of `small-files`.
@@ -731,33 +731,23 @@ async fn run(job: &Job) -> Result<(Measured, Duration)> {
 /// Prints fio's JSON, as far as plans read it.
 fn print(job: &Job, measured: &Measured, time: Duration, started: Instant) {
     let latencies = &measured.latencies;
-    let percentiles: Vec<String> = PERCENTILES
-        .iter()
-        .map(|percent| format!("\"{percent:.6}\": {}", latencies.quantile(percent / 100.0)))
-        .collect();
-    let (count, seconds) = (latencies.count(), time.as_secs_f64().max(1e-9));
-    let bytes = measured.bytes.unwrap_or(count * job.bytes as u64);
+    let bytes = measured.bytes.unwrap_or(latencies.count() * job.bytes as u64);
     // Where the work is fixed, and not its time, the processor time is that of the whole program.
     let wall = match measured.bytes.is_some() || job.has_fixed_files() {
-        true => (now() - started).as_secs_f64(),
-        false => (job.runtime + job.ramp_time).as_secs_f64(),
+        true => now() - started,
+        false => job.runtime + job.ramp_time,
     };
-    println!(
-        "{{\"jobs\": [{{\"jobname\": \"fs-load\", \"error\": 0, \"usr_cpu\": {:.3}, \"sys_cpu\": 0.0, \"job_runtime\": {:.0}, \"{}\": {{\
-         \"total_ios\": {count}, \"io_bytes\": {}, \"runtime\": {:.0}, \"iops\": {:.3}, \"bw_bytes\": {:.0}, \"lat_ns\": {{\
-         \"min\": {}, \"mean\": {:.1}, \"max\": {}, \"percentile\": {{{}}}}}}}}}]}}",
-        100.0 * runtime::process_cpu_time().as_secs_f64() / wall,
-        wall * 1000.0,
-        if job.writes() { "write" } else { "read" },
+    let output = Output {
+        name: "fs-load",
+        writes: job.writes(),
+        latencies,
         bytes,
-        seconds * 1000.0,
-        count as f64 / seconds,
-        bytes as f64 / seconds,
-        latencies.smallest(),
-        latencies.mean(),
-        latencies.largest(),
-        percentiles.join(", ")
-    );
+        time,
+        cpu: runtime::process_cpu_time(),
+        wall,
+        failed: false,
+    };
+    println!("{}", serde_json::json!({ "jobs": [output.job()] }));
 }
 
 fn main() -> std::process::ExitCode {

@@ -10,10 +10,11 @@
 //! The rate gives all designs the same time: phase 2 takes operations / rate, and deletes are to be persistent within `--threshold` percent of
 //! it. `saturation` has no such promise. Bytes and amplification are those of phase 2. `--phase` says which reads are in fio's JSON.
 
+use crate::Latencies;
 use crate::arguments::Job;
 use crate::generate::Values;
 use crate::medium::Medium;
-use crate::{Latencies, report};
+use bench::peer::output::latencies;
 use block::Result;
 use kv::Store;
 use runtime::{Instant, Random, now};
@@ -276,7 +277,7 @@ pub async fn run(job: &Job, store: &Store, medium: &Medium) -> Result<()> {
             "runtime": shown_seconds * 1000.0,
             "iops": shown.count() as f64 / shown_seconds,
             "bw_bytes": (shown.count() * (job.key_size + job.value_size) as u64) as f64 / shown_seconds,
-            "lat_ns": report::latencies(shown),
+            "lat_ns": latencies(shown),
         },
         "write_amplification": {"data": factor, "all": factor},
     });
@@ -302,8 +303,8 @@ pub async fn run(job: &Job, store: &Store, medium: &Medium) -> Result<()> {
         "tombstones_at_end": left.iter().map(|(_, tombstones)| tombstones).sum::<u64>(),
         "overdue_tombstones": overdue,
         "promise": status.get("delete_persistence"),
-        "reads_beside_writes": report::latencies(&beside),
-        "reads_alone": report::latencies(&alone),
+        "reads_beside_writes": latencies(&beside),
+        "reads_alone": latencies(&alone),
     });
     println!("{}", json!({"jobs": [fio], "deletion": deletion, "store": status}));
     Ok(())
