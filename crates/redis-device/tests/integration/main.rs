@@ -1,0 +1,9 @@
+//! A device on redis servers: scripted ones, that break the rules, and real ones.
+
+mod cluster;
+mod failover;
+mod fake;
+mod hostile;
+mod plain;
+mod servers;
+mod support;
