@@ -2,6 +2,7 @@
 
 use crate::client::Client;
 use crate::link::Command;
+use crate::refusal::shown;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, Durability, Payload, ReadOutcome, Result,
     ZeroMode,
@@ -52,7 +53,10 @@ fn parts(offset: u64, bytes: u64) -> impl Iterator<Item = Part> {
 fn number(reply: Reply, least: u64) -> Result<u64> {
     match reply {
         Reply::Integer(number) if number >= 0 && number as u64 >= least => Ok(number as u64),
-        other => Err(resp::wrong(&format!("{other:?} in place of a number, {least} at least"))),
+        other => {
+            let found = shown(&format!("{other:?}"));
+            Err(resp::wrong(&format!("{found} in place of a number, {least} at least")))
+        }
     }
 }
 

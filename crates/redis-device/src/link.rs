@@ -4,9 +4,9 @@
 //! commands in flight, and later ones, fail with it then. The meaning of error replies is left to `refusal`.
 
 use crate::leaf::Credentials;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, shown};
 use block::{Buffer, Data, Error, Payload, Result};
-use resp::{Head, Reply, put_command, put_length};
+use resp::{Head, Reply, Scanner, put_command, put_length};
 use runtime::net::{Address, Shutdown, Stream};
 use runtime::sync::{Notify, OneshotSender, StopSource, oneshot};
 use std::cell::RefCell;
@@ -19,6 +19,8 @@ use std::time::Duration;
 pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(2);
 /// Largest reply without data, in bytes: the table of a large cluster.
 const MOST_REPLY_BYTES: usize = 1 << 20;
+/// Limit of the commands in flight: more than a handle has at a time, unless it has given up waiting for many.
+const MOST_IN_FLIGHT: usize = 256;
 /// Bytes that are received at a time, unless they are received into a caller's buffer.
 const RECEIVE_BYTES: usize = 64 << 10;
 
@@ -240,6 +242,10 @@ impl Link {
             if let Some(error) = &queues.failure {
                 return Answer { result: Err(error.clone()), buffer, was_sent: false };
             }
+            if queues.in_flight.len() >= MOST_IN_FLIGHT {
+                let error = format!("redis server {}: it answers nothing", self.address);
+                return Answer { result: Err(Error::timed_out(error)), buffer, was_sent: false };
+            }
             if asking {
                 // Its reply says nothing that the next one doesn't.
                 queues.in_flight.push_back(Pending { buffer: None, waiter: oneshot().0 });
@@ -304,8 +310,11 @@ impl Received<'_> {
 
     /// Receives a reply.
     async fn reply(&mut self) -> Result<Reply> {
+        let mut scanner = Scanner::new(MOST_REPLY_BYTES);
         loop {
-            if let Some((reply, length)) = resp::parse(self.rest(), MOST_REPLY_BYTES)? {
+            if scanner.next(self.rest())?.is_some()
+                && let Some((reply, length)) = resp::parse(self.rest(), MOST_REPLY_BYTES)?
+            {
                 self.used += length;
                 return Ok(reply);
             }
@@ -352,7 +361,10 @@ impl Received<'_> {
                 let head = match head {
                     Head::Bulk(Some(count)) if count <= most => Ok(count),
                     Head::Error(text) => Err(Reply::Error(text.to_owned())),
-                    other => return Err(resp::wrong(&format!("{other:?} in place of up to {most} bytes"))),
+                    other => {
+                        let found = shown(&format!("{other:?}"));
+                        return Err(resp::wrong(&format!("{found} in place of up to {most} bytes")));
+                    }
                 };
                 self.used += length;
                 return Ok(head);

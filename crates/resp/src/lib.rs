@@ -131,6 +131,55 @@ fn parse_at(bytes: &[u8], most: usize, depth: usize) -> Result<Option<(Reply, us
     Ok(Some((reply, begin)))
 }
 
+/// Finds the end of a reply whose bytes arrive in pieces. No byte is looked at twice, apart from the line that is being received.
+#[derive(Debug)]
+pub struct Scanner {
+    most: usize,
+    /// Bytes that were looked at.
+    at: usize,
+    /// Replies that haven't ended: the reply, and those that are inside of it.
+    missing: usize,
+}
+
+impl Scanner {
+    /// A scanner of a reply of at most `most` bytes.
+    pub fn new(most: usize) -> Self {
+        Scanner { most, at: 0, missing: 1 }
+    }
+
+    /// Returns the number of bytes of the reply once it is complete. `bytes` are those from its first one on: as many as before, or more.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`], as [`parse`], which may refuse what this doesn't.
+    pub fn next(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
+        while self.missing > 0 {
+            let found = head(&bytes[self.at..])?;
+            let Some((head, taken)) = found else { break };
+            let end = match head {
+                Head::Bulk(Some(length)) if length <= self.most => self.at + taken + length + 2,
+                Head::Array(count) if count <= self.most => {
+                    self.missing += count;
+                    self.at + taken
+                }
+                Head::Bulk(Some(_)) | Head::Array(_) => self.most + 1,
+                _ => self.at + taken,
+            };
+            if end > self.most {
+                return Err(wrong(&format!("it has more than {} bytes", self.most)));
+            }
+            if end > bytes.len() {
+                break;
+            }
+            (self.at, self.missing) = (end, self.missing - 1);
+        }
+        match self.missing {
+            0 => Ok(Some(self.at)),
+            _ if bytes.len() > self.most => Err(wrong(&format!("it has more than {} bytes", self.most))),
+            _ => Ok(None),
+        }
+    }
+}
+
 /// Appends a command, an array of bulk strings.
 pub fn put_command(bytes: &mut Vec<u8>, words: &[&[u8]]) {
     put_length(bytes, b'*', words.len());
@@ -154,7 +203,18 @@ pub fn put_length(bytes: &mut Vec<u8>, kind: u8, length: usize) {
 /// Where that doesn't hold.
 pub fn check_any_bytes(bytes: &[u8]) {
     const MOST: usize = 1 << 30;
-    let Ok(Some((reply, length))) = parse(bytes, MOST) else { return };
+    let parsed = parse(bytes, MOST);
+    let (mut scanner, mut end) = (Scanner::new(MOST), Ok(None));
+    for count in 0..=bytes.len() {
+        if end == Ok(None) {
+            end = scanner.next(&bytes[..count]);
+        }
+    }
+    // Where there is an error the scanner may find an end: it looks neither at what follows a string nor at the depth of arrays.
+    if let Ok(parsed) = &parsed {
+        assert_eq!(end, Ok(parsed.as_ref().map(|(_, length)| *length)));
+    }
+    let Ok(Some((reply, length))) = parsed else { return };
     assert!(0 < length && length <= bytes.len());
     assert_eq!(parse(&bytes[..length], length), Ok(Some((reply, length))));
     assert_eq!(parse(&bytes[..length - 1], MOST), Ok(None));
@@ -212,6 +272,9 @@ mod tests {
         let small = [&b"*1000\r\n"[..], &b":1\r\n".repeat(500)].concat();
         assert_eq!(parse(&small, small.len()), Ok(None));
         assert!(parse(&small, small.len() - 1).is_err());
+        assert_eq!(Scanner::new(small.len()).next(&small), Ok(None));
+        assert!(Scanner::new(small.len() - 1).next(&small).is_err());
+        assert!(Scanner::new(MOST).next("*1048576\r\n".repeat(200_000).as_bytes()).is_err());
     }
 
     #[test]

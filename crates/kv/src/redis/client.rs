@@ -5,7 +5,7 @@
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
 use block::{Buffer, Data, Error, Result, Status};
-use resp::{Reply, parse, put_command, wrong};
+use resp::{Reply, Scanner, parse, put_command, wrong};
 use runtime::net::{Address, Stream};
 use serde_json::Value;
 use std::time::Duration;
@@ -50,8 +50,11 @@ impl Client {
         let mut command = Vec::new();
         put_command(&mut command, words);
         self.stream.send(Data::copy_of(&command).into()).await.0?;
+        let mut scanner = Scanner::new(MOST_REPLY_BYTES);
         loop {
-            if let Some((reply, length)) = parse(&self.received, MOST_REPLY_BYTES)? {
+            if scanner.next(&self.received)?.is_some()
+                && let Some((reply, length)) = parse(&self.received, MOST_REPLY_BYTES)?
+            {
                 self.received.drain(..length);
                 return match reply {
                     Reply::Error(text) => Err(error(&text)),
