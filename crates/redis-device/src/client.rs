@@ -19,8 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Limit of commands in flight.
-const MOST_COMMANDS: usize = 64;
+/// Limit of the commands in flight, in units: few enough for a slow network to carry their data within the time limit of a reply.
+const MOST_UNITS: usize = 128;
+/// Bytes of data that make a command count as one more unit.
+const UNIT_BYTES: usize = 64 << 10;
 /// Time from the beginning of a request after which nothing is tried again.
 const RETRY_LIMIT: Duration = Duration::from_millis(1900);
 /// Time between two attempts, or two reads of the table.
@@ -74,7 +76,7 @@ impl Client {
             reads: Cell::new(0),
             read_at: Cell::default(),
             reading: Semaphore::new(1),
-            permits: Semaphore::new(MOST_COMMANDS),
+            permits: Semaphore::new(MOST_UNITS),
             lost: RefCell::default(),
         });
         let opening = async {
@@ -100,7 +102,8 @@ impl Client {
         mut buffer: Option<Buffer>,
     ) -> (Result<Reply>, Option<Buffer>) {
         let deadline = runtime::now() + RETRY_LIMIT;
-        let _permit = self.permits.acquire(1).await;
+        let data = buffer.as_ref().map_or(command.len(), Buffer::len);
+        let _permit = self.permits.acquire(1 + data / UNIT_BYTES).await;
         let slot = hash_slot(key);
         let mut redirection: Option<(Address, bool)> = None;
         let mut redirections = 0;
@@ -204,6 +207,13 @@ impl Client {
         Ok(server)
     }
 
+    fn is_connected(&self, address: &Address) -> bool {
+        let servers = self.servers.borrow();
+        servers
+            .get(address)
+            .is_some_and(|server| server.link.borrow().as_ref().is_some_and(|link| link.is_alive()))
+    }
+
     /// Returns a server with a connection, which is made if there is none.
     async fn link(&self, address: &Address) -> Result<(Rc<Server>, Rc<Link>)> {
         let server = self.server(address)?;
@@ -247,8 +257,10 @@ impl Client {
                 return;
             }
             let mut servers: Vec<Address> = preferred.cloned().into_iter().collect();
-            servers.extend_from_slice(self.table.borrow().masters());
-            servers.extend(self.shared.known());
+            let mut others = self.shared.known();
+            // Those that answer first: another one may be a machine that is gone, which takes time to notice.
+            others.sort_by_key(|address| !self.is_connected(address));
+            servers.append(&mut others);
             if let Err(error) = self.read_table(&servers).await {
                 tracing::debug!("the table of slots stays as it is: {error}");
             }

@@ -7,7 +7,7 @@
 //!   within this time. A write whose connection broke before its reply isn't repeated: it is an error, since nothing tells whether it was carried
 //!   out, or still will be.
 //! - A handle never shows what a server holds that was restarted under it: it fails from then on, and another one has to be opened.
-//! - Memory: the data of 64 requests for each handle, 1 MiB each, and a reply of 1 MiB for each server.
+//! - A handle has 128 requests in flight at most, or less than 8 MiB of data. Other memory: a reply of 1 MiB for each server.
 //!
 //! # What is left to others
 //! A failover loses writes that were acknowledged and not yet replicated: older bytes, or zeros, are read. Only a layer with checksums of its own

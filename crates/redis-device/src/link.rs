@@ -236,15 +236,14 @@ impl Link {
     ///
     /// Ends the connection if the reply takes longer than [`REPLY_LIMIT`]. Dropping it stops only the waiting.
     pub async fn call(&self, command: &Command, asking: bool, buffer: Option<Buffer>) -> Answer {
+        if self.state.queues.borrow().in_flight.len() >= MOST_IN_FLIGHT {
+            self.state.fail(&Error::timed_out(format!("redis server {}: it answers nothing", self.address)));
+        }
         let (waiter, mut answer) = oneshot();
         {
             let queues = &mut *self.state.queues.borrow_mut();
             if let Some(error) = &queues.failure {
                 return Answer { result: Err(error.clone()), buffer, was_sent: false };
-            }
-            if queues.in_flight.len() >= MOST_IN_FLIGHT {
-                let error = format!("redis server {}: it answers nothing", self.address);
-                return Answer { result: Err(Error::timed_out(error)), buffer, was_sent: false };
             }
             if asking {
                 // Its reply says nothing that the next one doesn't.
@@ -277,6 +276,11 @@ impl Drop for Link {
 }
 
 impl Command {
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
     fn put(&self, outgoing: &mut Payload) {
         self.bytes.slices().iter().for_each(|slice| outgoing.push(slice.clone()));
     }
