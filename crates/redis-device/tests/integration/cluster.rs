@@ -50,7 +50,7 @@ async fn work(device: Rc<dyn Device>, task: u64, is_over: Rc<Cell<bool>>) -> u64
 #[test]
 fn slots_move_while_they_are_read_and_written() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(cluster) = Cluster::start(folder.path(), 3, false) else { return };
+    let Some(cluster) = Cluster::start(folder.path(), 3, false, "15000") else { return };
     let test = move || async move {
         let slot = hash_slot(b"disk:7");
         assert_eq!(cluster.servers[0].ask(&["CLUSTER", "KEYSLOT", "disk:7"]), format!(":{slot}"));

@@ -78,7 +78,7 @@ impl Checked {
 #[test]
 fn lost_writes_are_noticed_and_copies_lose_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(mut cluster) = Cluster::start(folder.path(), 3, true) else { return };
+    let Some(mut cluster) = Cluster::start(folder.path(), 3, true, "2000") else { return };
     let test = move || async move {
         let addresses = cluster.addresses();
         let on_cluster = async |name| {

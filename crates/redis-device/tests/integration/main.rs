@@ -1,5 +1,7 @@
 //! A device on redis servers: scripted ones, that break the rules, and real ones.
 
+#![allow(clippy::unwrap_used)]
+
 mod cluster;
 mod failover;
 mod fake;

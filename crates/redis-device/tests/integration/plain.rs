@@ -125,7 +125,7 @@ fn users_log_in_with_the_password_of_a_file() {
         discard(&*device, 0, 1).await.unwrap();
         discard(&*device, 0, 512).await.unwrap();
         assert_eq!(read(&*device, 0, 1).await.unwrap(), [0; BLOCK as usize]);
-        let refused = async |keys| build(keys).await.err().expect("refused").to_string();
+        let refused = async |keys| build(keys).await.expect_err("refused").to_string();
         let text = refused("name=disk, username=disk, password_file=wrong").await;
         assert!(text.contains("WRONGPASS") && !text.contains("guess"), "{text}");
         let text = refused("name=disk").await;

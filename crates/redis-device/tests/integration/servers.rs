@@ -165,13 +165,13 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster and waits until it works; `None` if the test is skipped.
-    pub fn start(folder: &Path, masters: usize, has_replicas: bool) -> Option<Cluster> {
+    /// Starts a cluster and waits until it works; `None` if the test is skipped. A master that is silent for this many milliseconds fails.
+    pub fn start(folder: &Path, masters: usize, has_replicas: bool, node_timeout: &str) -> Option<Cluster> {
         let arguments = [
             "--cluster-enabled",
             "yes",
             "--cluster-node-timeout",
-            "1000",
+            node_timeout,
             "--cluster-replica-validity-factor",
             "0",
             "--repl-diskless-sync-delay",
