@@ -58,7 +58,7 @@ pub(crate) struct Client {
     read_at: Cell<Instant>,
     reading: Rc<Semaphore>,
     permits: Rc<Semaphore>,
-    /// Why nothing works any more: a server was restarted.
+    /// Error of all requests, once a server was found restarted.
     lost: RefCell<Option<Error>>,
 }
 

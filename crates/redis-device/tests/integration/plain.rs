@@ -43,7 +43,7 @@ fn strings_are_as_long_as_they_must_be_and_go_when_they_are_discarded() {
         assert_eq!(lengths(), [":1048576", ":1048576", ":4096"]);
         assert_eq!(read(&*device, 212, 300).await.unwrap(), vec![7; 300 * BLOCK as usize]);
         assert_eq!(read(&*device, 512, 2).await.unwrap()[BLOCK as usize..], [0; BLOCK as usize]);
-        // A part: zeros up to the end, and no longer string than before.
+        // A part: zeros, and the string doesn't grow.
         discard(&*device, 255, 2).await.unwrap();
         assert_eq!(read(&*device, 255, 2).await.unwrap(), vec![0; 2 * BLOCK as usize]);
         discard(&*device, 513, 1).await.unwrap();
