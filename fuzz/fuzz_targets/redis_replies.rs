@@ -1,6 +1,6 @@
-//! Any bytes as the reply of a server to the client of the command line: no panic, and a reply takes only bytes that are there; fewer of them are no reply.
+//! Any bytes as the reply of a redis server: no panic, and a reply takes only bytes that are there; fewer of them are no reply.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| kv::fuzzing::redis_reply(bytes));
+fuzz_target!(|bytes: &[u8]| resp::check_any_bytes(bytes));

@@ -2,7 +2,6 @@
 
 use crate::cursor::Cursor;
 use crate::entry::{Entry, Sequence, Value, order};
-use crate::redis::client;
 use crate::redis::command::{Request, parse};
 use crate::redis::resp::{Parser, Step};
 use crate::table::{Block, BlockHandle, BlockSource, Builder, Options, Reader, Summary, key_hash};
@@ -106,13 +105,4 @@ pub fn redis_requests(piece: usize, bytes: &[u8]) {
             }
         }
     }
-}
-
-/// Parses any bytes as the reply of a server to the client of the command line: no panic, and a reply takes only bytes that are there; fewer of them are no
-/// reply.
-pub fn redis_reply(bytes: &[u8]) {
-    let Ok(Some((reply, length))) = client::parse(bytes) else { return };
-    assert!(0 < length && length <= bytes.len());
-    assert_eq!(client::parse(&bytes[..length]), Ok(Some((reply, length))));
-    assert_eq!(client::parse(&bytes[..length - 1]), Ok(None));
 }

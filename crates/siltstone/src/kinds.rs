@@ -10,6 +10,7 @@ pub fn registry() -> Registry {
         &disks::null::KIND,
         &doors::nbd::client::KIND,
         &memory_node::KIND,
+        &redis_device::KIND,
         &layers::stats::KIND,
         &layers::fault::KIND,
         &layers::record::KIND,
@@ -74,11 +75,22 @@ mod tests {
             entries.map(count).sum()
         }
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let declared: usize =
-            ["disks", "doors", "fs", "kv", "layers", "log", "memory-node", "remote", "zones", "zns"]
-                .map(|name| declarations(&crates.join(name).join("src")))
-                .iter()
-                .sum();
+        let declared: usize = [
+            "disks",
+            "doors",
+            "fs",
+            "kv",
+            "layers",
+            "log",
+            "memory-node",
+            "redis-device",
+            "remote",
+            "zones",
+            "zns",
+        ]
+        .map(|name| declarations(&crates.join(name).join("src")))
+        .iter()
+        .sum();
         assert_eq!(declared, registry().kinds.len());
     }
 }

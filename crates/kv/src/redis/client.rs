@@ -1,101 +1,18 @@
 //! A client of a server of this store: for the verbs of the command line, one request after the other.
 //!
-//! Replies are parsed without I/O by [`parse`]. It never panics and holds no more than the bytes that have arrived, of which a reply has at most
-//! [`MOST_REPLY_BYTES`].
+//! The crate `resp` parses replies. A reply has at most [`MOST_REPLY_BYTES`].
 
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
 use block::{Buffer, Data, Error, Result, Status};
+use resp::{Reply, Scanner, parse, put_command, wrong};
 use runtime::net::{Address, Stream};
 use serde_json::Value;
 use std::time::Duration;
 
 /// Largest reply, in bytes.
 pub const MOST_REPLY_BYTES: usize = 512 << 20;
-/// Deepest nesting of arrays.
-const DEEPEST: usize = 8;
-/// Longest line: a length, or a text.
-const LONGEST_LINE: usize = 64 << 10;
 const RECEIVED_BYTES: usize = 256 << 10;
-
-/// A reply of RESP 2.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply {
-    /// A text such as `OK`.
-    Simple(String),
-    /// An error: a code and a text.
-    Error(String),
-    /// A number.
-    Integer(i64),
-    /// Bytes; `None` for null.
-    Bulk(Option<Vec<u8>>),
-    /// Replies.
-    Array(Vec<Reply>),
-}
-
-fn wrong(what: &str) -> Error {
-    Error::protocol(format!("reply of the server: {what}; expected one of RESP 2"))
-}
-
-/// Reads a line and its end from the front of bytes; `None` while it is incomplete.
-fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
-    let Some(end) = bytes.windows(2).take(LONGEST_LINE).position(|pair| pair == b"\r\n") else {
-        return match bytes.len() > LONGEST_LINE {
-            true => Err(wrong("a line is too long")),
-            false => Ok(None),
-        };
-    };
-    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| wrong("a line isn't UTF-8"))?;
-    Ok(Some((text, end + 2)))
-}
-
-/// Parses the reply at the front of bytes; `None` while it is incomplete. Returns its length, too.
-///
-/// # Errors
-/// [`Error::Protocol`] for bytes that aren't a reply of RESP 2, and for one that is too large.
-pub fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>> {
-    parse_at(bytes, DEEPEST)
-}
-
-fn parse_at(bytes: &[u8], depth: usize) -> Result<Option<(Reply, usize)>> {
-    let Some((kind, rest)) = bytes.split_first() else { return Ok(None) };
-    let Some((text, taken)) = line(rest)? else { return Ok(None) };
-    let number = || text.parse::<i64>().map_err(|_| wrong("a number is invalid"));
-    let begin = 1 + taken;
-    let reply = match kind {
-        b'+' => Reply::Simple(text.to_owned()),
-        b'-' => Reply::Error(text.to_owned()),
-        b':' => Reply::Integer(number()?),
-        b'$' => match number()? {
-            -1 => Reply::Bulk(None),
-            length => {
-                let length = usize::try_from(length).ok().filter(|length| *length <= MOST_REPLY_BYTES);
-                let end = begin + length.ok_or_else(|| wrong("a length is out of range"))?;
-                if bytes.len() < end + 2 {
-                    return Ok(None);
-                }
-                if &bytes[end..end + 2] != b"\r\n" {
-                    return Err(wrong("bytes aren't followed by a line end"));
-                }
-                return Ok(Some((Reply::Bulk(Some(bytes[begin..end].to_vec())), end + 2)));
-            }
-        },
-        b'*' => {
-            let count =
-                usize::try_from(number()?).ok().filter(|count| *count <= MOST_REPLY_BYTES && depth > 0);
-            let count = count.ok_or_else(|| wrong("an array is too long or nested too deeply"))?;
-            let (mut replies, mut at) = (Vec::new(), begin);
-            for _ in 0..count {
-                let Some((reply, taken)) = parse_at(&bytes[at..], depth - 1)? else { return Ok(None) };
-                replies.push(reply);
-                at += taken;
-            }
-            return Ok(Some((Reply::Array(replies), at)));
-        }
-        other => return Err(wrong(&format!("it begins with byte {other:#04x}"))),
-    };
-    Ok(Some((reply, begin)))
-}
 
 /// A connection to a server.
 pub struct Client {
@@ -130,23 +47,19 @@ impl Client {
     /// # Errors
     /// The error that the server replies; [`Error::Disconnected`]; errors of the connection.
     pub async fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
-        let mut command = format!("*{}\r\n", words.len()).into_bytes();
-        for word in words {
-            command.extend(format!("${}\r\n", word.len()).as_bytes());
-            command.extend_from_slice(word);
-            command.extend(b"\r\n");
-        }
+        let mut command = Vec::new();
+        put_command(&mut command, words);
         self.stream.send(Data::copy_of(&command).into()).await.0?;
+        let mut scanner = Scanner::new(MOST_REPLY_BYTES);
         loop {
-            if let Some((reply, length)) = parse(&self.received)? {
+            if scanner.next(&self.received)?.is_some()
+                && let Some((reply, length)) = parse(&self.received, MOST_REPLY_BYTES)?
+            {
                 self.received.drain(..length);
                 return match reply {
                     Reply::Error(text) => Err(error(&text)),
                     reply => Ok(reply),
                 };
-            }
-            if self.received.len() > MOST_REPLY_BYTES {
-                return Err(wrong("it is too large"));
             }
             let (outcome, buffer) = self.stream.receive(Buffer::new(RECEIVED_BYTES)).await;
             if outcome? == 0 {
@@ -290,56 +203,7 @@ fn parse_status(text: &str) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use serde_json::json;
-
-    #[test]
-    fn replies_are_parsed_once_they_are_complete() {
-        let all = b"+OK\r\n-ERR no\r\n:-7\r\n$3\r\na\r\n\r\n$-1\r\n*3\r\n$0\r\n\r\n*0\r\n:1\r\n";
-        let expected = [
-            Reply::Simple("OK".into()),
-            Reply::Error("ERR no".into()),
-            Reply::Integer(-7),
-            Reply::Bulk(Some(b"a\r\n".to_vec())),
-            Reply::Bulk(None),
-            Reply::Array(vec![Reply::Bulk(Some(Vec::new())), Reply::Array(Vec::new()), Reply::Integer(1)]),
-        ];
-        let mut at = 0;
-        for reply in expected {
-            let (found, length) = parse(&all[at..]).unwrap().unwrap();
-            assert_eq!(found, reply);
-            for cut in 0..length {
-                assert_eq!(parse(&all[at..at + cut]).unwrap(), None, "cut at {cut} of {reply:?}");
-            }
-            at += length;
-        }
-        assert_eq!(at, all.len());
-    }
-
-    #[test]
-    fn invalid_replies_are_errors() {
-        for bytes in [
-            &b"?\r\n"[..],
-            b":x\r\n",
-            b"$-2\r\n",
-            b"$1\r\nabc",
-            b"$999999999999\r\n",
-            b"*-1\r\n",
-            b"+\xFF\r\n",
-        ] {
-            assert!(matches!(parse(bytes), Err(Error::Protocol(_))), "{bytes:?}");
-        }
-        assert!(parse("*1\r\n".repeat(DEEPEST + 1).as_bytes()).is_err());
-        assert!(parse(&vec![b'+'; LONGEST_LINE + 2]).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_a_reply_or_none(bytes in proptest::collection::vec(
-            prop_oneof![proptest::sample::select(&b"+-:$*\r\n0123"[..]), any::<u8>()], 0..60)) {
-            crate::fuzzing::redis_reply(&bytes);
-        }
-    }
 
     #[test]
     fn a_status_is_read_back() {

@@ -1,0 +1,320 @@
+//! The servers of a handle: connections, the table of slots, redirections and retries.
+//!
+//! A command is sent again, to another server if need be, for [`RETRY_LIMIT`], as long as no server can have carried it out. Reads go to masters, since
+//! a replica may have older bytes.
+
+use crate::leaf::Shared;
+use crate::link::{Answer, Command, Link};
+use crate::refusal::Refusal;
+use crate::slots::{MOST_SERVERS, SlotTable, hash_slot};
+use block::{Buffer, Error, Result};
+use resp::Reply;
+use runtime::Instant;
+use runtime::net::Address;
+use runtime::sync::Semaphore;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Limit of the commands in flight, in units: few enough for a slow network to carry their data within the time limit of a reply.
+const MOST_UNITS: usize = 128;
+/// Bytes of data that make a command count as one more unit.
+const UNIT_BYTES: usize = 64 << 10;
+/// Time from the beginning of a request after which nothing is tried again.
+const RETRY_LIMIT: Duration = Duration::from_millis(1900);
+/// Time between two attempts, or two reads of the table.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Limit of redirections of a request. A cluster needs two in the worst case, and some more while its table spreads.
+const MOST_REDIRECTIONS: u32 = 16;
+/// Longest time of a connection and its login.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// Longest time of a read of the table from one server.
+const TABLE_LIMIT: Duration = Duration::from_millis(500);
+/// Longest time of opening a handle.
+const OPEN_LIMIT: Duration = Duration::from_secs(2);
+
+/// What a handle knows of a server.
+struct Server {
+    address: Address,
+    link: RefCell<Option<Rc<Link>>>,
+    /// Taken by the task that connects.
+    connecting: Rc<Semaphore>,
+    /// Last failure to connect.
+    failure: RefCell<Option<(Instant, Error)>>,
+    /// Run of the server that has read or written data for this handle.
+    run_id: RefCell<Option<String>>,
+}
+
+/// A client on one shard.
+pub(crate) struct Client {
+    shared: Arc<Shared>,
+    servers: RefCell<BTreeMap<Address, Rc<Server>>>,
+    table: RefCell<SlotTable>,
+    /// Number of times that the table was read, and the last time that this began.
+    reads: Cell<u64>,
+    read_at: Cell<Instant>,
+    reading: Rc<Semaphore>,
+    permits: Rc<Semaphore>,
+    /// Error of all requests, once a server was found restarted.
+    lost: RefCell<Option<Error>>,
+}
+
+impl Client {
+    /// Reads the table, and connects to all masters.
+    ///
+    /// # Errors
+    /// Those of the last server that was asked for the table, and of the first master that can't be reached.
+    pub async fn open(shared: Arc<Shared>) -> Result<Rc<Client>> {
+        let first = shared.config.addresses[0].clone();
+        let client = Rc::new(Client {
+            shared,
+            servers: RefCell::default(),
+            table: RefCell::new(SlotTable::of_one(first)),
+            reads: Cell::new(0),
+            read_at: Cell::default(),
+            reading: Semaphore::new(1),
+            permits: Semaphore::new(MOST_UNITS),
+            lost: RefCell::default(),
+        });
+        let opening = async {
+            client.read_table(&client.shared.known()).await?;
+            let masters = client.table.borrow().masters().to_vec();
+            let connected = runtime::join_all(masters.iter().map(|master| client.link(master))).await;
+            connected.into_iter().try_for_each(|link| link.map(drop))
+        };
+        let opened = runtime::timeout(OPEN_LIMIT, opening).await;
+        opened.unwrap_or_else(|_| {
+            Err(Error::timed_out(format!("the servers of the table weren't reached within {OPEN_LIMIT:?}")))
+        })?;
+        Ok(client)
+    }
+
+    /// Has a command carried out by the master of a key. Data of the reply goes to the buffer.
+    ///
+    /// Returns the buffer, unless the shard ends.
+    pub async fn call(
+        &self,
+        key: &[u8],
+        command: &Command,
+        mut buffer: Option<Buffer>,
+    ) -> (Result<Reply>, Option<Buffer>) {
+        let deadline = runtime::now() + RETRY_LIMIT;
+        let data = buffer.as_ref().map_or(command.len(), Buffer::len);
+        let _permit = self.permits.acquire(1 + data / UNIT_BYTES).await;
+        let slot = hash_slot(key);
+        let mut redirection: Option<(Address, bool)> = None;
+        let mut redirections = 0;
+        loop {
+            if let Some(error) = &*self.lost.borrow() {
+                return (Err(error.clone()), buffer);
+            }
+            let seen = self.reads.get();
+            let usual = || (self.table.borrow().master(slot).clone(), false);
+            let (address, asking) = redirection.take().unwrap_or_else(usual);
+            let answer = self.attempt(&address, command, asking, buffer).await;
+            buffer = answer.buffer;
+            let refusal = match answer.result {
+                Ok(Reply::Error(text)) => Refusal::parse(&text, &address),
+                // It may be carried out later: sent again, it could overwrite what is written meanwhile.
+                Err(error) if answer.was_sent && command.changes => Refusal::Final(error),
+                Err(error @ (Error::Protocol(_) | Error::PermissionDenied(_) | Error::Invalid(_))) => {
+                    Refusal::Final(error)
+                }
+                Err(error) => Refusal::Later(error),
+                reply => return (reply, buffer),
+            };
+            match refusal {
+                Refusal::Final(error) => return (Err(error), buffer),
+                Refusal::Later(error) if runtime::now() + PAUSE >= deadline => return (Err(error), buffer),
+                Refusal::Later(_) => {
+                    self.shared.counters.retries.fetch_add(1, Relaxed);
+                    runtime::sleep(PAUSE).await;
+                    self.refresh(seen, None, deadline).await;
+                }
+                Refusal::Moved(_) | Refusal::Ask(_) if redirections == MOST_REDIRECTIONS => {
+                    let error = format!(
+                        "redis server {address}: slot {slot} was redirected {redirections} times; the servers don't agree"
+                    );
+                    return (Err(Error::protocol(error)), buffer);
+                }
+                Refusal::Moved(target) => {
+                    self.shared.counters.moved.fetch_add(1, Relaxed);
+                    redirections += 1;
+                    self.refresh(seen, Some(&target), deadline).await;
+                    redirection = Some((target, false));
+                }
+                Refusal::Ask(target) => {
+                    self.shared.counters.asked.fetch_add(1, Relaxed);
+                    redirections += 1;
+                    redirection = Some((target, true));
+                }
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        address: &Address,
+        command: &Command,
+        asking: bool,
+        buffer: Option<Buffer>,
+    ) -> Answer {
+        let failed = |error, buffer| Answer { result: Err(error), buffer, was_sent: false };
+        match self.link(address).await {
+            Ok((server, link)) => match self.check_run(&server, &link) {
+                Ok(()) => link.call(command, asking, buffer).await,
+                Err(error) => failed(error, buffer),
+            },
+            Err(error) => failed(error, buffer),
+        }
+    }
+
+    /// Checks that a server is still the one that has had data of this handle.
+    fn check_run(&self, server: &Server, link: &Link) -> Result<()> {
+        let run_id = &mut *server.run_id.borrow_mut();
+        let known = run_id.get_or_insert_with(|| link.run_id.clone());
+        if *known == link.run_id {
+            return Ok(());
+        }
+        let error = Error::disconnected(format!(
+            "redis server {} was restarted: what it had may be lost; open the device again",
+            server.address
+        ));
+        tracing::warn!("{error}");
+        self.lost.replace(Some(error.clone()));
+        Err(error)
+    }
+
+    fn server(&self, address: &Address) -> Result<Rc<Server>> {
+        let mut servers = self.servers.borrow_mut();
+        if let Some(server) = servers.get(address) {
+            return Ok(server.clone());
+        }
+        if servers.len() >= 2 * MOST_SERVERS {
+            return Err(Error::protocol(format!("the servers name more than {} others", 2 * MOST_SERVERS)));
+        }
+        let server = Rc::new(Server {
+            address: address.clone(),
+            link: RefCell::default(),
+            connecting: Semaphore::new(1),
+            failure: RefCell::default(),
+            run_id: RefCell::default(),
+        });
+        servers.insert(address.clone(), server.clone());
+        Ok(server)
+    }
+
+    fn is_connected(&self, address: &Address) -> bool {
+        let servers = self.servers.borrow();
+        servers
+            .get(address)
+            .is_some_and(|server| server.link.borrow().as_ref().is_some_and(|link| link.is_alive()))
+    }
+
+    /// Returns a server with a connection, which is made if there is none.
+    async fn link(&self, address: &Address) -> Result<(Rc<Server>, Rc<Link>)> {
+        let server = self.server(address)?;
+        let alive = || server.link.borrow().clone().filter(|link| link.is_alive());
+        if let Some(link) = alive() {
+            return Ok((server, link));
+        }
+        let _alone = server.connecting.acquire(1).await;
+        if let Some(link) = alive() {
+            return Ok((server, link));
+        }
+        if let Some((at, error)) = &*server.failure.borrow()
+            && at.elapsed() < PAUSE
+        {
+            return Err(error.clone());
+        }
+        let connecting = Link::connect(address, self.shared.config.credentials.as_ref());
+        let connected = runtime::timeout(CONNECT_LIMIT, connecting).await;
+        let connected = connected.unwrap_or_else(|_| {
+            Err(Error::timed_out(format!("redis server {address}: not connected within {CONNECT_LIMIT:?}")))
+        });
+        match connected {
+            Ok(link) => {
+                self.shared.counters.connections.fetch_add(1, Relaxed);
+                server.failure.replace(None);
+                server.link.replace(Some(link.clone()));
+                Ok((server, link))
+            }
+            Err(error) => {
+                server.failure.replace(Some((runtime::now(), error.clone())));
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads the table again, unless that was done since `seen`, or a moment ago. A failure leaves the table as it is.
+    async fn refresh(&self, seen: u64, preferred: Option<&Address>, deadline: Instant) {
+        let reading = async {
+            let _alone = self.reading.acquire(1).await;
+            if self.reads.get() != seen || self.read_at.get().elapsed() < PAUSE {
+                return;
+            }
+            let mut servers: Vec<Address> = preferred.cloned().into_iter().collect();
+            let mut others = self.shared.known();
+            // Those that answer first: another one may be a machine that is gone, which takes time to notice.
+            others.sort_by_key(|address| !self.is_connected(address));
+            servers.append(&mut others);
+            if let Err(error) = self.read_table(&servers).await {
+                tracing::debug!("the table of slots stays as it is: {error}");
+            }
+        };
+        // Dropping it stops only the waiting.
+        let _is_read = runtime::timeout(deadline - runtime::now(), reading).await;
+    }
+
+    /// Reads the table from the first of these servers that has a whole one.
+    async fn read_table(&self, servers: &[Address]) -> Result<()> {
+        let mut outcome = Err(Error::disconnected("no server is known"));
+        for (number, address) in servers.iter().enumerate() {
+            if servers[..number].contains(address) {
+                continue;
+            }
+            self.read_at.set(runtime::now());
+            let read = runtime::timeout(TABLE_LIMIT, self.table_of(address)).await;
+            let read = read.unwrap_or_else(|_| {
+                Err(Error::timed_out(format!("redis server {address}: no table within {TABLE_LIMIT:?}")))
+            });
+            match read {
+                Ok(table) => {
+                    self.shared.set_known(&table);
+                    self.servers.borrow_mut().retain(|address, server| {
+                        // A run is known as long as the handle lives.
+                        table.masters().contains(address) || server.run_id.borrow().is_some()
+                    });
+                    self.table.replace(table);
+                    self.reads.set(self.reads.get() + 1);
+                    return Ok(());
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
+    }
+
+    async fn table_of(&self, address: &Address) -> Result<SlotTable> {
+        let (_, link) = self.link(address).await?;
+        match link.ask(&[b"CLUSTER", b"SLOTS"]).await {
+            Ok(reply) => SlotTable::parse(&reply, address),
+            // It is no cluster, or has no word for it.
+            Err(Error::Io(detail))
+                if detail.contains("cluster support disabled") || detail.contains("unknown command") =>
+            {
+                match &self.shared.config.addresses[..] {
+                    [_] => Ok(SlotTable::of_one(address.clone())),
+                    several => Err(Error::invalid(format!(
+                        "redis server {address}: it is no cluster; expected one address, not {}",
+                        several.len()
+                    ))),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The kind `redis`: its keys, and the part.
+
+use crate::client::Client;
+use crate::device::{Handle, Strings};
+use crate::refusal::shown;
+use crate::slots::SlotTable;
+use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
+use runtime::net::Address;
+use serde_json::json;
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Longest name in bytes.
+const LONGEST_NAME: usize = 64;
+/// Limit of the servers that are remembered for opening.
+const MOST_KNOWN: usize = 64;
+
+/// Declaration of the kind.
+pub const KIND: Kind = Kind {
+    name: "redis",
+    contract: Contract::Device,
+    summary: "strings on a Redis or Valkey server or cluster; lost with it",
+    keys: &[
+        Key::required(
+            "addresses",
+            ValueKind::Texts,
+            "some servers of a cluster, or one server: IP:PORT, or unix:PATH for one server",
+        )
+        .positional(),
+        Key::required(
+            "name",
+            ValueKind::Text,
+            "name of the device: its keys are NAME:0, NAME:1 and so on; up to 64 letters, digits, '.', '_' or '-'",
+        ),
+        Key::required("size", ValueKind::Size, "capacity; each MiB is one string"),
+        Key::optional("username", ValueKind::Text, "user to log in as; default: the server's default user"),
+        Key::optional("password_file", ValueKind::Path, "file whose first line is the password"),
+    ],
+    messages: &[],
+    shareable: false,
+    example: "redis(\"127.0.0.1:7000\", \"127.0.0.1:7001\", name=swap0, size=1GiB)",
+    plan: |arguments| {
+        addresses_of(arguments)?;
+        check_name(&arguments.text("name")?).map_err(|error| refuse(arguments, "name", &error))?;
+        geometry(arguments.size("size")?).map_err(|error| refuse(arguments, "size", &error))?;
+        if arguments.given("username") && !arguments.given("password_file") {
+            return Err(arguments.refuse("username", "expected password_file, too"));
+        }
+        Ok(Shape::new(arguments.size("size")?, BLOCK))
+    },
+    build: |arguments| {
+        Call::new(async move {
+            let config = Config {
+                addresses: addresses_of(&arguments)?,
+                name: arguments.text("name")?,
+                size: arguments.size("size")?,
+                credentials: credentials_of(&arguments)?,
+            };
+            Ok(Built::Device(Arc::new(RedisPart::connect(config).await?)))
+        })
+    },
+};
+
+const BLOCK: u32 = 4096;
+
+/// Servers, and the device on them.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Some servers of a cluster, or one server.
+    pub addresses: Vec<Address>,
+    /// Name of the device: its keys are the name, a colon and a number.
+    pub name: String,
+    /// Capacity in bytes.
+    pub size: u64,
+    /// How to log in, if the servers want that.
+    pub credentials: Option<Credentials>,
+}
+
+/// A user and a password.
+#[derive(Clone)]
+pub struct Credentials {
+    /// Name of the user; `None` for the default one.
+    pub username: Option<String>,
+    /// The password.
+    pub password: String,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Credentials of {}", self.username.as_deref().unwrap_or("the default user"))
+    }
+}
+
+fn refuse(arguments: &Arguments, key: &'static str, error: &Error) -> Error {
+    arguments.refuse(key, error.detail().to_owned())
+}
+
+/// Addresses from a stack: a relative path is resolved against the stack's folder.
+fn addresses_of(arguments: &Arguments) -> Result<Vec<Address>> {
+    let texts = arguments.texts("addresses")?;
+    if texts.is_empty() {
+        return Err(arguments.refuse("addresses", "expected at least one server"));
+    }
+    let address =
+        |text: &String| match text.parse().map_err(|error| refuse(arguments, "addresses", &error))? {
+            Address::Unix(path) => Ok(Address::Unix(arguments.absolute(Path::new(&path))?)),
+            tcp => Ok(tcp),
+        };
+    texts.iter().map(address).collect()
+}
+
+fn credentials_of(arguments: &Arguments) -> Result<Option<Credentials>> {
+    let Some(path) = arguments.optional_path("password_file")? else { return Ok(None) };
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| arguments.refuse("password_file", format!("{}: {error}", path.display())))?;
+    match text.lines().next().filter(|line| !line.is_empty()) {
+        Some(password) => {
+            let username = arguments.optional_text("username")?;
+            Ok(Some(Credentials { username, password: password.to_owned() }))
+        }
+        None => {
+            let text = format!("{}: its first line is empty; expected a password", path.display());
+            Err(arguments.refuse("password_file", text))
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    match !name.is_empty() && name.len() <= LONGEST_NAME && name.bytes().all(is_allowed) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "name \"{}\" of a device: expected 1 to {LONGEST_NAME} letters, digits, '.', '_' or '-'",
+            shown(name)
+        ))),
+    }
+}
+
+fn geometry(bytes: u64) -> Result<DeviceGeometry> {
+    let block_size = BlockSize::new(BLOCK.into())?;
+    if bytes == 0 || !bytes.is_multiple_of(block_size.bytes()) {
+        return Err(Error::invalid(format!("size {bytes}: expected a multiple of {block_size} bytes")));
+    }
+    Ok(DeviceGeometry {
+        block_size,
+        blocks: BlockCount(bytes >> block_size.shift()),
+        atomic_write: BlockSize::SMALLEST,
+        volatile_cache: false,
+        read_only: false,
+    })
+}
+
+/// A device on redis servers.
+pub struct RedisPart {
+    shared: Arc<Shared>,
+    geometry: DeviceGeometry,
+}
+
+/// What the handles of all shards share.
+pub(crate) struct Shared {
+    pub config: Config,
+    pub counters: Counters,
+    /// Servers of the last table.
+    known: Mutex<Vec<Address>>,
+}
+
+/// Counters of all handles since the part was opened.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub connections: AtomicU64,
+    pub moved: AtomicU64,
+    pub asked: AtomicU64,
+    pub retries: AtomicU64,
+}
+
+impl Shared {
+    fn locked(&self) -> MutexGuard<'_, Vec<Address>> {
+        // Nothing panics while the lock is held.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Servers that may have the table: those of the last one, and those of the stack.
+    pub fn known(&self) -> Vec<Address> {
+        self.locked().iter().chain(&self.config.addresses).cloned().collect()
+    }
+
+    /// Remembers the servers of a table.
+    pub fn set_known(&self, table: &SlotTable) {
+        let servers = table.masters().iter().chain(&table.replicas);
+        *self.locked() = servers.take(MOST_KNOWN).cloned().collect();
+    }
+}
+
+impl RedisPart {
+    /// Checks that all servers can be reached. Connections for I/O are made when a shard opens a handle.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a configuration that can't be, and servers that would evict blocks; [`Error::PermissionDenied`];
+    /// [`Error::Protocol`] if a peer is no redis server; those of the connections.
+    pub async fn connect(config: Config) -> Result<Self> {
+        check_name(&config.name)?;
+        let geometry = geometry(config.size)?;
+        if config.addresses.is_empty() {
+            return Err(Error::invalid("a device on redis servers: expected at least one address"));
+        }
+        let shared = Arc::new(Shared { config, counters: Counters::default(), known: Mutex::default() });
+        Client::open(shared.clone()).await?;
+        Ok(RedisPart { shared, geometry })
+    }
+}
+
+impl Part for RedisPart {
+    fn kind(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn status(&self) -> Call<'_, Status> {
+        let Shared { config, counters, .. } = &*self.shared;
+        let servers: Vec<String> = self.shared.locked().iter().map(ToString::to_string).collect();
+        let value = json!({
+            "name": config.name,
+            "bytes": config.size,
+            "servers": servers,
+            "connections_made": counters.connections.load(Relaxed),
+            "moved_replies": counters.moved.load(Relaxed),
+            "ask_replies": counters.asked.load(Relaxed),
+            "retries": counters.retries.load(Relaxed),
+        });
+        Call::ready(value.as_object().cloned().unwrap_or_default())
+    }
+}
+
+impl DevicePart for RedisPart {
+    fn geometry(&self) -> &DeviceGeometry {
+        &self.geometry
+    }
+
+    /// What the servers keep is theirs, and a failover loses some of it: that is no promise.
+    fn keeps_flushed(&self) -> bool {
+        false
+    }
+
+    fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
+        Call::new(async {
+            let client = Client::open(self.shared.clone()).await?;
+            let Config { name, size, .. } = &self.shared.config;
+            let strings = Rc::new(Strings { client, name: name.clone(), bytes: *size });
+            Ok(Rc::new(Handle { geometry: self.geometry.clone(), strings }) as Rc<dyn Device>)
+        })
+    }
+}

@@ -1,0 +1,379 @@
+//! One connection to a server: commands are pipelined, replies come in their order. One task sends and one receives.
+//!
+//! A connection ends for good with the first error: of the kernel, of a reply that isn't the expected one, or because a reply took too long. All
+//! commands in flight, and later ones, fail with it then. The meaning of error replies is left to `refusal`.
+
+use crate::leaf::Credentials;
+use crate::refusal::{Refusal, shown};
+use block::{Buffer, Data, Error, Payload, Result};
+use resp::{Head, Reply, Scanner, put_command, put_length};
+use runtime::net::{Address, Shutdown, Stream};
+use runtime::sync::{Notify, OneshotSender, StopSource, oneshot};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Time in which a reply has to come.
+pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(2);
+/// Largest reply without data, in bytes: the table of a large cluster.
+const MOST_REPLY_BYTES: usize = 1 << 20;
+/// Limit of the commands in flight: more than a handle has at a time, unless it has given up waiting for many.
+const MOST_IN_FLIGHT: usize = 256;
+/// Bytes that are received at a time, unless they are received into a caller's buffer.
+const RECEIVE_BYTES: usize = 64 << 10;
+
+/// A command as it is sent.
+#[derive(Clone)]
+pub(crate) struct Command {
+    bytes: Payload,
+    /// Whether it changes what the server has.
+    pub changes: bool,
+}
+
+impl Command {
+    /// A command that changes nothing.
+    pub fn reading(words: &[&[u8]]) -> Self {
+        let mut bytes = Vec::new();
+        put_command(&mut bytes, words);
+        Command { bytes: Data::copy_of(&bytes).into(), changes: false }
+    }
+
+    /// A command that changes something.
+    pub fn changing(words: &[&[u8]]) -> Self {
+        Command { changes: true, ..Self::reading(words) }
+    }
+
+    /// A command that changes something, with data as its last word.
+    pub fn with_data(words: &[&[u8]], data: &Payload) -> Self {
+        let mut head = Vec::new();
+        put_length(&mut head, b'*', words.len() + 1);
+        for word in words {
+            put_length(&mut head, b'$', word.len());
+            head.extend_from_slice(word);
+            head.extend_from_slice(b"\r\n");
+        }
+        put_length(&mut head, b'$', data.len());
+        let mut bytes = Payload::with_capacity(data.slices().len() + 2);
+        bytes.push(Data::copy_of(&head));
+        data.slices().iter().for_each(|slice| bytes.push(slice.clone()));
+        bytes.push(Data::copy_of(b"\r\n"));
+        Command { bytes, changes: true }
+    }
+}
+
+/// Reply to a command.
+pub(crate) struct Answer {
+    /// The reply. In place of data that went to the buffer it is the number of bytes.
+    pub result: Result<Reply>,
+    /// The buffer that was given, empty if there is no data.
+    pub buffer: Option<Buffer>,
+    /// Whether the server may have the command.
+    pub was_sent: bool,
+}
+
+/// A command in flight.
+struct Pending {
+    buffer: Option<Buffer>,
+    waiter: OneshotSender<Answer>,
+}
+
+impl Pending {
+    fn answer(self, result: Result<Reply>) {
+        let Pending { mut buffer, waiter } = self;
+        if result.is_err() {
+            buffer.iter_mut().for_each(Buffer::clear);
+        }
+        // The waiter may have been dropped.
+        let _ = waiter.send(Answer { result, buffer, was_sent: true });
+    }
+}
+
+/// A connection.
+pub(crate) struct Link {
+    address: Address,
+    /// Identifies the run of the server: another one after a restart.
+    pub run_id: String,
+    state: Rc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    queues: RefCell<Queues>,
+    has_outgoing: Notify,
+    stop: StopSource,
+}
+
+#[derive(Default)]
+struct Queues {
+    outgoing: Payload,
+    in_flight: VecDeque<Pending>,
+    failure: Option<Error>,
+}
+
+impl State {
+    /// Ends the connection.
+    fn fail(&self, error: &Error) {
+        let queues = &mut *self.queues.borrow_mut();
+        if queues.failure.is_none() {
+            queues.failure = Some(error.clone());
+            queues.outgoing.clear();
+            queues.in_flight.drain(..).for_each(|pending| pending.answer(Err(error.clone())));
+            self.stop.stop();
+        }
+    }
+
+    /// Sends what is to be sent until the connection ends.
+    async fn send(&self, stream: &Stream) {
+        let stop = self.stop.token();
+        loop {
+            let has_outgoing = self.has_outgoing.notified();
+            let outgoing = std::mem::take(&mut self.queues.borrow_mut().outgoing);
+            let sent = match outgoing.is_empty() {
+                true => stop.unless_stopped(has_outgoing).await.map(Ok),
+                false => stop.unless_stopped(stream.send(outgoing)).await.map(|(sent, _)| sent),
+            };
+            match sent {
+                Some(Ok(())) => {}
+                Some(Err(error)) => self.fail(&error),
+                None => break,
+            }
+        }
+        // The receive in progress ends, and gives back the buffer that it has.
+        let _is_shut = stream.shutdown(Shutdown::Both).await;
+    }
+
+    /// Receives replies until the connection ends.
+    async fn receive(&self, stream: &Stream, server: &str) -> Result<Infallible> {
+        let mut received = Received { stream, bytes: Vec::new(), used: 0, spare: Buffer::new(RECEIVE_BYTES) };
+        loop {
+            if received.rest().is_empty() {
+                received.more().await?;
+            }
+            let next = self.queues.borrow_mut().in_flight.pop_front();
+            let Some(mut pending) = next else {
+                return Err(resp::wrong("there is no command that it belongs to"));
+            };
+            let result = match pending.buffer.take() {
+                None => received.reply().await,
+                Some(buffer) => {
+                    let (result, buffer) = received.data(buffer).await;
+                    pending.buffer = Some(buffer);
+                    result
+                }
+            };
+            let ended = result.as_ref().map(drop).map_err(Error::clone);
+            let failure = self.queues.borrow().failure.clone();
+            pending.answer(result.map_err(|error| failure.unwrap_or_else(|| error.in_context(server))));
+            ended?;
+        }
+    }
+}
+
+impl Link {
+    /// Connects, and logs in if there are credentials.
+    ///
+    /// # Errors
+    /// Those of the connection; [`Error::PermissionDenied`]; [`Error::Invalid`] if the server would evict what is written.
+    pub async fn connect(address: &Address, credentials: Option<&Credentials>) -> Result<Rc<Link>> {
+        let stream = Stream::connect(address).await?;
+        let state = Rc::<State>::default();
+        let (sending, sender) = (state.clone(), stream.clone());
+        runtime::spawn(async move { sending.send(&sender).await }).detach();
+        let (receiving, server) = (state.clone(), format!("redis server {address}"));
+        runtime::spawn(async move {
+            let Err(error) = receiving.receive(&stream, &server).await;
+            receiving.fail(&error.in_context(&server));
+        })
+        .detach();
+        // It ends the connection where an error, or the caller, ends this function.
+        let mut link = Link { address: address.clone(), run_id: String::new(), state };
+        if let Some(Credentials { username, password }) = credentials {
+            let words = [Some("AUTH"), username.as_deref(), Some(password)];
+            let words: Vec<&[u8]> = words.iter().flatten().map(|word| word.as_bytes()).collect();
+            link.ask(&words).await?;
+        }
+        let Reply::Bulk(Some(info)) = link.ask(&[b"INFO"]).await? else {
+            return Err(resp::wrong("not the text of INFO"));
+        };
+        let info = String::from_utf8_lossy(&info);
+        let field = |name: &str| {
+            let mut fields = info.lines().filter_map(|line| line.trim_end().split_once(':'));
+            fields.find(|(field, _)| *field == name).map_or("", |(_, value)| value)
+        };
+        let policy = field("maxmemory_policy");
+        if policy.starts_with("allkeys") && field("maxmemory") != "0" {
+            return Err(Error::invalid(format!(
+                "redis server {address}: maxmemory-policy is {policy}: when memory is short it would drop blocks, which then read as zeros; expected \
+                 noeviction, or a policy for keys that expire"
+            )));
+        }
+        link.run_id = field("run_id").to_owned();
+        Ok(Rc::new(link))
+    }
+
+    /// Whether the connection hasn't ended.
+    pub fn is_alive(&self) -> bool {
+        self.state.queues.borrow().failure.is_none()
+    }
+
+    /// Sends a command whose reply isn't data, and returns its reply.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call); what the server replies.
+    pub async fn ask(&self, words: &[&[u8]]) -> Result<Reply> {
+        match self.call(&Command::reading(words), false, None).await.result? {
+            Reply::Error(text) => match Refusal::parse(&text, &self.address) {
+                Refusal::Later(error) | Refusal::Final(error) => Err(error),
+                Refusal::Moved(_) | Refusal::Ask(_) => Err(resp::wrong("a redirection without a key")),
+            },
+            reply => Ok(reply),
+        }
+    }
+
+    /// Sends a command, after ASKING if `asking`, and waits for its reply, whose data goes to the buffer. Error replies are replies here.
+    ///
+    /// Ends the connection if the reply takes longer than [`REPLY_LIMIT`]. Dropping it stops only the waiting.
+    pub async fn call(&self, command: &Command, asking: bool, buffer: Option<Buffer>) -> Answer {
+        if self.state.queues.borrow().in_flight.len() >= MOST_IN_FLIGHT {
+            self.state.fail(&Error::timed_out(format!("redis server {}: it answers nothing", self.address)));
+        }
+        let (waiter, mut answer) = oneshot();
+        {
+            let queues = &mut *self.state.queues.borrow_mut();
+            if let Some(error) = &queues.failure {
+                return Answer { result: Err(error.clone()), buffer, was_sent: false };
+            }
+            if asking {
+                // Its reply says nothing that the next one doesn't.
+                queues.in_flight.push_back(Pending { buffer: None, waiter: oneshot().0 });
+                Command::reading(&[b"ASKING"]).put(&mut queues.outgoing);
+            }
+            queues.in_flight.push_back(Pending { buffer, waiter });
+            command.put(&mut queues.outgoing);
+        }
+        self.state.has_outgoing.notify_all();
+        let answered = match runtime::timeout(REPLY_LIMIT, answer.receive()).await {
+            Ok(answered) => answered,
+            Err(_) => {
+                let error = format!("redis server {}: no reply within {REPLY_LIMIT:?}", self.address);
+                self.state.fail(&Error::timed_out(error));
+                // The receive that may have the buffer ends.
+                answer.receive().await
+            }
+        };
+        // Only the end of the shard drops a command without an answer.
+        let ended = || Err(Error::cancelled("the shard ends"));
+        answered.unwrap_or_else(|| Answer { result: ended(), buffer: None, was_sent: true })
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.state.fail(&Error::closed(format!("the connection to redis server {} is closed", self.address)));
+    }
+}
+
+impl Command {
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn put(&self, outgoing: &mut Payload) {
+        self.bytes.slices().iter().for_each(|slice| outgoing.push(slice.clone()));
+    }
+}
+
+/// Received bytes, and the stream that more come from.
+struct Received<'s> {
+    stream: &'s Stream,
+    bytes: Vec<u8>,
+    used: usize,
+    spare: Buffer,
+}
+
+impl Received<'_> {
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.used..]
+    }
+
+    /// Receives at least a byte.
+    async fn more(&mut self) -> Result<()> {
+        self.bytes.drain(..std::mem::take(&mut self.used));
+        let (count, spare) = self.stream.receive(std::mem::replace(&mut self.spare, Buffer::new(0))).await;
+        self.bytes.extend_from_slice(spare.filled());
+        self.spare = spare;
+        self.spare.clear();
+        match count? {
+            0 => Err(Error::disconnected("it closed the connection")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Receives a reply.
+    async fn reply(&mut self) -> Result<Reply> {
+        let mut scanner = Scanner::new(MOST_REPLY_BYTES);
+        loop {
+            if scanner.next(self.rest())?.is_some()
+                && let Some((reply, length)) = resp::parse(self.rest(), MOST_REPLY_BYTES)?
+            {
+                self.used += length;
+                return Ok(reply);
+            }
+            self.more().await?;
+        }
+    }
+
+    /// Receives bytes into the empty buffer, which may be shorter than it.
+    async fn data(&mut self, mut buffer: Buffer) -> (Result<Reply>, Buffer) {
+        let count = match self.data_head(buffer.len()).await {
+            Ok(Ok(count)) => count,
+            Ok(Err(reply)) => return (Ok(reply), buffer),
+            Err(error) => return (Err(error), buffer),
+        };
+        let mut received = Ok(());
+        while received.is_ok() && buffer.filled().len() < count {
+            if self.rest().is_empty() && count == buffer.len() {
+                (received, buffer) = self.stream.receive_exact(buffer).await;
+            } else if self.rest().is_empty() {
+                received = self.more().await;
+            } else {
+                let here = self.rest().len().min(count - buffer.filled().len());
+                buffer.append(&self.bytes[self.used..self.used + here]);
+                self.used += here;
+            }
+        }
+        while received.is_ok() && self.rest().len() < 2 {
+            received = self.more().await;
+        }
+        if received.is_ok() && !self.rest().starts_with(b"\r\n") {
+            received = Err(resp::wrong("bytes aren't followed by a line end"));
+        }
+        match received {
+            Ok(()) => self.used += 2,
+            Err(_) => buffer.clear(),
+        }
+        (received.map(|()| Reply::Integer(count as i64)), buffer)
+    }
+
+    /// Receives the number of bytes that follow, `most` at most, or an error reply.
+    async fn data_head(&mut self, most: usize) -> Result<Result<usize, Reply>> {
+        loop {
+            if let Some((head, length)) = resp::head(self.rest())? {
+                let head = match head {
+                    Head::Bulk(Some(count)) if count <= most => Ok(count),
+                    Head::Error(text) => Err(Reply::Error(text.to_owned())),
+                    other => {
+                        let found = shown(&format!("{other:?}"));
+                        return Err(resp::wrong(&format!("{found} in place of up to {most} bytes")));
+                    }
+                };
+                self.used += length;
+                return Ok(head);
+            }
+            self.more().await?;
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Error replies of a server, and what a client does about them.
+
+use crate::slots::endpoint;
+use block::Error;
+use runtime::net::Address;
+
+/// An error reply to a command. In every case the command wasn't carried out.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Another server has the slot.
+    Moved(Address),
+    /// Another server has this key, while its slot is being moved there.
+    Ask(Address),
+    /// The server can't at the moment; this is the error if it never can.
+    Later(Error),
+    /// The command fails.
+    Final(Error),
+}
+
+impl Refusal {
+    /// Reads an error reply. `responder` is the server that it came from.
+    pub fn parse(text: &str, responder: &Address) -> Self {
+        let (code, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let said = format!("redis server {responder}: {}", shown(text));
+        match code {
+            "MOVED" | "ASK" => {
+                let target = rest.split(' ').nth(1).and_then(|target| target.rsplit_once(':'));
+                match target.map(|(host, port)| endpoint(host, port, responder)) {
+                    Some(Ok(address)) if code == "ASK" => Refusal::Ask(address),
+                    Some(Ok(address)) => Refusal::Moved(address),
+                    Some(Err(error)) => Refusal::Final(error),
+                    None => Refusal::Final(Error::protocol(said)),
+                }
+            }
+            "TRYAGAIN" | "LOADING" | "BUSY" => Refusal::Later(Error::busy(said)),
+            "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS" => Refusal::Later(Error::disconnected(said)),
+            "READONLY" => Refusal::Later(Error::read_only(said)),
+            "OOM" => Refusal::Final(Error::no_space(said)),
+            "NOAUTH" | "WRONGPASS" | "NOPERM" => Refusal::Final(Error::permission_denied(format!(
+                "{said}; the user needs username and password_file, and the commands getrange, setrange, strlen, unlink, info, cluster slots and \
+                 asking"
+            ))),
+            "WRONGTYPE" => Refusal::Final(Error::invalid(format!("{said}; give the device another name"))),
+            _ => Refusal::Final(Error::io(said)),
+        }
+    }
+}
+
+/// The beginning of a text from outside, control characters escaped.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().take(200).flat_map(char::escape_debug).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_say_what_to_do() {
+        let responder: Address = "10.0.0.1:7000".parse().unwrap();
+        let parse = |text| Refusal::parse(text, &responder);
+        assert_eq!(parse("MOVED 866 10.0.0.2:7001"), Refusal::Moved("10.0.0.2:7001".parse().unwrap()));
+        assert_eq!(parse("MOVED 866 :7001"), Refusal::Moved("10.0.0.1:7001".parse().unwrap()));
+        assert_eq!(parse("ASK 866 ::1:7001"), Refusal::Ask("[::1]:7001".parse().unwrap()));
+        for text in ["MOVED", "MOVED 866", "ASK 1 x", "MOVED 866 a-host:7001", "ASK 866 10.0.0.1:99999"] {
+            assert!(matches!(parse(text), Refusal::Final(Error::Protocol(_))), "{text}");
+        }
+        assert!(matches!(parse("OOM command not allowed"), Refusal::Final(Error::NoSpace(_))));
+        assert!(matches!(parse("CLUSTERDOWN Hash slot not served"), Refusal::Later(_)));
+        let Refusal::Final(Error::Io(detail)) = parse(&format!("ERR \x1b[31m{}", "x".repeat(5000))) else {
+            panic!("an error that isn't known")
+        };
+        assert!(detail.len() < 300 && !detail.contains('\x1b'), "{detail}");
+    }
+}

@@ -1,0 +1,294 @@
+//! RESP 2 as a client sees it (<https://redis.io/docs/latest/develop/reference/protocol-spec/>): commands are encoded, replies are parsed.
+//! Without I/O, for the client of the key-value store and the device on redis servers.
+//!
+//! # Promises
+//! - Any bytes are a reply, the beginning of one, or an [`Error::Protocol`]; parsing never panics.
+//! - Memory grows with bytes that have arrived, never with lengths that a server announces, and a reply has at most the bytes that the
+//!   caller permits.
+//!
+//! The server's side, the requests that arrive, belongs to the key-value store.
+
+use block::{Error, Result};
+
+/// Deepest nesting of arrays.
+const DEEPEST: usize = 8;
+/// Longest line: a length, or a text.
+const LONGEST_LINE: usize = 64 << 10;
+
+/// A reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// A text such as `OK`.
+    Simple(String),
+    /// An error: a code and a text.
+    Error(String),
+    /// A number.
+    Integer(i64),
+    /// Bytes; `None` for null.
+    Bulk(Option<Vec<u8>>),
+    /// Replies.
+    Array(Vec<Reply>),
+}
+
+/// First line of a reply: all of it, or what its length says about the bytes that follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Head<'a> {
+    /// As [`Reply::Simple`].
+    Simple(&'a str),
+    /// As [`Reply::Error`].
+    Error(&'a str),
+    /// As [`Reply::Integer`].
+    Integer(i64),
+    /// Number of bytes that follow, before a line end; `None` for null.
+    Bulk(Option<usize>),
+    /// Number of replies that follow.
+    Array(usize),
+}
+
+/// Error of a reply that isn't the expected one.
+pub fn wrong(what: &str) -> Error {
+    Error::protocol(format!("reply of the server: {what}; expected one of RESP 2"))
+}
+
+/// Reads a line and its end from the front of bytes; `None` while it is incomplete.
+fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
+    let Some(end) = bytes.windows(2).take(LONGEST_LINE).position(|pair| pair == b"\r\n") else {
+        return match bytes.len() > LONGEST_LINE {
+            true => Err(wrong("a line is too long")),
+            false => Ok(None),
+        };
+    };
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| wrong("a line isn't UTF-8"))?;
+    Ok(Some((text, end + 2)))
+}
+
+/// Parses the first line of the reply at the front of bytes; `None` while it is incomplete. Returns its length, too.
+///
+/// # Errors
+/// [`Error::Protocol`] for bytes that don't begin a reply.
+pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>> {
+    let Some((kind, rest)) = bytes.split_first() else { return Ok(None) };
+    if !b"+-:$*".contains(kind) {
+        return Err(wrong(&format!("it begins with byte {kind:#04x}")));
+    }
+    let Some((text, taken)) = line(rest)? else { return Ok(None) };
+    let number = || text.parse::<i64>().map_err(|_| wrong("a number is invalid"));
+    let length = || usize::try_from(number()?).map_err(|_| wrong("a length is out of range"));
+    let head = match kind {
+        b'+' => Head::Simple(text),
+        b'-' => Head::Error(text),
+        b':' => Head::Integer(number()?),
+        b'$' if text == "-1" => Head::Bulk(None),
+        b'$' => Head::Bulk(Some(length()?)),
+        _ => Head::Array(length()?),
+    };
+    Ok(Some((head, 1 + taken)))
+}
+
+/// Parses the reply at the front of bytes, which has at most `most` bytes; `None` while it is incomplete. Returns its length, too.
+///
+/// # Errors
+/// [`Error::Protocol`] for bytes that aren't a reply of RESP 2, and for one that is too large.
+pub fn parse(bytes: &[u8], most: usize) -> Result<Option<(Reply, usize)>> {
+    let parsed = parse_at(bytes, most, DEEPEST)?;
+    match parsed.as_ref().map_or(bytes.len(), |(_, length)| *length) > most {
+        true => Err(wrong(&format!("it has more than {most} bytes"))),
+        false => Ok(parsed),
+    }
+}
+
+fn parse_at(bytes: &[u8], most: usize, depth: usize) -> Result<Option<(Reply, usize)>> {
+    let Some((head, begin)) = head(bytes)? else { return Ok(None) };
+    let reply = match head {
+        Head::Simple(text) => Reply::Simple(text.to_owned()),
+        Head::Error(text) => Reply::Error(text.to_owned()),
+        Head::Integer(number) => Reply::Integer(number),
+        Head::Bulk(None) => Reply::Bulk(None),
+        Head::Bulk(Some(length)) => {
+            if length > most {
+                return Err(wrong(&format!("{length} bytes; expected {most} at most")));
+            }
+            let end = begin + length;
+            let Some(after) = bytes.get(end..end + 2) else { return Ok(None) };
+            if after != b"\r\n" {
+                return Err(wrong("bytes aren't followed by a line end"));
+            }
+            return Ok(Some((Reply::Bulk(Some(bytes[begin..end].to_vec())), end + 2)));
+        }
+        Head::Array(count) => {
+            if count > most || depth == 0 {
+                return Err(wrong("an array is too long or nested too deeply"));
+            }
+            let (mut replies, mut at) = (Vec::new(), begin);
+            for _ in 0..count {
+                let Some((reply, taken)) = parse_at(&bytes[at..], most, depth - 1)? else { return Ok(None) };
+                replies.push(reply);
+                at += taken;
+            }
+            return Ok(Some((Reply::Array(replies), at)));
+        }
+    };
+    Ok(Some((reply, begin)))
+}
+
+/// Finds the end of a reply whose bytes arrive in pieces. No byte is looked at twice, apart from the line that is being received.
+#[derive(Debug)]
+pub struct Scanner {
+    most: usize,
+    /// Bytes that were looked at.
+    at: usize,
+    /// Replies that haven't ended: the reply, and those that are inside of it.
+    missing: usize,
+}
+
+impl Scanner {
+    /// A scanner of a reply of at most `most` bytes.
+    pub fn new(most: usize) -> Self {
+        Scanner { most, at: 0, missing: 1 }
+    }
+
+    /// Returns the number of bytes of the reply once it is complete. `bytes` are those from its first one on: as many as before, or more.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`], as [`parse`], which may refuse what this doesn't.
+    pub fn next(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
+        while self.missing > 0 {
+            let found = head(&bytes[self.at..])?;
+            let Some((head, taken)) = found else { break };
+            let end = match head {
+                Head::Bulk(Some(length)) if length <= self.most => self.at + taken + length + 2,
+                Head::Array(count) if count <= self.most => {
+                    self.missing += count;
+                    self.at + taken
+                }
+                Head::Bulk(Some(_)) | Head::Array(_) => self.most + 1,
+                _ => self.at + taken,
+            };
+            if end > self.most {
+                return Err(wrong(&format!("it has more than {} bytes", self.most)));
+            }
+            if end > bytes.len() {
+                break;
+            }
+            (self.at, self.missing) = (end, self.missing - 1);
+        }
+        match self.missing {
+            0 => Ok(Some(self.at)),
+            _ if bytes.len() > self.most => Err(wrong(&format!("it has more than {} bytes", self.most))),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Appends a command, an array of bulk strings.
+pub fn put_command(bytes: &mut Vec<u8>, words: &[&[u8]]) {
+    put_length(bytes, b'*', words.len());
+    for word in words {
+        put_length(bytes, b'$', word.len());
+        bytes.extend_from_slice(word);
+        bytes.extend_from_slice(b"\r\n");
+    }
+}
+
+/// Appends the line with the number of words of a command (`*`), or of bytes of a word (`$`).
+pub fn put_length(bytes: &mut Vec<u8>, kind: u8, length: usize) {
+    bytes.push(kind);
+    bytes.extend_from_slice(length.to_string().as_bytes());
+    bytes.extend_from_slice(b"\r\n");
+}
+
+/// Parses any bytes as a reply, for fuzzing: no panic, and a reply takes only bytes that are there; fewer of them are no reply.
+///
+/// # Panics
+/// Where that doesn't hold.
+pub fn check_any_bytes(bytes: &[u8]) {
+    const MOST: usize = 1 << 30;
+    let parsed = parse(bytes, MOST);
+    let (mut scanner, mut end) = (Scanner::new(MOST), Ok(None));
+    for count in 0..=bytes.len() {
+        if end == Ok(None) {
+            end = scanner.next(&bytes[..count]);
+        }
+    }
+    // Where there is an error the scanner may find an end: it looks neither at what follows a string nor at the depth of arrays.
+    if let Ok(parsed) = &parsed {
+        assert_eq!(end, Ok(parsed.as_ref().map(|(_, length)| *length)));
+    }
+    let Ok(Some((reply, length))) = parsed else { return };
+    assert!(0 < length && length <= bytes.len());
+    assert_eq!(parse(&bytes[..length], length), Ok(Some((reply, length))));
+    assert_eq!(parse(&bytes[..length - 1], MOST), Ok(None));
+    assert!(parse(bytes, length - 1).is_err());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MOST: usize = 1 << 20;
+
+    #[test]
+    fn replies_are_parsed_once_they_are_complete() {
+        let all = b"+OK\r\n-ERR no\r\n:-7\r\n$3\r\na\r\n\r\n$-1\r\n*3\r\n$0\r\n\r\n*0\r\n:1\r\n";
+        let expected = [
+            Reply::Simple("OK".into()),
+            Reply::Error("ERR no".into()),
+            Reply::Integer(-7),
+            Reply::Bulk(Some(b"a\r\n".to_vec())),
+            Reply::Bulk(None),
+            Reply::Array(vec![Reply::Bulk(Some(Vec::new())), Reply::Array(Vec::new()), Reply::Integer(1)]),
+        ];
+        let mut at = 0;
+        for reply in expected {
+            let (found, length) = parse(&all[at..], MOST).unwrap().unwrap();
+            assert_eq!(found, reply);
+            for cut in 0..length {
+                assert_eq!(parse(&all[at..at + cut], MOST).unwrap(), None, "cut at {cut} of {reply:?}");
+            }
+            at += length;
+        }
+        assert_eq!(at, all.len());
+    }
+
+    #[test]
+    fn invalid_and_large_replies_are_errors() {
+        for bytes in [
+            &b"?"[..],
+            b":x\r\n",
+            b"$-2\r\n",
+            b"$1\r\nabc",
+            b"$999999999999\r\n",
+            b"$18446744073709551616\r\n",
+            b"*-1\r\n",
+            b"*1048577\r\n",
+            b"+\xFF\r\n",
+        ] {
+            assert!(matches!(parse(bytes, MOST), Err(Error::Protocol(_))), "{bytes:?}");
+        }
+        assert!(parse("*1\r\n".repeat(DEEPEST + 1).as_bytes(), MOST).is_err());
+        assert!(parse(&vec![b'+'; LONGEST_LINE + 2], MOST).is_err());
+        // Many small replies are as large as a long one.
+        let small = [&b"*1000\r\n"[..], &b":1\r\n".repeat(500)].concat();
+        assert_eq!(parse(&small, small.len()), Ok(None));
+        assert!(parse(&small, small.len() - 1).is_err());
+        assert_eq!(Scanner::new(small.len()).next(&small), Ok(None));
+        assert!(Scanner::new(small.len() - 1).next(&small).is_err());
+        assert!(Scanner::new(MOST).next("*1048576\r\n".repeat(200_000).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn commands_are_arrays_of_bulk_strings() {
+        let mut bytes = Vec::new();
+        put_command(&mut bytes, &[b"GET", b"", b"a\r\n"]);
+        assert_eq!(bytes, b"*3\r\n$3\r\nGET\r\n$0\r\n\r\n$3\r\na\r\n\r\n");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_reply_or_none(bytes in proptest::collection::vec(
+            prop_oneof![proptest::sample::select(&b"+-:$*\r\n0123"[..]), any::<u8>()], 0..60)) {
+            check_any_bytes(&bytes);
+        }
+    }
+}
