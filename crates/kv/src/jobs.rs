@@ -28,6 +28,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const ENTRIES_PER_TURN: u32 = 64;
 /// Time after a job that failed before the next attempt.
 const RETRY: Duration = Duration::from_millis(100);
+/// Attempts of a flush that finds no space before its error is told.
+const FLUSH_ATTEMPTS: u32 = 4;
 /// Most data blocks of an edit, but for one with very long keys.
 const EDIT_BLOCKS: u32 = 1;
 /// Longest time without a look whether a deadline is due.
@@ -175,8 +177,9 @@ impl Core {
         }
     }
 
-    /// Writes full buffers and compacts, until the store is closed.
+    /// Writes full buffers as tables, until the store is closed.
     pub(crate) async fn run_flushes(self: Rc<Self>) {
+        let mut attempts = 0;
         loop {
             let changed = self.changed.notified();
             let first = self.frozen.borrow().first().cloned();
@@ -188,6 +191,12 @@ impl Core {
                     continue;
                 }
             };
+            // A compaction that finds no space either gives back what it has written.
+            attempts = if matches!(outcome, Err(Error::NoSpace(_))) { attempts + 1 } else { 0 };
+            if (1..FLUSH_ATTEMPTS).contains(&attempts) {
+                runtime::sleep(RETRY).await;
+                continue;
+            }
             if !self.note_outcome(&self.flush_error, outcome).await {
                 return;
             }

@@ -30,6 +30,8 @@ pub struct Checkpoints {
     zone: RefCell<Option<ZoneWriter>>,
     /// Number of the last record of checkpoints.
     sequence: Cell<u64>,
+    /// What had committed when the last checkpoint since the log was opened began.
+    committed: RefCell<Option<Sequences>>,
 }
 
 /// Space for a record of checkpoint data.
@@ -57,7 +59,13 @@ impl Checkpoints {
     pub fn new(newest: Root, writer: RootWriter) -> Self {
         let sequence = Cell::new(newest.checkpoint);
         let (newest, writer) = (RefCell::new(newest), RefCell::new(writer));
-        Checkpoints { newest, writer, zone: RefCell::default(), sequence }
+        Checkpoints { newest, writer, zone: RefCell::default(), sequence, committed: RefCell::default() }
+    }
+
+    /// Whether a new checkpoint could cover more than the last one: a record has committed since that one began. An owner may cover less than
+    /// has committed.
+    pub(crate) fn could_cover_more(&self, committed: &Sequences) -> bool {
+        self.committed.borrow().as_ref() != Some(committed)
     }
 
     /// Begins a new epoch of a recovered log ([`recovery::begin`]) with these last records. Returns the epoch.
@@ -272,6 +280,7 @@ pub async fn take<O: Owner>(owner: &Rc<O>, write: impl AsyncFn() -> Result<()>) 
         return Err(error);
     }
     let since = kit.begin_checkpoint();
+    let committed = kit.streams.all_committed();
     kit.turns.begin_checkpoint();
     let knew_of_no_space = kit.space.is_short();
     let mut outcome = write().await;
@@ -279,9 +288,12 @@ pub async fn take<O: Owner>(owner: &Rc<O>, write: impl AsyncFn() -> Result<()>) 
         outcome = write().await;
     }
     kit.turns.end_checkpoint();
-    if let Err(error) = &outcome {
-        kit.note_appended(since);
-        tracing::warn!("a checkpoint failed: {error}");
+    match &outcome {
+        Ok(()) => *kit.checkpoints.committed.borrow_mut() = Some(committed),
+        Err(error) => {
+            kit.note_appended(since);
+            tracing::warn!("a checkpoint failed: {error}");
+        }
     }
     kit.events.cleaner.notify_all();
     outcome

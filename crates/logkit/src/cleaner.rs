@@ -241,6 +241,7 @@ impl<O: Owner> Cleaner<O> {
             preparing: kit.pool.preparing(),
             has_covered: has_resettable(owner),
             has_coverable: has_coverable(owner),
+            dead_stay: false,
             frees_pages: false,
             victim: match &self.in_hand {
                 None => decision::Victim::None,
@@ -256,7 +257,8 @@ impl<O: Owner> Cleaner<O> {
             && answers.choice == Choice::Nothing
             && kit.since_checkpoint() > 0
             && has_superseded(kit);
-        State { frees_pages, ..state }
+        let dead_stay = !state.has_covered && !state.has_coverable && kit.streams.have_all_committed();
+        State { dead_stay, frees_pages, ..state }
     }
 
     fn task(&mut self, task: Task) -> &mut BackgroundTask {

@@ -29,11 +29,12 @@ pub(crate) fn has_resettable<O: Owner>(owner: &O) -> bool {
     owner.kit().pool.any_dead(|zone| zone.last.is_within(&covered))
 }
 
-/// Whether a checkpoint would cover any dead zone that the durable one doesn't.
+/// Whether a checkpoint may cover a dead zone that the durable one doesn't.
 pub(crate) fn has_coverable<O: Owner>(owner: &O) -> bool {
-    let streams = &owner.kit().streams;
+    let (streams, checkpoints) = (&owner.kit().streams, &owner.kit().checkpoints);
     let (committed, covered) = (streams.all_committed(), streams.all_covered());
-    owner.kit().pool.any_dead(|zone| zone.last.is_within(&committed) && !zone.last.is_within(&covered))
+    checkpoints.could_cover_more(&committed)
+        && owner.kit().pool.any_dead(|zone| zone.last.is_within(&committed) && !zone.last.is_within(&covered))
 }
 
 async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<bool> {

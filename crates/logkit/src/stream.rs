@@ -171,6 +171,13 @@ impl Streams {
         Sequences(self.marks.iter().map(|marks| marks.committed.load(Ordering::Acquire)).collect())
     }
 
+    /// Whether every record that was numbered has committed.
+    pub fn have_all_committed(&self) -> bool {
+        self.marks
+            .iter()
+            .all(|marks| marks.issued.load(Ordering::Acquire) == marks.committed.load(Ordering::Acquire))
+    }
+
     /// [`covered`](Self::covered) of all streams.
     pub fn all_covered(&self) -> Sequences {
         Sequences(self.marks.iter().map(|marks| marks.covered.load(Ordering::Acquire)).collect())

@@ -3,7 +3,7 @@
 //! Usage: page-check MIB SECONDS [--noise=BYTES] [--zipf] [--writes=PERCENT] [--pause]
 //!
 //! Each page has `noise` bytes that can't be compressed (default: 2048); the rest is one number. With `--pause` it prints "filled" once the memory is, and waits for a
-//! line. It runs for a quarter of the time before it measures. Prints the latencies of the first word that is read of a page as
+//! line, and for another one before it ends. It runs for a quarter of the time before it measures. Prints the latencies of the first word that is read of a page as
 //! fio's JSON, with the time to fill the memory, and ends with 1 if any page has other bytes.
 
 use bench::peer::output::Output;
@@ -92,11 +92,16 @@ fn main() -> ExitCode {
         fill(page, number as u64, 0, noise);
     }
     let filled = begin.elapsed();
+    let pause = || {
+        if pauses {
+            // The end of the input is as good as a line.
+            let _line = std::io::stdin().read_line(&mut String::new());
+        }
+    };
     if pauses {
         println!("filled");
-        // The end of the input is as good as a line.
-        let _line = std::io::stdin().read_line(&mut String::new());
     }
+    pause();
     let mut random = Random::new(7);
     let mut latencies: Histogram<7> = Histogram::new();
     let (mut begin, mut wrong) = (now(), 0_u64);
@@ -140,5 +145,6 @@ fn main() -> ExitCode {
     let mut job = output.job();
     (job["fill_seconds"], job["wrong_pages"]) = (filled.as_secs_f64().into(), wrong.into());
     println!("{}", serde_json::json!({ "jobs": [job] }));
+    pause();
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

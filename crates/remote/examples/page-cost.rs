@@ -6,7 +6,7 @@
 //! order, as a kernel swaps them out, then read in random order, most of them from the nodes. Processor time is that of the whole process, so it includes the nodes' copies of
 //! bytes. Prints a table for plans; times are microseconds.
 
-use block::{BlockIndex, BlockSize, Buffer, Data, DevicePart, Durability, Error, Result};
+use block::{BlockIndex, BlockSize, Buffer, Data, DevicePart, Durability, Error, Part, Result};
 use disks::ram::RamPart;
 use remote::{Compression, Config, RemotePart};
 use runtime::Random;
@@ -50,7 +50,7 @@ async fn each<F: Future<Output = Result<()>> + 'static>(
             while next.get() < pages {
                 operation(next.replace(next.get() + 1)).await?;
             }
-            Ok(())
+            Ok::<_, Error>(())
         })
     };
     let tasks: Vec<_> = (0..DEPTH).map(task).collect();
@@ -62,7 +62,7 @@ async fn each<F: Future<Output = Result<()>> + 'static>(
 
 async fn measure(pages: u64, noise: usize, compression: Compression) -> Result<serde_json::Value> {
     let bytes = pages * PAGE as u64;
-    let block = BlockSize::new(PAGE as u32)?;
+    let block = BlockSize::new(PAGE as u64)?;
     let node = |name: &str| -> Result<(String, Arc<dyn DevicePart>)> {
         Ok((name.to_owned(), Arc::new(RamPart::new(bytes + (256 << 20), block)?)))
     };

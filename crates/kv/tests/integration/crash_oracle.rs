@@ -271,18 +271,21 @@ impl Case {
             true => Ok(()),
             false => Err(format!("{when} it shows {}", difference(&shown, found))),
         };
-        match store.compact().await {
+        let compacted = store.compact().await;
+        let mut is_full = compacted.is_err();
+        match compacted {
             Ok(()) | Err(Error::NoSpace(_)) => same(self.view(&store).await?, "after a compaction")?,
             Err(error) => return Err(format!("compacting: {error}")),
         }
         match store.put(LATER, &[1; 5000]).await {
             Ok(()) => store.delete(LATER).await.map_err(failed("deleting"))?,
-            Err(Error::NoSpace(_)) => {}
+            Err(Error::NoSpace(_)) => is_full = true,
             Err(error) => return Err(format!("writing: {error}")),
         }
         store.close().await.map_err(failed("closing after its use"))?;
         let report = self.is_sound(&disk).await.map_err(|error| format!("after its use: {error}"))?;
-        if !report.is_clean {
+        // A full drive may have no space for a flush: the writes stay in the log.
+        if !report.is_clean && !is_full {
             return Err(format!("after its use it isn't clean: {report:?}"));
         }
         let store = self.open(disk, false).await.map_err(failed("opening again"))?;
@@ -622,6 +625,15 @@ fn batches_that_are_acknowledged_early_are_there_in_order_and_as_a_whole() {
     };
     let tried = case.simulated(&Rc::new(Budget::unlimited()), Search::brief(1));
     println!("{} states", tried.unwrap_or_else(|error| panic!("{error}")));
+}
+
+/// With these seeds small drives are so full that the cleaner, checkpoints, flushes and compactions wait for each other's zones.
+#[test]
+fn what_waits_for_space_on_a_nearly_full_drive_ends() {
+    for seed in [464, 497] {
+        let tried = draw(seed, None).simulated(&Rc::new(Budget::unlimited()), Search::brief(seed));
+        println!("{} states", tried.unwrap_or_else(|error| panic!("{error}")));
+    }
 }
 
 #[test]
