@@ -529,6 +529,8 @@ impl Model {
     // ----------------------------------------------------------------------------------------------------- cleaner
 
     fn gather(&self, choice: Choice, pace: Admission) -> State {
+        let has_covered = self.dead.iter().any(|zone| self.is_before(*zone, self.covered));
+        let has_coverable = self.dead.iter().any(|zone| self.is_coverable(*zone));
         State {
             has_failed: self.has_failed,
             is_closing: self.is_closing,
@@ -547,8 +549,9 @@ impl Model {
             dead: self.dead.len() as u32,
             resetting: (self.ready.len() + self.taken.len()) as u32,
             preparing: 0,
-            has_covered: self.dead.iter().any(|zone| self.is_before(*zone, self.covered)),
-            has_coverable: self.dead.iter().any(|zone| self.is_coverable(*zone)),
+            has_covered,
+            has_coverable,
+            dead_stay: !has_covered && !has_coverable && self.in_flight.is_empty(),
             frees_pages: choice == Choice::Nothing && self.since_checkpoint > 0 && self.has_superseded(),
             victim: match self.victim {
                 None => Victim::None,
