@@ -110,10 +110,7 @@ impl Lending {
     fn log_transition(&self, before: &Decision, now: &Decision) {
         match (before.reclaim > 0, now.reclaim > 0) {
             (false, true) if now.is_under_pressure => {
-                tracing::warn!(
-                    "tasks of this machine wait for memory: reclaiming {} bytes",
-                    now.reclaim
-                );
+                tracing::warn!("tasks of this machine wait for memory: reclaiming {} bytes", now.reclaim);
             }
             (false, true) => {
                 tracing::warn!(

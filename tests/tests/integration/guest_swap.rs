@@ -12,7 +12,9 @@ const PAGE_CHECK: &str = env!("CARGO_BIN_EXE_siltstone-page-check");
 
 /// A memory node on a loopback address, and its port.
 fn node() -> (Background, String) {
-    let arguments = ["memory-node", "--capacity", "160MiB", "--reserve", "64MiB", "--listen", "127.0.0.1:0"];
+    let listen = ["memory-node", "--capacity", "160MiB", "--reserve", "64MiB", "--listen", "127.0.0.1:0"];
+    // Other programs of this machine may wait for memory.
+    let arguments = [&listen[..], &["--pressure-limit", "100"]].concat();
     let mut node = Background::start(&binary().display().to_string(), &arguments);
     node.wait_until("it listens", |node| node.out().ends_with('\n'));
     let port = node.out().trim().rsplit(':').next().expect("an address with a port").to_owned();
@@ -41,6 +43,8 @@ fn memory_is_exhausted_and_swap_goes_on() {
          $siltstone swap on far.toml
          field() {{ grep -o \"\\\"$1\\\": [0-9]*\" siltstone/far/attachment.json | grep -o '[0-9]*'; }}
          server=$(field server) holder=$(field holder)
+         # The heap of the server is reserved and locked.
+         [ $(sed -n '/\\[heap\\]/,/^Locked/s/^Rss: *//p' /proc/$server/smaps | cut -d ' ' -f 1) -ge 49152 ]
          # The second program asks for more than memory and swap space together.
          echo 1 >/proc/sys/vm/overcommit_memory
          (echo -500 >/proc/self/oom_score_adj; exec $check 100 1000 --until=over) >checked & checker=$!

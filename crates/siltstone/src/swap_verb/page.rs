@@ -131,7 +131,10 @@ mod tests {
         space["device"]["zones_with_one_copy"] = 2.into();
         space["lost_servers"] = 0.into();
         let text = page(&space);
-        assert!(text.contains("2 groups have one copy") && text.contains("(attached, 0 servers lost)"), "{text}");
+        assert!(
+            text.contains("2 groups have one copy") && text.contains("(attached, 0 servers lost)"),
+            "{text}"
+        );
         space["device"] = Value::Null;
         assert_eq!(page(&space).lines().count(), 1);
     }

@@ -45,7 +45,11 @@ fn borrowed(folder: &Path, name: &str) -> serde_json::Value {
 }
 
 /// Waits until the status of the borrower `one` satisfies `condition`; panics after ten seconds.
-fn status_when(folder: &Path, what: &str, condition: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+fn status_when(
+    folder: &Path,
+    what: &str,
+    condition: impl Fn(&serde_json::Value) -> bool,
+) -> serde_json::Value {
     for _ in 0..100 {
         let status = borrowed(folder, "one");
         if condition(&status) {
