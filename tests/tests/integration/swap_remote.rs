@@ -7,7 +7,7 @@ use siltstone_tests::need;
 use std::path::{Path, PathBuf};
 use tempfile::tempdir;
 
-const PAGE_CHECK: &str = env!("CARGO_BIN_EXE_siltstone-page-check");
+const PAGES: &str = env!("CARGO_BIN_EXE_siltstone-guest-pages");
 
 /// Nodes on the machine of their borrower see its waits for swapped pages as pressure, and would reclaim memory because of them.
 const ANY_PRESSURE: [&str; 2] = ["--pressure-limit", "100"];
@@ -195,7 +195,7 @@ fn a_node_under_pressure_is_drained_before_the_kernel_would_kill_it() {
         ),
     );
     let arguments =
-        ["memory-node", "--capacity", "320MiB", "--reserve", "64MiB", "--listen", &format!("unix:{at}/two")];
+        ["memory-node", "--capacity", "1GiB", "--reserve", "64MiB", "--listen", &format!("unix:{at}/two")];
     let mut other = Background::start(&siltstone_path, &[&arguments[..], &ANY_PRESSURE].concat());
     for node in [&mut pressed, &mut other] {
         node.wait_until("it listens", |node| node.out().ends_with('\n'));
@@ -209,7 +209,7 @@ fn a_node_under_pressure_is_drained_before_the_kernel_would_kill_it() {
     siltstone(&["swap", "on", &stack, "--name", &name]).ok();
     let swap = SwapSpace(name.clone());
     let over = folder.path().join("over");
-    let mut program = enter(&groups.0[1], &format!("exec {PAGE_CHECK} 192 60 --until={}", over.display()));
+    let mut program = enter(&groups.0[1], &format!("exec {PAGES} 192 {}", over.display()));
     // All nodes of the status, by their place in the stack; and what the node itself tells.
     let status = || -> serde_json::Value {
         let all = siltstone(&["swap", "status", "--json"]).ok();
