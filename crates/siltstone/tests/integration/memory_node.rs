@@ -45,6 +45,7 @@ fn borrowed(folder: &Path, name: &str) -> serde_json::Value {
 }
 
 /// Waits until the status of the borrower `one` satisfies `condition`; panics after ten seconds.
+#[expect(clippy::disallowed_methods, reason = "waits for a real process; nothing here runs in the runtime")]
 fn status_when(
     folder: &Path,
     what: &str,
