@@ -1,10 +1,10 @@
-//! Borrowers: exports `memory/NAME`, each of which comes into being when a client opens it, with memory of its own.
+//! Borrowers: exports `memory/NAME`, each of which is created when a client opens it, with memory of its own.
 //!
-//! A borrower stays while clients are connected to it, and for a stated time after the last one has gone. Then its memory is given back to
-//! the machine, and the name begins anew, with zeros and another epoch.
+//! A borrower stays while clients are connected to it, and for a stated time after the last one has gone. Then its memory is released, and
+//! a borrower that is created later under the name has zeros and another epoch.
 
 use crate::lending::Lending;
-use crate::status::MOST_BORROWERS;
+use crate::status::MAX_BORROWERS;
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
     Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// Beginning of the names of borrowers' exports.
 pub(crate) const PREFIX: &str = "memory/";
-/// Longest time for which a borrower without memory and without a connection is kept: a client that only looked left it.
+/// Time for which a borrower without memory and without a connection is kept: a client such as nbdinfo leaves one.
 const KEPT_EMPTY: Duration = Duration::from_secs(30);
 /// Longest name of a borrower, in bytes.
 const LONGEST_NAME: usize = 64;
@@ -41,7 +41,7 @@ pub(crate) struct Borrowers {
 impl Borrowers {
     /// No borrowers yet; at most `most`.
     pub fn new(lending: Arc<Lending>, quota: u64, most: usize) -> Self {
-        Borrowers { lending, quota, most: most.min(MOST_BORROWERS), all: Mutex::default() }
+        Borrowers { lending, quota, most: most.min(MAX_BORROWERS), all: Mutex::default() }
     }
 
     fn locked(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Borrower>>> {
@@ -54,7 +54,7 @@ impl Borrowers {
         self.locked().values().cloned().collect()
     }
 
-    /// Removes the borrowers whose last client has been gone for this long, and returns them. Their memory is given back when they are
+    /// Removes the borrowers whose last client has been gone for this long, and returns them. Their memory is released when they are
     /// dropped.
     pub fn forget(&self, after: Duration) -> Vec<Arc<Borrower>> {
         let mut all = self.locked();
@@ -66,7 +66,7 @@ impl Borrowers {
         names.iter().filter_map(|name| all.remove(name)).collect()
     }
 
-    /// Name of a borrower in the name of an export, checked; and whether it is there or may come into being.
+    /// Returns the name of the borrower of an export, if it exists or may be created.
     fn check<'n>(&self, export: &'n str, all: &BTreeMap<String, Arc<Borrower>>) -> Result<&'n str> {
         let name = export.strip_prefix(PREFIX).ok_or_else(|| {
             Error::not_found(format!(
@@ -77,7 +77,7 @@ impl Borrowers {
         check_name(name)?;
         if !all.contains_key(name) && all.len() >= self.most {
             return Err(Error::busy(format!(
-                "there are {} borrowers, the most that this node takes; use the name of one of them, or another node",
+                "the limit of {} borrowers is reached; use the name of an existing one, or another node",
                 all.len()
             )));
         }
@@ -154,8 +154,8 @@ impl ExportSource for Borrowers {
 #[derive(Debug)]
 pub(crate) struct Borrower {
     pub name: String,
-    /// Number of this beginning of the name, drawn at random: another one means that the memory before it is gone. It has 53 bits, which
-    /// programs that read numbers of JSON as floating-point ones keep.
+    /// Random number of this creation of the name: a different one means that earlier memory was lost. It has 53 bits, which
+    /// survive programs that read JSON numbers as floating-point ones.
     pub epoch: u64,
     ram: Ram,
     uses: Arc<Mutex<Uses>>,
@@ -190,7 +190,7 @@ impl Borrower {
         locked(&self.uses)
     }
 
-    /// Memory that it has, in bytes.
+    /// Its memory, in bytes.
     pub fn lent(&self) -> u64 {
         self.ram.0.memory_bytes()
     }

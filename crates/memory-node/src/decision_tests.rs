@@ -20,36 +20,36 @@ fn a_machine_with_enough_memory_lends_above_the_margin() {
 }
 
 #[test]
-fn between_reserve_and_margin_nothing_is_lent_and_nothing_wanted() {
+fn between_the_watermarks_nothing_is_lent_and_nothing_reclaimed() {
     let decided = decide(&POLICY, &machine(GIB + 64 * MIB, 0.0), 2 * GIB, &Decision::default());
     assert_eq!(decided, Decision::default());
 }
 
 #[test]
-fn below_the_reserve_memory_is_wanted_until_the_margin_is_there_again() {
+fn below_the_reserve_memory_is_reclaimed_up_to_the_upper_watermark() {
     let short = decide(&POLICY, &machine(GIB - 72 * MIB, 0.0), 2 * GIB, &Decision::default());
-    assert_eq!((short.may_lend, short.wants_back, short.is_short), (0, 200 * MIB, true));
+    assert_eq!((short.may_lend, short.reclaim, short.is_below_reserve), (0, 200 * MIB, true));
     let better = decide(&POLICY, &machine(GIB + 28 * MIB, 0.0), 2 * GIB - 100 * MIB, &short);
-    assert_eq!((better.may_lend, better.wants_back, better.is_short), (0, 100 * MIB, true));
+    assert_eq!((better.may_lend, better.reclaim, better.is_below_reserve), (0, 100 * MIB, true));
     let enough = decide(&POLICY, &machine(GIB + 128 * MIB, 0.0), 2 * GIB - 200 * MIB, &better);
     assert_eq!(enough, Decision::default());
 }
 
 #[test]
-fn no_more_is_wanted_than_is_lent() {
+fn no_more_is_reclaimed_than_is_lent() {
     let decided = decide(&POLICY, &machine(0, 0.0), 5 * MIB, &Decision::default());
-    assert_eq!(decided.wants_back, 5 * MIB);
+    assert_eq!(decided.reclaim, 5 * MIB);
 }
 
 #[test]
-fn under_pressure_an_eighth_is_wanted_until_it_has_halved() {
+fn under_pressure_an_eighth_is_reclaimed_until_it_has_halved() {
     let pressed = decide(&POLICY, &machine(12 * GIB, 10.5), GIB, &Decision::default());
-    assert_eq!((pressed.may_lend, pressed.wants_back, pressed.is_pressed), (0, 128 * MIB, true));
-    assert!(decide(&POLICY, &machine(12 * GIB, 6.0), GIB, &pressed).is_pressed);
-    assert!(!decide(&POLICY, &machine(12 * GIB, 6.0), GIB, &Decision::default()).is_pressed);
-    assert_eq!(decide(&POLICY, &machine(12 * GIB, 5.0), GIB, &pressed).wants_back, 0);
+    assert_eq!((pressed.may_lend, pressed.reclaim, pressed.is_under_pressure), (0, 128 * MIB, true));
+    assert!(decide(&POLICY, &machine(12 * GIB, 6.0), GIB, &pressed).is_under_pressure);
+    assert!(!decide(&POLICY, &machine(12 * GIB, 6.0), GIB, &Decision::default()).is_under_pressure);
+    assert_eq!(decide(&POLICY, &machine(12 * GIB, 5.0), GIB, &pressed).reclaim, 0);
     let unknown = Measurement { some_avg10: None, ..machine(12 * GIB, 0.0) };
-    assert!(!decide(&POLICY, &unknown, GIB, &Decision::default()).is_pressed, "a kernel without PSI");
+    assert!(!decide(&POLICY, &unknown, GIB, &Decision::default()).is_under_pressure, "a kernel without PSI");
 }
 
 #[test]
@@ -72,38 +72,38 @@ fn shares_are_in_proportion_and_suffice() {
 
 proptest! {
     #[test]
-    fn the_reserve_is_never_lent(available: u64, lent: u64, capacity: u64, reserve: u64, pressure in 0.0..200.0_f64, is_short: bool, is_pressed: bool) {
+    fn the_reserve_is_never_lent(available: u64, lent: u64, capacity: u64, reserve: u64, pressure in 0.0..200.0_f64, is_below_reserve: bool, is_under_pressure: bool) {
         let policy = Policy { capacity, reserve, pressure_limit: 10.0 };
-        let before = Decision { is_short, is_pressed, ..Decision::default() };
+        let before = Decision { is_below_reserve, is_under_pressure, ..Decision::default() };
         let decided = decide(&policy, &machine(available, pressure), lent, &before);
         prop_assert!(decided.may_lend == 0 || available - decided.may_lend >= reserve);
         prop_assert!(decided.may_lend <= capacity.saturating_sub(lent));
-        prop_assert!(decided.wants_back <= lent);
-        prop_assert!(decided.may_lend == 0 || decided.wants_back == 0, "both at once");
-        prop_assert!(!decided.is_short || decided.wants_back > 0 || lent == 0);
+        prop_assert!(decided.reclaim <= lent);
+        prop_assert!(decided.may_lend == 0 || decided.reclaim == 0, "both at once");
+        prop_assert!(!decided.is_below_reserve || decided.reclaim > 0 || lent == 0);
     }
 
     #[test]
-    fn shares_suffice(lent in prop::collection::vec(0..1_u64 << 40, 0..20), wanted in 0..1_u64 << 44) {
+    fn shares_suffice(lent in prop::collection::vec(0..1_u64 << 40, 0..20), reclaim in 0..1_u64 << 44) {
         let total: u64 = lent.iter().sum();
-        let shares = shares(wanted.min(total), &lent);
+        let shares = shares(reclaim.min(total), &lent);
         prop_assert!(shares.iter().zip(&lent).all(|(share, bytes)| share <= bytes));
-        prop_assert!(shares.iter().sum::<u64>() >= wanted.min(total));
-        prop_assert!(shares.iter().sum::<u64>() <= wanted.min(total) + lent.len() as u64);
+        prop_assert!(shares.iter().sum::<u64>() >= reclaim.min(total));
+        prop_assert!(shares.iter().sum::<u64>() <= reclaim.min(total) + lent.len() as u64);
     }
 
-    /// Borrowers that return what is wanted end the want, whatever the others use, and lending doesn't begin a new one.
+    /// Reclaim ends once borrowers discard the bytes, whatever other programs use, and lending doesn't start it again.
     #[test]
-    fn what_is_wanted_ends_when_it_is_returned(lent in 0..8 * GIB, others in 0..16 * GIB) {
+    fn reclaim_converges(lent in 0..8 * GIB, others in 0..16 * GIB) {
         let (mut lent, mut before) = (lent, Decision::default());
-        let mut wants = Vec::new();
+        let mut reclaimed = Vec::new();
         for _ in 0..20 {
             let available = (16 * GIB).saturating_sub(others + lent);
             before = decide(&POLICY, &machine(available, 0.0), lent, &before);
-            lent = lent - before.wants_back + before.may_lend;
-            wants.push(before.wants_back);
+            lent = lent - before.reclaim + before.may_lend;
+            reclaimed.push(before.reclaim);
         }
-        let rounds = wants.iter().take_while(|wanted| **wanted > 0).count();
-        prop_assert!(rounds < 10 && wants[rounds..].iter().all(|wanted| *wanted == 0), "{:?}", wants);
+        let rounds = reclaimed.iter().take_while(|bytes| **bytes > 0).count();
+        prop_assert!(rounds < 10 && reclaimed[rounds..].iter().all(|bytes| *bytes == 0), "{:?}", reclaimed);
     }
 }

@@ -1,8 +1,7 @@
 //! Borrowed memory as a device of a stack: an NBD client of `memory/NAME` that also reads the node's status.
 //!
-//! It is volatile, and one connection's life is its own: when the node ends or can't be reached, requests fail, and no later one succeeds
-//! through the same handle. A handle that is opened later reaches what the node has then: zeros, and another `epoch` in the status, if the
-//! memory was lost meanwhile.
+//! It is volatile. When the node ends or can't be reached, requests of a handle fail, and so do all later ones through it. A handle that is
+//! opened later reads the present memory of the node: zeros, and another `epoch` in the status, if the memory was lost meanwhile.
 
 use crate::borrowers::{PREFIX, check_name};
 use crate::status::{BorrowerState, Document, STATUS_BYTES, STATUS_EXPORT};
@@ -13,9 +12,12 @@ use runtime::net::Address;
 use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use std::future::poll_fn;
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 /// Time between two reads of the status.
@@ -78,15 +80,15 @@ pub struct MemoryNodePart {
     name: String,
     known: Arc<Mutex<Known>>,
     stop: StopSource,
-    /// Raised when the task that reads the status has ended.
+    /// Raised once the task that reads the status has ended.
     ended: StopToken,
 }
 
-/// What the node has told last.
+/// The last status that was read.
 struct Known {
     document: Document,
     at: Instant,
-    /// Why it hasn't been told since.
+    /// Error of the reads since.
     failure: Option<Error>,
 }
 
@@ -96,7 +98,7 @@ fn locked(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 }
 
 impl MemoryNodePart {
-    /// Becomes a borrower of this name, or goes on being it, and reads the node's status from now on.
+    /// Connects as the borrower of this name, and reads the node's status from now on.
     ///
     /// # Errors
     /// [`Error::Protocol`] if there is no memory node of this version at the address; [`Error::PermissionDenied`] if it takes no more
@@ -133,7 +135,7 @@ impl MemoryNodePart {
 async fn watch(mut reader: Reader, known: &Mutex<Known>, stop: &StopToken) {
     let mut interval = INTERVAL;
     while runtime::timeout(interval, stop.stopped()).await.is_err() {
-        let read = reader.read().await;
+        let Some(read) = until_stopped(reader.read(), stop).await else { return };
         let mut known = locked(known);
         match read {
             Ok(document) => {
@@ -151,7 +153,17 @@ async fn watch(mut reader: Reader, known: &Mutex<Known>, stop: &StopToken) {
     }
 }
 
-/// Connection to the status of a node, made anew after each failure.
+/// Returns the result of `work`, or `None` once the stop signal is raised: a part closes at once although its node doesn't answer.
+async fn until_stopped<T>(work: impl Future<Output = T>, stop: &StopToken) -> Option<T> {
+    let (mut work, mut stopped) = (pin!(work), pin!(stop.stopped()));
+    let either = poll_fn(|context| match stopped.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => work.as_mut().poll(context).map(Some),
+    });
+    either.await
+}
+
+/// Connection to the status of a node, opened again after a failure.
 struct Reader {
     address: Address,
     device: Option<Rc<dyn Device>>,
@@ -225,7 +237,7 @@ impl Part for MemoryNodePart {
         status.insert("name".into(), json!(self.name));
         status.insert("bytes".into(), json!(self.client.geometry().bytes()));
         status.insert("lent_bytes".into(), json!(own.lent_bytes));
-        status.insert("wants_back_bytes".into(), json!(own.wants_back_bytes.min(own.lent_bytes)));
+        status.insert("reclaim_bytes".into(), json!(own.reclaim_bytes.min(own.lent_bytes)));
         status.insert("free_bytes".into(), json!(node.free_bytes));
         status.insert("capacity_bytes".into(), json!(node.capacity_bytes));
         status.insert("node_lent_bytes".into(), json!(node.lent_bytes));
@@ -238,7 +250,7 @@ impl Part for MemoryNodePart {
         Call::ready(status)
     }
 
-    /// Ends the reading of the status. Nothing is made durable: the memory is lost with the node, flushed or not.
+    /// Stops reading the status. Nothing becomes durable: the memory is lost with the node.
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
             self.stop.stop();
@@ -253,7 +265,7 @@ impl DevicePart for MemoryNodePart {
         self.client.geometry()
     }
 
-    /// The node keeps what was written for a while, but forgets it if nothing is connected: that is no promise.
+    /// The node releases the memory of borrowers without a connection after a while.
     fn keeps_flushed(&self) -> bool {
         false
     }

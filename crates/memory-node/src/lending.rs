@@ -1,4 +1,4 @@
-//! The counter that every write asks for memory.
+//! Admission of writes that need memory: a counter of lent bytes.
 //!
 //! The machine is measured by a task at intervals, and by a write that needs more than the last measurement allowed. At most [`STRIDE`] is
 //! lent without a measurement, so other programs that take memory meanwhile find the reserve.
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Most memory that is lent between two measurements, in bytes.
 const STRIDE: u64 = 32 << 20;
-/// Time for which a measurement that refuses memory isn't repeated: a measurement takes some 100 us.
+/// Time for which a refusal holds without another measurement: one takes about 100 us.
 const REFUSES_FOR: Duration = Duration::from_millis(20);
 
 /// Measures the machine.
@@ -26,12 +26,12 @@ pub(crate) struct Lending {
     measure: Measure,
     /// Bytes that are lent.
     lent: AtomicU64,
-    /// Bytes lent from which on the machine is measured again.
+    /// Lent bytes above which the machine is measured again.
     measure_at: AtomicU64,
     last: Mutex<Last>,
 }
 
-/// The last measurement, and what follows from it.
+/// The last measurement and its decision.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Last {
     pub measured: Measurement,
@@ -74,22 +74,22 @@ impl Lending {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last measurement. Memory that was given back since isn't wanted any longer, and what was lent since isn't free.
+    /// Returns the last measurement, adjusted by the bytes that were released and lent since.
     pub fn last(&self) -> Last {
         let mut last = *self.locked();
         let lent = self.lent();
-        let wants_back = last.decision.wants_back;
-        last.decision.wants_back = wants_back.saturating_sub(last.lent.saturating_sub(lent)).min(lent);
+        let reclaim = last.decision.reclaim;
+        last.decision.reclaim = reclaim.saturating_sub(last.lent.saturating_sub(lent)).min(lent);
         last.decision.may_lend = last.decision.may_lend.saturating_sub(lent.saturating_sub(last.lent));
         last
     }
 
-    /// Measures the machine and decides anew.
+    /// Measures the machine, and decides.
     pub fn refresh(&self) {
-        self.measure_anew(&mut self.locked(), self.lent());
+        self.update(&mut self.locked(), self.lent());
     }
 
-    fn measure_anew(&self, last: &mut Last, lent: u64) {
+    fn update(&self, last: &mut Last, lent: u64) {
         let decision = match (self.measure)() {
             Ok(measured) => {
                 last.measured = measured;
@@ -101,49 +101,46 @@ impl Lending {
             }
         };
         (last.lent, last.at) = (lent, runtime::now());
-        self.tell(&last.decision, &decision);
+        self.log_transition(&last.decision, &decision);
         last.decision = decision;
         let measure_at = if decision.may_lend == 0 { 0 } else { lent + decision.may_lend.min(STRIDE) };
         self.measure_at.store(measure_at, Ordering::Relaxed);
     }
 
-    fn tell(&self, before: &Decision, now: &Decision) {
-        match (before.wants_back > 0, now.wants_back > 0) {
-            (false, true) if now.is_pressed => {
-                tracing::warn!(
-                    "tasks of this machine wait for memory: {} bytes are wanted back",
-                    now.wants_back
-                );
+    fn log_transition(&self, before: &Decision, now: &Decision) {
+        match (before.reclaim > 0, now.reclaim > 0) {
+            (false, true) if now.is_under_pressure => {
+                tracing::warn!("tasks of this machine wait for memory: reclaiming {} bytes", now.reclaim);
             }
             (false, true) => {
                 tracing::warn!(
-                    "less than the reserve of {} bytes is available: {} bytes are wanted back",
+                    "less than the reserve of {} bytes is available: reclaiming {} bytes",
                     self.policy.reserve,
-                    now.wants_back
+                    now.reclaim
                 );
             }
-            (true, false) => tracing::info!("no memory is wanted back any longer"),
+            (true, false) => tracing::info!("reclaiming has ended"),
             _ => {}
         }
     }
 
-    /// Measures the machine for bytes that are counted already, and takes them off again if they can't be lent.
+    /// Measures the machine for `bytes` that are counted already; uncounts them if they can't be lent.
     #[cold]
     fn take_measured(&self, bytes: u64) -> Result<()> {
         let mut last = self.locked();
         let before = self.lent().saturating_sub(bytes);
         let is_refused = last.decision.may_lend < bytes && last.at.elapsed() < REFUSES_FOR;
-        // What was given back since may be lent again, whatever was decided then.
+        // Bytes that were released since may be lent again.
         let returned = last.lent.saturating_sub(before);
         if !is_refused || returned >= bytes {
-            self.measure_anew(&mut last, before);
+            self.update(&mut last, before);
         }
         if last.decision.may_lend >= bytes {
             return Ok(());
         }
         self.give_back(bytes);
         let (policy, decision, available) = (&self.policy, &last.decision, last.measured.available());
-        let why = if decision.is_pressed {
+        let why = if decision.is_under_pressure {
             "tasks of its machine wait for memory".to_owned()
         } else if before + bytes > policy.capacity {
             format!("that is its capacity of {} bytes", policy.capacity)

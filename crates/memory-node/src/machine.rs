@@ -1,7 +1,7 @@
 //! Measurements of the machine's memory: /proc/meminfo, pressure stall information, and the control groups that limit this process.
 //!
-//! A limit of a control group holds for all processes in it and in those below it, so each group from this process's own up to the root
-//! counts, and the one that leaves least decides. Memory that the kernel can take back at once (the inactive file pages in `memory.stat`)
+//! The limit of a control group holds for all processes in it and in its descendants, so each group from this process's own up to the root
+//! is read, and the one with the least memory left is authoritative. Memory that the kernel can reclaim at once (the inactive file pages in `memory.stat`)
 //! isn't counted as used. Both versions of the interface are read: version 1 (`memory.limit_in_bytes`), and version 2 (`memory.max`, and
 //! `memory.high`, above which the kernel slows the processes down).
 
@@ -15,9 +15,9 @@ pub struct Measurement {
     pub total: u64,
     /// Memory that programs can take without swapping: MemAvailable.
     pub available: u64,
-    /// Share of the last ten seconds in which some task waited for memory, in percent; `None` if the kernel doesn't tell.
+    /// Share of the last ten seconds in which some task waited for memory, in percent; `None` for a kernel without PSI.
     pub some_avg10: Option<f64>,
-    /// The control group that leaves least; `None` without a limit.
+    /// The control group with the least memory left; `None` without a limit.
     pub cgroup: Option<Cgroup>,
 }
 
@@ -26,7 +26,7 @@ pub struct Measurement {
 pub struct Cgroup {
     /// Limit.
     pub limit: u64,
-    /// Memory that is used and can't be taken back at once.
+    /// Used memory that can't be reclaimed at once.
     pub used: u64,
 }
 
@@ -134,7 +134,7 @@ fn mount_of(line: &str, is_version_2: bool) -> Option<(&Path, PathBuf)> {
     fits.then(|| (Path::new(root), PathBuf::from(mount.replace("\\040", " "))))
 }
 
-/// Memory of the group that leaves least.
+/// Memory of the group with the least memory left.
 fn tightest(groups: &[Group]) -> Option<Cgroup> {
     let read = |group: &Group| {
         let file = |name: &str| std::fs::read_to_string(group.folder.join(name)).ok();

@@ -4,7 +4,7 @@ use crate::borrowers::{BLOCK, Borrowers};
 use crate::decision::Policy;
 use crate::lending::{Lending, Measure};
 use crate::machine::Measurement;
-use crate::status::{MOST_BORROWERS, STATUS_EXPORT, StatusPart};
+use crate::status::{MAX_BORROWERS, STATUS_EXPORT, StatusPart};
 use block::{Error, Result};
 use doors::nbd::server::{ExportConfig, Server, ServerConfig};
 use runtime::net::{Access, Address};
@@ -18,7 +18,7 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_millis(250);
 /// Limit of connected clients: a borrower has two connections, and more with several shards.
 const MAX_CONNECTIONS: usize = 1024;
-/// Memory that is kept for the machine's own programs at least, unless that is half of it.
+/// Smallest default reserve, in bytes, unless that is more than half of the memory.
 const SMALLEST_RESERVE: u64 = 512 << 20;
 
 /// Configuration of a node.
@@ -27,21 +27,21 @@ pub struct NodeConfig {
     pub address: Address,
     /// Whether the address may be one that other machines reach.
     pub allow_remote: bool,
-    /// Most bytes that are lent.
+    /// Limit of lent memory, in bytes.
     pub capacity: u64,
     /// Size of each borrower's export, in bytes.
     pub quota: u64,
     /// Bytes that stay available on the machine.
     pub reserve: u64,
-    /// Share of time, in percent, in which tasks of the machine may wait for memory before memory is wanted back.
+    /// Share of time in which some task waits for memory above which memory is reclaimed, in percent.
     pub pressure_limit: f64,
     /// Limit of borrowers.
-    pub most_borrowers: usize,
-    /// Time after which a borrower without a connection loses its memory.
+    pub max_borrowers: usize,
+    /// Time after which the memory of a borrower without a connection is released.
     pub forget_after: Duration,
 }
 
-/// Bytes that a machine keeps for its own programs by default: a sixteenth of its memory, 512 MiB at least, half of it at most.
+/// Returns the default reserve in bytes: a sixteenth of the memory, 512 MiB at least, half of it at most.
 pub fn default_reserve(measured: &Measurement) -> u64 {
     let total = measured.total();
     (total / 16).max(SMALLEST_RESERVE).min(total / 2)
@@ -86,7 +86,7 @@ impl MemoryNode {
         let NodeConfig { capacity, reserve, pressure_limit, quota, .. } = config;
         let measure: Measure = Box::new(measure);
         let lending = Lending::new(Policy { capacity, reserve, pressure_limit }, measure)?;
-        let borrowers = Arc::new(Borrowers::new(Arc::new(lending), quota, config.most_borrowers));
+        let borrowers = Arc::new(Borrowers::new(Arc::new(lending), quota, config.max_borrowers));
         let status = ExportConfig {
             name: STATUS_EXPORT.to_owned(),
             description: "state of the memory node, as JSON".to_owned(),
@@ -117,7 +117,7 @@ impl MemoryNode {
                 let forgotten = borrowers.forget(forget_after);
                 for borrower in &forgotten {
                     tracing::info!(
-                        "borrower {}: no client was connected for {forget_after:?}: its {} bytes are given back",
+                        "borrower {}: no client was connected for {forget_after:?}: its {} bytes are released",
                         borrower.name,
                         borrower.lent()
                     );
@@ -132,7 +132,7 @@ impl MemoryNode {
         Ok(())
     }
 
-    /// Stops serving. What is borrowed is given back when the node is dropped.
+    /// Stops serving. Borrowed memory is released when the node is dropped.
     ///
     /// # Errors
     /// Those of the server.
@@ -177,10 +177,10 @@ fn check(config: &NodeConfig) -> Result<()> {
             config.quota, config.capacity
         )));
     }
-    if !(1..=MOST_BORROWERS).contains(&config.most_borrowers) {
+    if !(1..=MAX_BORROWERS).contains(&config.max_borrowers) {
         return Err(Error::invalid(format!(
-            "memory node: {} borrowers: expected 1 to {MOST_BORROWERS}",
-            config.most_borrowers
+            "memory node: {} borrowers: expected 1 to {MAX_BORROWERS}",
+            config.max_borrowers
         )));
     }
     if !(config.pressure_limit > 0.0 && config.pressure_limit <= 100.0) {

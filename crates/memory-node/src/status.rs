@@ -1,7 +1,7 @@
-//! The document by which a node tells its state: one JSON object, padded with spaces to the size of the export `status`.
+//! The state of a node: one JSON object, padded with spaces to the size of the export `status`.
 //!
-//! Each read of the export makes it anew, so only a read of the whole is consistent. What a borrower parses is bounded, and fields that it
-//! doesn't know are left out of account.
+//! Each read of the export generates it, so only a read of the whole export is consistent. The length that a borrower parses is bounded, and
+//! unknown fields are ignored.
 
 use crate::borrowers::{Borrowers, shortened};
 use block::{
@@ -17,9 +17,9 @@ use std::sync::Arc;
 pub const STATUS_EXPORT: &str = "status";
 /// Size of the export, in bytes.
 pub const STATUS_BYTES: usize = 64 << 10;
-/// Limit of the borrowers of a node: the document of so many fits in the export.
-pub const MOST_BORROWERS: usize = 128;
-/// Version of the document, and of the names of the exports. Another one may mean something else by them.
+/// Limit of the borrowers of a node: their document fits in the export.
+pub const MAX_BORROWERS: usize = 128;
+/// Version of the document and of the names of the exports.
 pub const VERSION: u64 = 1;
 
 /// State of a node.
@@ -30,7 +30,7 @@ pub(crate) struct Document {
     pub lent_bytes: u64,
     pub free_bytes: u64,
     pub reserve_bytes: u64,
-    pub wants_back_bytes: u64,
+    pub reclaim_bytes: u64,
     pub pressure: Pressure,
     pub borrowers: BTreeMap<String, BorrowerState>,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Pressure {
 pub(crate) struct BorrowerState {
     pub quota_bytes: u64,
     pub lent_bytes: u64,
-    pub wants_back_bytes: u64,
+    pub reclaim_bytes: u64,
     pub connections: u64,
     pub epoch: u64,
 }
@@ -61,14 +61,14 @@ impl Document {
         let policy = borrowers.lending.policy();
         let all = borrowers.all();
         let lent: Vec<u64> = all.iter().map(|borrower| borrower.lent()).collect();
-        let shares = crate::shares(last.decision.wants_back, &lent);
-        let state = |((borrower, lent_bytes), wants_back_bytes): ((&_, u64), u64)| {
+        let shares = crate::shares(last.decision.reclaim, &lent);
+        let state = |((borrower, lent_bytes), reclaim_bytes): ((&_, u64), u64)| {
             let borrower: &Arc<crate::borrowers::Borrower> = borrower;
             let connections = borrower.uses().connections as u64;
             let state = BorrowerState {
                 quota_bytes: borrowers.quota,
                 lent_bytes,
-                wants_back_bytes,
+                reclaim_bytes,
                 connections,
                 epoch: borrower.epoch,
             };
@@ -81,7 +81,7 @@ impl Document {
             lent_bytes: borrowers.lending.lent(),
             free_bytes: last.decision.may_lend,
             reserve_bytes: policy.reserve,
-            wants_back_bytes: last.decision.wants_back,
+            reclaim_bytes: last.decision.reclaim,
             pressure: Pressure {
                 some_avg10: last.measured.some_avg10,
                 mem_available_bytes: last.measured.available,
@@ -118,7 +118,7 @@ impl Document {
         let Versioned { version } = serde_json::from_slice(&bytes[..end]).map_err(malformed)?;
         if version != VERSION {
             return Err(Error::protocol(format!(
-                "the memory node speaks version {version}: expected {VERSION}; use the same version of siltstone on both machines"
+                "the memory node has status version {version}: expected {VERSION}; use the same version of siltstone on both machines"
             )));
         }
         serde_json::from_slice(&bytes[..end]).map_err(malformed)
@@ -184,7 +184,7 @@ impl Device for Handle {
 
     fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
         Call::new(async move {
-            // Other tasks run between the reads of a client that asks all the time.
+            // Other tasks run between the reads of a client that reads continuously.
             runtime::yield_now().await;
             let checked = self.geometry.range(at, buffer.len()).map(drop);
             buffer.clear();
@@ -222,12 +222,12 @@ mod tests {
         let state = BorrowerState {
             quota_bytes: u64::MAX,
             lent_bytes: u64::MAX,
-            wants_back_bytes: u64::MAX,
+            reclaim_bytes: u64::MAX,
             connections: u64::MAX,
             epoch: u64::MAX,
         };
         let name = |number: usize| format!("{number:0>64}");
-        let borrowers = (0..MOST_BORROWERS).map(|number| (name(number), state.clone())).collect();
+        let borrowers = (0..MAX_BORROWERS).map(|number| (name(number), state.clone())).collect();
         let (most, pressure) = (u64::MAX, Pressure { some_avg10: Some(99.99), ..Pressure::default() });
         let bytes =
             Document { version: VERSION, capacity_bytes: most, lent_bytes: most, ..Document::default() };
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_and_unknown_fields_are_passed_over() {
+    fn zeros_and_unknown_fields_are_ignored() {
         let mut bytes =
             serde_json::to_vec(&Document { version: VERSION, ..Document::default() }).expect("JSON");
         bytes.truncate(bytes.len() - 1);

@@ -1,4 +1,4 @@
-//! Copies that are made again: of zones of which a copy was lost, or is on a node that wants its memory back; and nodes that come back.
+//! Copies that are made again: of zones of which a copy was lost, or is on a node that reclaims its memory; and nodes that come back.
 
 use crate::arena::BLOCK;
 use crate::core::{Core, add};
@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const RECOPY_AFTER: Duration = Duration::from_secs(5);
 
 impl Core {
-    /// Asks nodes whether they want memory back, and connects to those that are down, until the device is closed.
+    /// Asks nodes whether they reclaim memory, and connects to those that are down, until the device is closed.
     pub(crate) async fn run_nodes(self: Rc<Self>) {
         while !self.is_closing.get() {
             for (number, node) in (0..).zip(&self.nodes) {
@@ -70,7 +70,7 @@ impl Core {
         }
     }
 
-    /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and doesn't want its memory back.
+    /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and doesn't reclaim its memory.
     fn is_valid(&self, copy: &Copy) -> bool {
         let node = &self.nodes[usize::from(copy.node)];
         copy.is_whole && node.state() != State::Leaving && !node.is_down_for(RECOPY_AFTER)

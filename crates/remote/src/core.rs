@@ -33,6 +33,9 @@ const PART_PAGES: u32 = 4096;
 /// Fewest staged blocks: each stream has an open one, and one that is being written.
 pub const FEWEST_STAGED: u32 = 2 * (USER_STREAMS as u32 + 1) + 2;
 
+/// Blocks that are written to nodes at a time: each takes 1 MiB beside the cache, and this many keep a network busy.
+const BLOCKS_IN_FLIGHT: usize = 4;
+
 /// How the device is set up.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -126,6 +129,8 @@ pub struct Core {
     /// Granules that were written: the clock of the cleaning policy.
     pub(crate) clock: Cell<u64>,
     uses: Cell<u64>,
+    /// A permit for each block that is written to nodes.
+    writing: Rc<Semaphore>,
     compressor: RefCell<Compressor>,
     /// Memory from which a slot is read.
     scratch: RefCell<Box<[u8]>>,
@@ -162,6 +167,7 @@ impl Core {
             generation: Cell::new((seed % u64::from(GENERATIONS)) as u32),
             clock: Cell::new(1),
             uses: Cell::new(0),
+            writing: Semaphore::new(BLOCKS_IN_FLIGHT),
             compressor: RefCell::new(Compressor::new(settings.compression)),
             scratch: RefCell::new(vec![0; usize::from(slot::granules_of(PAGE)) * GRANULE].into()),
             random: RefCell::new(Random::new(seed)),
@@ -507,6 +513,7 @@ impl Core {
         let used = (tag.fill as usize * GRANULE).next_multiple_of(PAGE).min(BLOCK);
         let mut is_anywhere = false;
         if used > 0 {
+            let _permit = self.writing.acquire(1).await;
             let mut buffer = Buffer::new(used);
             self.arena.append_staged(staged, used, &mut buffer);
             is_anywhere = self.write_copies(zone, offset, buffer.freeze().into()).await;

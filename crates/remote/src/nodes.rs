@@ -36,7 +36,7 @@ const PRECISION: u32 = 5;
 pub enum State {
     /// It answers.
     Up,
-    /// It answers, and wants its memory back: no region is taken there.
+    /// It answers, and reclaims its memory: no region is taken there.
     Leaving,
     /// It doesn't answer, since this time.
     Down(runtime::Instant),
@@ -120,14 +120,14 @@ impl Node {
         matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
     }
 
-    /// Asks it whether it wants memory back: a part says so in its status, as `wants_back_bytes`.
+    /// Reads from its status whether it reclaims memory: `reclaim_bytes` is greater than 0.
     pub async fn ask(&self) {
         let status = runtime::timeout(OPEN_LIMIT, self.part.status()).await.unwrap_or_default();
-        let wants_back = status.get("wants_back_bytes").and_then(serde_json::Value::as_u64);
+        let reclaim = status.get("reclaim_bytes").and_then(serde_json::Value::as_u64);
         let is_full = self.full_since.get().is_some_and(|since| since.elapsed() < FULL);
-        match (self.state.get(), is_full || wants_back > Some(0)) {
+        match (self.state.get(), is_full || reclaim > Some(0)) {
             (State::Up, true) => {
-                tracing::info!("node {} wants {} bytes back", self.name, wants_back.unwrap_or(0));
+                tracing::info!("node {} reclaims {} bytes", self.name, reclaim.unwrap_or(0));
                 self.state.set(State::Leaving);
             }
             (State::Leaving, false) => self.state.set(State::Up),

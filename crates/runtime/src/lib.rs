@@ -44,6 +44,7 @@ mod task;
 mod task_group;
 mod timer;
 pub mod ublk_driver;
+pub mod write_back;
 
 pub use carry::{carry, carry_in};
 pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};

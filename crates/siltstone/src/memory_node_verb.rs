@@ -27,7 +27,7 @@ pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
         quota: arguments.quota.unwrap_or(arguments.capacity),
         reserve,
         pressure_limit: arguments.pressure_limit,
-        most_borrowers: arguments.max_borrowers as usize,
+        max_borrowers: arguments.max_borrowers as usize,
         forget_after: arguments.forget_after,
     };
     config.check().map_err(wrong)?;
@@ -38,16 +38,16 @@ pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
 
 async fn lend(config: NodeConfig, as_json: bool) -> Result<(), Failure> {
     let node = MemoryNode::new(config, measure)?;
-    // The handler stands before anybody can know that there is something to stop.
+    // The handler is installed before the address is printed: a client may send a signal at once.
     let mut signal = std::pin::pin!(runtime::stop_signal());
     let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
     node.start().await?;
     let address = node.address().to_string();
-    let told = match as_json {
+    let printed = match as_json {
         true => print_line(&json!({ "address": address }).to_string()),
         false => print_line(&address),
     };
-    let ended = match (told, early) {
+    let ended = match (printed, early) {
         (Err(failure), _) => Err(failure),
         (_, std::task::Poll::Ready(result)) => result.map_err(Failure::from),
         (_, std::task::Poll::Pending) => signal.await.map_err(Failure::from),

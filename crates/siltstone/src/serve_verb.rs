@@ -2,6 +2,7 @@
 
 use crate::address::address;
 use crate::arguments::{Format, Serve};
+use crate::attach::process::prepare_for_swap;
 use crate::attach::server::{Attached, HolderConnection};
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::{ControlAddress, Identity};
@@ -52,6 +53,9 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
             "{}: this stack has no door: give an address to serve it at, such as --nbd unix:vol.sock or --vhost-user vm.sock",
             arguments.stack
         )));
+    }
+    if arguments.holder && stack.parts().any(|part| part.kind().name == remote::KIND.name) {
+        prepare_for_swap();
     }
     let place = control_place(arguments, &stack)?;
     let plan = stack.check(arguments.format)?;

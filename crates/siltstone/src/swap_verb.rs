@@ -4,6 +4,7 @@ mod page;
 
 use crate::arguments::{Attach, Detach, LogLevel, Operated, SwapOff, SwapOn, SwapStatus, SwapVerb};
 use crate::attach::folder::{self, Folder};
+use crate::attach::process::MAX_SWAP_REQUEST;
 use crate::attach::record::Record;
 use crate::attach_verb;
 use crate::control::protocol::Request;
@@ -14,6 +15,7 @@ use crate::load;
 use crate::output::{print, print_json, print_line, say};
 use block::Error;
 use serde_json::{Value, json};
+use std::fmt::Display;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -71,7 +73,8 @@ fn on(arguments: &SwapOn, log: LogLevel) -> Result<(), Failure> {
     )?;
     let node = attached["node"].as_str().unwrap_or_default().to_owned();
     let priority = arguments.priority.to_string();
-    let used = run("mkswap", &[&node])
+    let used = limit_requests(&node)
+        .and_then(|()| run("mkswap", &[&node]))
         .and_then(|()| run("swapon", &["--discard=pages", "--priority", &priority, &node]));
     if let Err(failure) = used {
         // The first failure is the one to tell.
@@ -82,6 +85,19 @@ fn on(arguments: &SwapOn, log: LogLevel) -> Result<(), Failure> {
         "{name}: swapping to {node}, {}",
         bench::units::bytes(attached["bytes"].as_f64().unwrap_or(0.0))
     ))
+}
+
+/// Limits the size of the requests to a node: the memory of a server for them is reserved.
+fn limit_requests(node: &str) -> Result<(), Failure> {
+    let queue = Path::new("/sys/block").join(Path::new(node).file_name().unwrap_or_default()).join("queue");
+    let failed = |file: &Path, error: &dyn Display| Failure::World(format!("{}: {error}", file.display()));
+    let (present, limit) = (queue.join("max_sectors_kb"), MAX_SWAP_REQUEST >> 10);
+    let text = std::fs::read_to_string(&present).map_err(|error| failed(&present, &error))?;
+    let is_larger = text.trim().parse::<u64>().map_err(|error| failed(&present, &error))? > limit;
+    match is_larger {
+        true => std::fs::write(&present, limit.to_string()).map_err(|error| failed(&present, &error)),
+        false => Ok(()),
+    }
 }
 
 /// Swap space as the kernel lists it: node, size, bytes used, priority.

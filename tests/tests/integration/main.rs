@@ -36,6 +36,7 @@ mod guest_dm;
 mod guest_flash;
 mod guest_machine;
 mod guest_nbd;
+mod guest_swap;
 mod guest_ublk;
 mod guest_vhost;
 mod guest_vhost_cuts;

@@ -1,4 +1,4 @@
-//! Memory is borrowed, used and given back.
+//! Memory is borrowed, used and released.
 
 use crate::support::{
     MIB, Machine, borrow, config, discard, node, number, open, pattern, read, simulated, status_when, write,
@@ -29,11 +29,11 @@ fn over_a_unix_socket() {
         let status = status_when(&part, "lent", |status| number(status, "lent_bytes") == 40 * MIB).await;
         assert_eq!(number(&status, "node_lent_bytes"), 40 * MIB);
         assert_eq!(number(&status, "capacity_bytes"), 64 * MIB);
-        assert_eq!((number(&status, "free_bytes"), number(&status, "wants_back_bytes")), (24 * MIB, 0));
+        assert_eq!((number(&status, "free_bytes"), number(&status, "reclaim_bytes")), (24 * MIB, 0));
         discard(&*device, 8 * MIB, 32 * MIB).await;
         assert!(read(&*device, 8 * MIB, 32 * MIB).await.iter().all(|byte| *byte == 0));
         assert!(read(&*device, 0, 8 * MIB).await == data[..8 << 20], "the rest stays");
-        status_when(&part, "given back", |status| number(status, "lent_bytes") == 8 * MIB).await;
+        status_when(&part, "released", |status| number(status, "lent_bytes") == 8 * MIB).await;
         drop(device);
         part.close().await.unwrap();
         node.stop().await.unwrap();
@@ -106,13 +106,13 @@ fn a_borrower_that_is_gone_too_long_loses_its_memory() {
         let device = open(&again).await;
         assert!(read(&*device, 0, MIB).await.iter().all(|byte| *byte == 0));
         let after = status_when(&again, "an epoch", |status| epoch(status) != 0).await;
-        assert_ne!(epoch(&before), epoch(&after), "the status tells that it begins anew");
+        assert_ne!(epoch(&before), epoch(&after), "the status shows that the memory was lost");
         node.stop().await.unwrap();
     });
 }
 
 #[test]
-fn a_node_that_ends_fails_requests_and_one_that_begins_anew_can_be_opened() {
+fn a_node_that_ends_fails_requests_and_one_that_starts_again_can_be_opened() {
     simulated(3, |address| async move {
         let first = node(config(&address), &Machine::new(512 * MIB)).await;
         let part = borrow(&address, "one").await;

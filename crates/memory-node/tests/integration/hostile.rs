@@ -1,4 +1,4 @@
-//! Peers that are no memory nodes, or say what they shouldn't.
+//! Peers that aren't memory nodes, send invalid bytes, or don't answer.
 
 use crate::support::{MIB, Machine, borrow, config, node, number, open, simulated, status_when, write};
 use block::{BlockIndex, BlockSize, Data, DevicePart, Durability, Part};
@@ -6,9 +6,10 @@ use disks::ram::RamPart;
 use doors::nbd::client::{ClientConfig, NbdClient};
 use doors::nbd::server::{ExportConfig, Server, ServerConfig};
 use memory_node::{MemoryNodePart, STATUS_BYTES};
-use runtime::net::Address;
+use runtime::net::{Address, Listener};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A server whose status is what a test writes, and that has memory for the borrower `one`.
 async fn impostor(address: &Address, status_bytes: u64) -> (Server, Rc<dyn block::Device>) {
@@ -34,9 +35,9 @@ async fn say(status: &dyn block::Device, text: &[u8]) {
     status.write(BlockIndex(0), Data::copy_of(&bytes).into(), Durability::Visible).await.unwrap();
 }
 
-const SOUND: &str = r#"{"version":1,"capacity_bytes":5,"lent_bytes":0,"free_bytes":4,"reserve_bytes":0,"wants_back_bytes":0,
+const SOUND: &str = r#"{"version":1,"capacity_bytes":5,"lent_bytes":0,"free_bytes":4,"reserve_bytes":0,"reclaim_bytes":0,
     "pressure":{"some_avg10":null,"mem_available_bytes":0,"cgroup_limit_bytes":null,"cgroup_used_bytes":null},
-    "borrowers":{"one":{"quota_bytes":9,"lent_bytes":7,"wants_back_bytes":18446744073709551615,"connections":0,"epoch":0}}}"#;
+    "borrowers":{"one":{"quota_bytes":9,"lent_bytes":7,"reclaim_bytes":18446744073709551615,"connections":0,"epoch":0}}}"#;
 
 #[test]
 fn other_servers_are_refused_with_the_reason() {
@@ -72,7 +73,7 @@ fn a_status_that_turns_bad_leaves_what_was_known_and_the_device_works() {
         let (server, status) = impostor(&address, STATUS_BYTES as u64).await;
         say(&*status, SOUND.as_bytes()).await;
         let part = borrow(&address, "one").await;
-        assert_eq!(number(&part.status().await, "wants_back_bytes"), 7, "no more than is lent");
+        assert_eq!(number(&part.status().await, "reclaim_bytes"), 7, "no more than is lent");
         say(&*status, b"{\"version\":7,\"mood\":1}").await;
         let status_of_part = status_when(&part, "an error", |status| !status["status_error"].is_null()).await;
         assert!(status_of_part["status_error"].as_str().unwrap().contains("version 7"), "{status_of_part:?}");
@@ -82,6 +83,22 @@ fn a_status_that_turns_bad_leaves_what_was_known_and_the_device_works() {
         status_when(&part, "well again", |status| status["status_error"].is_null()).await;
         part.close().await.unwrap();
         server.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_part_closes_at_once_although_its_node_does_not_answer() {
+    simulated(24, |address| async move {
+        let (server, status) = impostor(&address, STATUS_BYTES as u64).await;
+        say(&*status, SOUND.as_bytes()).await;
+        let part = borrow(&address, "one").await;
+        server.stop().await.unwrap();
+        // Connections are accepted by the kernel and never answered: the next read of the status takes its limit of 3 s.
+        let _silent = Listener::bind(&address).unwrap();
+        runtime::sleep(Duration::from_secs(2)).await;
+        let begin = runtime::now();
+        part.close().await.unwrap();
+        assert!(begin.elapsed() < Duration::from_millis(50), "{:?}", begin.elapsed());
     });
 }
 

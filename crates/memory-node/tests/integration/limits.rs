@@ -1,4 +1,4 @@
-//! What is lent ends where it must, and is wanted back when the machine needs it.
+//! Limits of lending, and reclaim when the machine needs memory.
 
 use crate::support::{
     MIB, Machine, borrow, config, discard, node, number, open, pattern, read, simulated, status_when, write,
@@ -43,7 +43,7 @@ fn beyond_what_the_machine_can_spare_writes_fail() {
         let refused = write(&*device, 3 * MIB, pattern(4096, 1)).await.unwrap_err();
         assert_eq!(refused.errno(), ENOSPC, "{refused}");
         let status = status_when(&part, "nothing is free", |status| number(status, "free_bytes") == 0).await;
-        assert_eq!(number(&status, "wants_back_bytes"), 0, "but nothing is wanted");
+        assert_eq!(number(&status, "reclaim_bytes"), 0, "but nothing is reclaimed");
         // Without waiting for the task that measures.
         machine.change(|measured| measured.available = 74 * MIB);
         runtime::sleep(Duration::from_millis(25)).await;
@@ -76,7 +76,7 @@ fn a_machine_that_cannot_be_measured_lends_nothing_more() {
 }
 
 #[test]
-fn what_is_wanted_back_is_divided_and_ends_as_borrowers_discard() {
+fn reclaim_is_divided_and_ends_as_borrowers_discard() {
     simulated(14, |address| async move {
         let machine = Machine::new(512 * MIB);
         let node = node(config(&address), &machine).await;
@@ -85,30 +85,30 @@ fn what_is_wanted_back_is_divided_and_ends_as_borrowers_discard() {
         write(&*first, 0, pattern(30 * MIB, 1)).await.unwrap();
         write(&*second, 0, pattern(10 * MIB, 2)).await.unwrap();
         machine.change(|measured| measured.available = 64 * MIB - 4 * MIB);
-        let wanted = |status: &block::Status| number(status, "wants_back_bytes");
-        let status = status_when(&one, "wanted", |status| wanted(status) > 0).await;
+        let reclaim = |status: &block::Status| number(status, "reclaim_bytes");
+        let status = status_when(&one, "reclaiming", |status| reclaim(status) > 0).await;
         assert_eq!(
-            (wanted(&status), number(&status, "free_bytes")),
+            (reclaim(&status), number(&status, "free_bytes")),
             (9 * MIB, 0),
             "three quarters of 12 MiB"
         );
-        status_when(&other, "wanted", |status| wanted(status) == 3 * MIB).await;
-        // What comes back isn't wanted any longer, even before the machine is measured again.
+        status_when(&other, "reclaiming", |status| reclaim(status) == 3 * MIB).await;
+        // Discarded memory is no longer reclaimed, even before the machine is measured again.
         discard(&*first, 0, 8 * MIB).await;
         machine.change(|measured| measured.available = 64 * MIB + 4 * MIB);
-        let status = status_when(&one, "less is wanted", |status| wanted(status) < 9 * MIB).await;
-        assert!((2 * MIB..=3 * MIB).contains(&wanted(&status)), "of 4 MiB: {status:?}");
+        let status = status_when(&one, "less to reclaim", |status| reclaim(status) < 9 * MIB).await;
+        assert!((2 * MIB..=3 * MIB).contains(&reclaim(&status)), "of 4 MiB: {status:?}");
         discard(&*second, 0, 4 * MIB).await;
         machine.change(|measured| measured.available = 64 * MIB + 8 * MIB);
-        status_when(&one, "no longer", |status| wanted(status) == 0).await;
-        status_when(&other, "no longer", |status| wanted(status) == 0).await;
+        status_when(&one, "reclaiming has ended", |status| reclaim(status) == 0).await;
+        status_when(&other, "reclaiming has ended", |status| reclaim(status) == 0).await;
         assert!(read(&*first, 8 * MIB, 22 * MIB).await == pattern(30 * MIB, 1)[8 << 20..], "the rest stays");
         node.stop().await.unwrap();
     });
 }
 
 #[test]
-fn under_pressure_an_eighth_is_wanted_and_nothing_lent() {
+fn under_pressure_an_eighth_is_reclaimed_and_nothing_lent() {
     simulated(15, |address| async move {
         let machine = Machine::new(512 * MIB);
         let node = node(config(&address), &machine).await;
@@ -116,12 +116,12 @@ fn under_pressure_an_eighth_is_wanted_and_nothing_lent() {
         let device = open(&part).await;
         write(&*device, 0, pattern(16 * MIB, 1)).await.unwrap();
         machine.change(|measured| measured.some_avg10 = Some(25.0));
-        let wanted = |status: &block::Status| number(status, "wants_back_bytes");
-        let status = status_when(&part, "wanted", |status| wanted(status) > 0).await;
-        assert_eq!((wanted(&status), status["some_avg10"].as_f64()), (2 * MIB, Some(25.0)));
+        let reclaim = |status: &block::Status| number(status, "reclaim_bytes");
+        let status = status_when(&part, "reclaiming", |status| reclaim(status) > 0).await;
+        assert_eq!((reclaim(&status), status["some_avg10"].as_f64()), (2 * MIB, Some(25.0)));
         assert_eq!(write(&*device, 16 * MIB, pattern(4096, 1)).await.unwrap_err().errno(), ENOSPC);
         machine.change(|measured| measured.some_avg10 = Some(4.0));
-        status_when(&part, "no longer", |status| wanted(status) == 0).await;
+        status_when(&part, "reclaiming has ended", |status| reclaim(status) == 0).await;
         write(&*device, 16 * MIB, pattern(4096, 1)).await.unwrap();
         node.stop().await.unwrap();
     });
@@ -142,7 +142,7 @@ fn names_are_checked_and_borrowers_counted() {
         }
         let refused = MemoryNodePart::connect(address.clone(), "four".to_owned(), 1).await;
         let refused = refused.err().unwrap();
-        assert!(refused.detail().contains("3 borrowers, the most"), "{refused}");
+        assert!(refused.detail().contains("limit of 3 borrowers"), "{refused}");
         borrow(&address, "two").await;
         // A name without memory and without a client is free again soon.
         parts.pop();
@@ -165,6 +165,6 @@ fn configurations_that_fit_nothing_are_refused() {
     assert!(refused(|config| config.capacity = 0).contains("capacity of 0"));
     assert!(refused(|config| config.quota = 5000).contains("multiple of 4096"));
     assert!(refused(|config| config.quota = 65 * MIB).contains("at most the capacity"));
-    assert!(refused(|config| config.most_borrowers = 129).contains("1 to 128"));
+    assert!(refused(|config| config.max_borrowers = 129).contains("1 to 128"));
     assert!(refused(|config| config.pressure_limit = f64::NAN).contains("at most 100"));
 }

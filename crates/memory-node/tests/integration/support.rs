@@ -45,7 +45,7 @@ pub fn config(address: &Address) -> NodeConfig {
         quota: 48 * MIB,
         reserve: 64 * MIB,
         pressure_limit: 10.0,
-        most_borrowers: 3,
+        max_borrowers: 3,
         forget_after: Duration::from_secs(600),
     }
 }
@@ -95,11 +95,11 @@ pub async fn discard(device: &dyn Device, offset: u64, bytes: u64) {
     device.discard(BlockRange::new(offset / BLOCK as u64, bytes / BLOCK as u64)).await.unwrap();
 }
 
-/// Waits until the status that the part shows is as wanted; fails after ten seconds.
-pub async fn status_when(part: &MemoryNodePart, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
+/// Waits until the status of the part satisfies `condition`; panics after ten seconds.
+pub async fn status_when(part: &MemoryNodePart, what: &str, condition: impl Fn(&Status) -> bool) -> Status {
     for _ in 0..200 {
         let status = part.status().await;
-        if wanted(&status) {
+        if condition(&status) {
             return status;
         }
         runtime::sleep(Duration::from_millis(50)).await;

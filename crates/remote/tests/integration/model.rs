@@ -304,7 +304,7 @@ fn where_the_nodes_are_full_writes_fail_and_go_on_after_a_discard() {
 }
 
 #[test]
-fn a_node_that_wants_its_memory_back_gets_it_and_another_one_has_the_pages() {
+fn a_node_that_reclaims_its_memory_is_drained_to_another_one() {
     simulate(9, move || async move {
         let nodes = [TestNode::new(100), TestNode::new(100)];
         let part = RemotePart::open(config(&nodes)).await.unwrap();
@@ -314,7 +314,7 @@ fn a_node_that_wants_its_memory_back_gets_it_and_another_one_has_the_pages() {
         }
         settle().await;
         assert!(nodes[0].taken().await > 8 << 20, "{} bytes", nodes[0].taken().await);
-        nodes[0].controls.wants_back.store(1, Ordering::Relaxed);
+        nodes[0].controls.reclaim.store(1, Ordering::Relaxed);
         for _ in 0..100 {
             model.step(9).await;
         }
@@ -327,7 +327,7 @@ fn a_node_that_wants_its_memory_back_gets_it_and_another_one_has_the_pages() {
         }
         settle().await;
         assert!(nodes[0].taken().await <= before.max(5 << 20), "{} bytes", nodes[0].taken().await);
-        nodes[0].controls.wants_back.store(0, Ordering::Relaxed);
+        nodes[0].controls.reclaim.store(0, Ordering::Relaxed);
         settle().await;
         for _ in 0..1500 {
             model.step(9).await;

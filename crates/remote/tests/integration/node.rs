@@ -24,8 +24,8 @@ pub struct Controls {
     pub garbage_one_in: AtomicU64,
     /// Writes are acknowledged, and not done.
     pub loses_writes: AtomicBool,
-    /// Bytes that it wants back.
-    pub wants_back: AtomicU64,
+    /// Bytes that it reclaims.
+    pub reclaim: AtomicU64,
     /// Writes fail for lack of space.
     pub is_full: AtomicBool,
 }
@@ -71,7 +71,7 @@ impl Part for TestNode {
 
     fn status(&self) -> Call<'_, Status> {
         let mut status = Status::new();
-        status.insert("wants_back_bytes".into(), self.controls.wants_back.load(Ordering::Relaxed).into());
+        status.insert("reclaim_bytes".into(), self.controls.reclaim.load(Ordering::Relaxed).into());
         Call::ready(status)
     }
 }

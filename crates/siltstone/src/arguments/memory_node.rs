@@ -14,12 +14,12 @@ use std::time::Duration;
   nbdcopy nbd://10.0.0.2:10810/status - | jq          show the state of the node
   nbdinfo nbd://10.0.0.2:10810/memory/swap0           show what a borrower gets
 
-The export memory/NAME comes into being when a client opens it. Its memory is taken when it is written, and given back when it is \
-discarded. The node lends only what its machine doesn't need: a write beyond that fails with \"no space\". When less than the reserve \
-is available, or tasks of the machine wait for memory, the export status says how many bytes are wanted back, and from whom. Everything that \
-is borrowed is lost when the node ends.
+The export memory/NAME is created when a client opens it. Its memory is allocated when it is written, and released when it is \
+discarded. The node lends available memory above the reserve only: a write that needs more fails with \"no space\". When less than the reserve \
+is available, or tasks of the machine wait for memory, the export status has the number of bytes that each borrower has to discard. Borrowed \
+memory is lost when the node ends.
 
-There is no authentication and no encryption: whoever reaches the address reads and changes everything that is borrowed. The \
+There is no authentication and no encryption: every client that reaches the address can read and change all borrowed memory. The \
 kernel's out-of-memory killer is not told to spare the node: the programs of this machine come first.
 
 Prints the address once clients can connect.")]
@@ -30,7 +30,7 @@ pub struct MemoryNodeServe {
     /// Listen at this address
     #[arg(long, value_name = "unix:PATH|IP:PORT")]
     pub listen: String,
-    /// Permit an address that other machines reach; only for networks whose machines are all trusted
+    /// Permit an address that other machines can reach; for networks of trusted machines only
     #[arg(long)]
     pub allow_remote: bool,
     /// Keep this much memory available for the machine's own programs [default: 1/16 of its memory, 512MiB at least]
@@ -40,12 +40,12 @@ pub struct MemoryNodeServe {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub quota: Option<u64>,
     /// Limit the number of borrowers, 1 to 128
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=memory_node::MOST_BORROWERS as i64))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=memory_node::MAX_BORROWERS as i64))]
     pub max_borrowers: u32,
-    /// Give back the memory of a borrower after this time without a connection, such as 30s, 10m or 12h
+    /// Release the memory of a borrower after this time without a connection, such as 30s, 10m or 12h
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
     pub forget_after: Duration,
-    /// Want memory back when tasks wait for memory for more than this share of ten seconds (PSI some avg10), in percent
+    /// Reclaim memory when tasks wait for memory for more than this share of ten seconds (PSI some avg10), in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent)]
     pub pressure_limit: f64,
     /// Set the number of threads that serve clients, 1 to 64

@@ -24,6 +24,20 @@ pub fn lock_memory() {
     }
 }
 
+/// Bytes of the heap that a server of swap space loads before it serves: requests in flight (64 of ublk, 128 of NBD and of a loop device, of at most
+/// [`MAX_SWAP_REQUEST`] bytes), blocks that are written to nodes, and what connections receive.
+const HEAP_RESERVE: usize = 48 << 20;
+/// Limit of a request to swap space, in bytes. Larger ones would save little time, and [`HEAP_RESERVE`] bounds their sum.
+pub const MAX_SWAP_REQUEST: u64 = 128 << 10;
+
+/// Keeps a server of swap space from waiting for memory. Call it after [`lock_memory`], before other threads start.
+pub fn prepare_for_swap() {
+    runtime::write_back::reserve_heap(HEAP_RESERVE);
+    if let Err(error) = runtime::write_back::use_page_reserve() {
+        tracing::warn!("SCHED_RR: {error}; the server may wait for memory that its own writes would free");
+    }
+}
+
 /// Gives the calling thread the program's name; it has that of the link by which it was started.
 pub fn name_thread() {
     // For `ps` only.

@@ -13,6 +13,11 @@ fn size(value: &Value, name: &str) -> String {
     units::bytes(number(value, name) as f64)
 }
 
+/// A count with its noun in the singular or the plural.
+fn counted(count: u64, one: &str, other: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { other })
+}
+
 fn share(part: u64, whole: u64) -> String {
     match whole {
         0 => "-".to_owned(),
@@ -20,19 +25,19 @@ fn share(part: u64, whole: u64) -> String {
     }
 }
 
-/// What is known of an attachment that is used as swap space.
+/// Returns the status of an attachment that is used as swap space, as text.
 pub fn page(space: &Value) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{}: {} of {} used, priority {}, {} ({}, {} servers lost)",
+        "{}: {} of {} used, priority {}, {} ({}, {})",
         crate::table::plain(space["name"].as_str().unwrap_or("?")),
         size(space, "used_bytes"),
         size(space, "size_bytes"),
         space["priority"],
         space["node"].as_str().unwrap_or("?"),
         space["state"].as_str().unwrap_or("?"),
-        number(space, "lost_servers"),
+        counted(number(space, "lost_servers"), "server lost", "servers lost"),
     );
     let device = &space["device"];
     if device.is_null() {
@@ -62,7 +67,10 @@ pub fn page(space: &Value) -> String {
     let safety = match device["survives_loss_of_a_node"].as_bool() {
         Some(true) => match number(device, "zones_with_one_copy") {
             0 => "no page would be lost".to_owned(),
-            zones => format!("pages of {zones} groups have one copy, and are being copied"),
+            zones => {
+                let groups = counted(zones, "group has", "groups have");
+                format!("{groups} one copy, and a second one is being made")
+            }
         },
         _ => "the pages on it would be lost: give copies = 2, or backup".to_owned(),
     };
@@ -109,7 +117,7 @@ mod tests {
         let text = page(&space);
         assert!(
             text.starts_with(
-                "far: 1 MiB of 1 GiB used, priority 100, /dev/loop0 (attached, 1 servers lost)\n"
+                "far: 1 MiB of 1 GiB used, priority 100, /dev/loop0 (attached, 1 server lost)\n"
             ),
             "{text}"
         );
@@ -119,7 +127,14 @@ mod tests {
             assert!(text.contains(expected), "{text}");
         }
         space["device"]["survives_loss_of_a_node"] = true.into();
-        assert!(page(&space).contains("pages of 1 groups have one copy"));
+        assert!(page(&space).contains("1 group has one copy"));
+        space["device"]["zones_with_one_copy"] = 2.into();
+        space["lost_servers"] = 0.into();
+        let text = page(&space);
+        assert!(
+            text.contains("2 groups have one copy") && text.contains("(attached, 0 servers lost)"),
+            "{text}"
+        );
         space["device"] = Value::Null;
         assert_eq!(page(&space).lines().count(), 1);
     }

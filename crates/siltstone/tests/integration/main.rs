@@ -4,6 +4,7 @@
 mod check;
 mod common;
 mod log_on_zones;
+mod memory_node;
 mod operators;
 mod runs;
 mod spi;

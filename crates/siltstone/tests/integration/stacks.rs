@@ -22,6 +22,7 @@ fn help_teaches_by_example() {
         &["snapshot", "clone"],
         &["snapshot", "diff"],
         &["resize"],
+        &["memory-node"],
         &["check"],
         &["dump"],
         &["format"],
