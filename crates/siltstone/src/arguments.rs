@@ -219,6 +219,9 @@ pub struct Serve {
     /// Serve the holder of an attachment, which is connected to standard input
     #[arg(long, hide = true)]
     pub holder: bool,
+    /// Never wait for memory that swapping out would free
+    #[arg(long, hide = true, requires = "holder")]
+    pub swap: bool,
 }
 
 /// Give a stack a block device node, and print its path
@@ -261,6 +264,9 @@ pub struct Attach {
     /// Be the holder of an attachment
     #[arg(long, hide = true)]
     pub background: bool,
+    /// Be the holder of swap space
+    #[arg(long, hide = true)]
+    pub swap: bool,
 }
 
 /// Parses a size of bytes, such as 64KiB.

@@ -99,8 +99,11 @@ fn hold(
     folder: Folder,
 ) -> Result<(), Failure> {
     let stack = absolute(&arguments.stack);
+    let mut words = vec!["--log", log.word(), "serve", "--holder"];
+    words.extend(arguments.swap.then_some("--swap"));
+    words.push(&stack);
     let plan = Plan {
-        server_arguments: ["--log", log.word(), "serve", "--holder", &stack].map(str::to_owned).to_vec(),
+        server_arguments: words.into_iter().map(str::to_owned).collect(),
         text: Path::new(&stack).is_file().then(|| parsed.to_toml()),
         stack,
         folder,
@@ -172,6 +175,7 @@ fn hold_in_background(
     command.args(arguments.sector_size.map(|size| format!("--sector-size={size}")));
     command.arg(format!("--via={}", driver.word()));
     command.args(arguments.format.then_some("--format"));
+    command.args(arguments.swap.then_some("--swap"));
     command.arg("--").arg(&arguments.stack);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(world)?;
     let mut line = String::new();

@@ -63,6 +63,7 @@ fn serve(arguments: &KvServe) -> Result<(), Failure> {
         format: arguments.format,
         json: arguments.json,
         holder: false,
+        swap: false,
     })
 }
 

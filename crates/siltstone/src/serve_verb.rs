@@ -54,7 +54,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
             arguments.stack
         )));
     }
-    if arguments.holder && stack.parts().any(|part| part.kind().name == remote::KIND.name) {
+    if arguments.swap {
         prepare_for_swap();
     }
     let place = control_place(arguments, &stack)?;

@@ -68,6 +68,7 @@ fn on(arguments: &SwapOn, log: LogLevel) -> Result<(), Failure> {
             systemd: false,
             json: true,
             background: false,
+            swap: true,
         },
         log,
     )?;
