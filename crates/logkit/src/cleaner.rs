@@ -221,6 +221,8 @@ impl<O: Owner> Cleaner<O> {
         let owner = &*self.owner;
         let kit = owner.kit();
         let kept = owner.kept_zones();
+        // What had committed before is seen below: another shard's commit in between isn't taken for one that frees nothing.
+        let had_all_committed = kit.streams.have_all_committed();
         let state = State {
             has_failed: kit.failure().is_some(),
             is_closing: kit.is_closing(),
@@ -257,7 +259,7 @@ impl<O: Owner> Cleaner<O> {
             && answers.choice == Choice::Nothing
             && kit.since_checkpoint() > 0
             && has_superseded(kit);
-        let dead_stay = !state.has_covered && !state.has_coverable && kit.streams.have_all_committed();
+        let dead_stay = !state.has_covered && !state.has_coverable && had_all_committed;
         State { dead_stay, frees_pages, ..state }
     }
 

@@ -44,7 +44,7 @@ struct Server {
     connecting: Rc<Semaphore>,
     /// Last failure to connect.
     failure: RefCell<Option<(Instant, Error)>>,
-    /// Run of the server that has read or written data for this handle.
+    /// Run of the server when the handle was opened, or when it first asked the server for data.
     run_id: RefCell<Option<String>>,
 }
 
@@ -57,6 +57,8 @@ pub(crate) struct Client {
     reads: Cell<u64>,
     read_at: Cell<Instant>,
     reading: Rc<Semaphore>,
+    /// A table of a cluster was read.
+    is_cluster: Cell<bool>,
     permits: Rc<Semaphore>,
     /// Error of all requests, once a server was found restarted.
     lost: RefCell<Option<Error>>,
@@ -76,6 +78,7 @@ impl Client {
             reads: Cell::new(0),
             read_at: Cell::default(),
             reading: Semaphore::new(1),
+            is_cluster: Cell::new(false),
             permits: Semaphore::new(MOST_UNITS),
             lost: RefCell::default(),
         });
@@ -83,7 +86,9 @@ impl Client {
             client.read_table(&client.shared.known()).await?;
             let masters = client.table.borrow().masters().to_vec();
             let connected = runtime::join_all(masters.iter().map(|master| client.link(master))).await;
-            connected.into_iter().try_for_each(|link| link.map(drop))
+            connected
+                .into_iter()
+                .try_for_each(|link| link.and_then(|(server, link)| client.check_run(&server, &link)))
         };
         let opened = runtime::timeout(OPEN_LIMIT, opening).await;
         opened.unwrap_or_else(|_| {
@@ -101,9 +106,9 @@ impl Client {
         command: &Command,
         mut buffer: Option<Buffer>,
     ) -> (Result<Reply>, Option<Buffer>) {
-        let deadline = runtime::now() + RETRY_LIMIT;
         let data = buffer.as_ref().map_or(command.len(), Buffer::len);
         let _permit = self.permits.acquire(1 + data / UNIT_BYTES).await;
+        let deadline = runtime::now() + RETRY_LIMIT;
         let slot = hash_slot(key);
         let mut redirection: Option<(Address, bool)> = None;
         let mut redirections = 0;
@@ -134,7 +139,9 @@ impl Client {
                     runtime::sleep(PAUSE).await;
                     self.refresh(seen, None, deadline).await;
                 }
-                Refusal::Moved(_) | Refusal::Ask(_) if redirections == MOST_REDIRECTIONS => {
+                Refusal::Moved(_) | Refusal::Ask(_)
+                    if redirections == MOST_REDIRECTIONS || runtime::now() >= deadline =>
+                {
                     let error = format!(
                         "redis server {address}: slot {slot} was redirected {redirections} times; the servers don't agree"
                     );
@@ -301,12 +308,19 @@ impl Client {
     async fn table_of(&self, address: &Address) -> Result<SlotTable> {
         let (_, link) = self.link(address).await?;
         match link.ask(&[b"CLUSTER", b"SLOTS"]).await {
-            Ok(reply) => SlotTable::parse(&reply, address),
+            Ok(reply) => {
+                let table = SlotTable::parse(&reply, address)?;
+                self.is_cluster.set(true);
+                Ok(table)
+            }
             // It is no cluster, or has no word for it.
             Err(Error::Io(detail))
                 if detail.contains("cluster support disabled") || detail.contains("unknown command") =>
             {
                 match &self.shared.config.addresses[..] {
+                    _ if self.is_cluster.get() => Err(Error::protocol(format!(
+                        "redis server {address}: it is no cluster; expected one of the cluster that this device was opened on"
+                    ))),
                     [_] => Ok(SlotTable::of_one(address.clone())),
                     several => Err(Error::invalid(format!(
                         "redis server {address}: it is no cluster; expected one address, not {}",

@@ -20,7 +20,7 @@ pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(2);
 /// Largest reply without data, in bytes: the table of a large cluster.
 const MOST_REPLY_BYTES: usize = 1 << 20;
 /// Limit of the commands in flight: more than a handle has at a time, unless it has given up waiting for many.
-const MOST_IN_FLIGHT: usize = 256;
+const MOST_IN_FLIGHT: usize = 320;
 /// Bytes that are received at a time, unless they are received into a caller's buffer.
 const RECEIVE_BYTES: usize = 64 << 10;
 
@@ -210,6 +210,9 @@ impl Link {
             )));
         }
         link.run_id = field("run_id").to_owned();
+        if link.run_id.is_empty() {
+            return Err(resp::wrong("INFO without a run_id, by which a restart is noticed"));
+        }
         Ok(Rc::new(link))
     }
 

@@ -28,7 +28,7 @@ impl Checked {
             cache: 32 << 20,
             group: 1 << 20,
             copies,
-            compresses: false,
+            compression: remote::Compression::None,
             ..remote::Config::new(nodes.collect())
         };
         let part = RemotePart::open(config).await.unwrap();
