@@ -269,7 +269,6 @@ mod tests {
             class: 3,
             full: true,
             written: 13,
-            moved: 0,
             opened: 16,
             changed: 17,
             last: [(USER, 18), (CLEANER, 19)].into_iter().collect(),
