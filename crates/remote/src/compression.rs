@@ -23,7 +23,7 @@ pub enum Compression {
 pub const NAMES: [&str; 3] = ["lz4", "zstd", "none"];
 
 impl Compression {
-    /// By its name, one of [`NAMES`].
+    /// By its name: `lz4`, `zstd` or `none`.
     pub fn named(name: &str) -> Self {
         match name {
             "zstd" => Compression::Zstd,
