@@ -106,9 +106,10 @@ impl Client {
         command: &Command,
         mut buffer: Option<Buffer>,
     ) -> (Result<Reply>, Option<Buffer>) {
+        // Waiting for a turn counts: otherwise what waits behind a server that doesn't answer would take that long again.
+        let deadline = runtime::now() + RETRY_LIMIT;
         let data = buffer.as_ref().map_or(command.len(), Buffer::len);
         let _permit = self.permits.acquire(1 + data / UNIT_BYTES).await;
-        let deadline = runtime::now() + RETRY_LIMIT;
         let slot = hash_slot(key);
         let mut redirection: Option<(Address, bool)> = None;
         let mut redirections = 0;
