@@ -28,9 +28,9 @@ const PIECE_BYTES: usize = 1 << 20;
 const ENTRIES_PER_TURN: u32 = 64;
 /// Time after a job that failed before the next attempt.
 const RETRY: Duration = Duration::from_millis(100);
-/// Attempts of a flush that finds no space before its error is told.
+/// Attempts of a flush without free space before its error is reported to writers.
 const FLUSH_ATTEMPTS: u32 = 4;
-/// Most data blocks of an edit, but for one with very long keys.
+/// Data blocks for which an edit waits. One with very long keys takes more, and may then fail for lack of space.
 const EDIT_BLOCKS: u32 = 1;
 /// Longest time without a look whether a deadline is due.
 const LOOK: Duration = Duration::from_secs(1);
@@ -241,7 +241,7 @@ impl Core {
                     due.map_or(LOOK, |due| Duration::from_millis(due.saturating_sub(now).max(1)).min(LOOK));
                 // A timeout only lets it look again.
                 let _elapsed = runtime::timeout(wait, changed).await;
-                // After a lack of space only small jobs were looked for.
+                // The error limited the search to small jobs, and there is none: the next search considers all.
                 self.compaction_error.replace(None);
                 continue;
             };

@@ -30,7 +30,7 @@ pub struct Checkpoints {
     zone: RefCell<Option<ZoneWriter>>,
     /// Number of the last record of checkpoints.
     sequence: Cell<u64>,
-    /// What had committed when the last checkpoint since the log was opened began.
+    /// Committed sequences at the start of the last successful checkpoint since the log was opened; `None` before the first.
     committed: RefCell<Option<Sequences>>,
 }
 

@@ -221,8 +221,8 @@ impl<O: Owner> Cleaner<O> {
         let owner = &*self.owner;
         let kit = owner.kit();
         let kept = owner.kept_zones();
-        // What had committed before is seen below: another shard's commit in between isn't taken for one that frees nothing.
-        let had_all_committed = kit.streams.have_all_committed();
+        // Read before the coverage below: a commit of another shard in between must not make a zone look pinned.
+        let has_uncommitted = kit.streams.has_uncommitted();
         let state = State {
             has_failed: kit.failure().is_some(),
             is_closing: kit.is_closing(),
@@ -243,7 +243,7 @@ impl<O: Owner> Cleaner<O> {
             preparing: kit.pool.preparing(),
             has_covered: has_resettable(owner),
             has_coverable: has_coverable(owner),
-            dead_stay: false,
+            is_dead_pinned: false,
             frees_pages: false,
             victim: match &self.in_hand {
                 None => decision::Victim::None,
@@ -259,8 +259,8 @@ impl<O: Owner> Cleaner<O> {
             && answers.choice == Choice::Nothing
             && kit.since_checkpoint() > 0
             && has_superseded(kit);
-        let dead_stay = !state.has_covered && !state.has_coverable && had_all_committed;
-        State { dead_stay, frees_pages, ..state }
+        let is_dead_pinned = !state.has_covered && !state.has_coverable && !has_uncommitted;
+        State { is_dead_pinned, frees_pages, ..state }
     }
 
     fn task(&mut self, task: Task) -> &mut BackgroundTask {

@@ -139,8 +139,8 @@ pub struct State {
     pub has_covered: bool,
     /// A new checkpoint would cover a zone of `dead` that the durable one doesn't.
     pub has_coverable: bool,
-    /// No zone of `dead` can be reset before its owner has written more: none is covered or coverable, and every record has committed.
-    pub dead_stay: bool,
+    /// The zones of `dead` are pinned: none is covered or coverable, and every record has committed, so none can be reset before the owner writes more.
+    pub is_dead_pinned: bool,
     /// A new checkpoint would free pages of the previous one. Only known after [`Choice::Nothing`].
     pub frees_pages: bool,
     /// Zone that is being cleaned.
@@ -164,9 +164,9 @@ impl State {
         self.free <= self.kept.saturating_add(self.lanes)
     }
 
-    /// Whether users would wait even if all dead zones that can be had been reset, and those that are being opened ahead were free again.
+    /// Whether users would wait even if all dead zones had been reset, unless they are pinned, and those that are being opened ahead were free again.
     pub fn is_short(&self) -> bool {
-        let dead = if self.dead_stay { 0 } else { self.dead };
+        let dead = if self.is_dead_pinned { 0 } else { self.dead };
         let soon = dead.saturating_add(self.resetting).saturating_add(self.preparing);
         self.free.saturating_add(soon) <= self.kept
     }

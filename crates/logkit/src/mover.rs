@@ -147,7 +147,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Whether the open zone of a class takes so many blocks in one record.
+    /// Whether the open zone of a class takes a record of `blocks` data blocks.
     pub fn has_room(&self, layout: &Layout, class: u8, blocks: u32) -> bool {
         let zone = self.zones.get(usize::from(class)).and_then(Option::as_ref);
         zone.is_some_and(|zone| zone.takes(layout, blocks, LINK))

@@ -75,7 +75,7 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// Whether the cleaner has filled it, all but less than a quarter.
+    /// Whether all its data was appended by the cleaner, and at least three quarters of its blocks are written.
     fn is_packed(&self, zone_blocks: u32) -> bool {
         self.moved == self.written && self.end >= zone_blocks - zone_blocks / 4
     }

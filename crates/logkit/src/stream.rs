@@ -171,11 +171,12 @@ impl Streams {
         Sequences(self.marks.iter().map(|marks| marks.committed.load(Ordering::Acquire)).collect())
     }
 
-    /// Whether every record that was numbered has committed.
-    pub fn have_all_committed(&self) -> bool {
-        self.marks
-            .iter()
-            .all(|marks| marks.issued.load(Ordering::Acquire) == marks.committed.load(Ordering::Acquire))
+    /// Whether a record that was numbered, of any stream, hasn't committed.
+    pub fn has_uncommitted(&self) -> bool {
+        let is_behind = |marks: &Watermarks| {
+            marks.issued.load(Ordering::Acquire) != marks.committed.load(Ordering::Acquire)
+        };
+        self.marks.iter().any(is_behind)
     }
 
     /// [`covered`](Self::covered) of all streams.

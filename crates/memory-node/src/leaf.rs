@@ -12,12 +12,9 @@ use runtime::net::Address;
 use runtime::sync::{StopSource, StopToken};
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
-use std::future::poll_fn;
 use std::path::Path;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
 
 /// Time between two reads of the status.
@@ -135,7 +132,8 @@ impl MemoryNodePart {
 async fn watch(mut reader: Reader, known: &Mutex<Known>, stop: &StopToken) {
     let mut interval = INTERVAL;
     while runtime::timeout(interval, stop.stopped()).await.is_err() {
-        let Some(read) = until_stopped(reader.read(), stop).await else { return };
+        // A part closes at once although its node doesn't answer.
+        let Some(read) = stop.unless_stopped(reader.read()).await else { return };
         let mut known = locked(known);
         match read {
             Ok(document) => {
@@ -151,16 +149,6 @@ async fn watch(mut reader: Reader, known: &Mutex<Known>, stop: &StopToken) {
             }
         }
     }
-}
-
-/// Returns the result of `work`, or `None` once the stop signal is raised: a part closes at once although its node doesn't answer.
-async fn until_stopped<T>(work: impl Future<Output = T>, stop: &StopToken) -> Option<T> {
-    let (mut work, mut stopped) = (pin!(work), pin!(stop.stopped()));
-    let either = poll_fn(|context| match stopped.as_mut().poll(context) {
-        Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => work.as_mut().poll(context).map(Some),
-    });
-    either.await
 }
 
 /// Connection to the status of a node, opened again after a failure.

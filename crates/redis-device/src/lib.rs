@@ -3,7 +3,7 @@
 //! # Promises
 //! - A read returns what the server that has the string at that moment returns; missing bytes are zeros. A reply that isn't the expected one,
 //!   or is longer than it may be, is an error, and the connection is closed: nothing else is harmed.
-//! - A request ends, with an error if need be, about two seconds after it began, or when its turn comes after that: redirections, a failover and resharding are followed
+//! - A command isn't sent again later than 1.9 seconds after it was given, its wait for a turn included; an attempt takes 3 seconds at most: redirections, a failover and resharding are followed
 //!   within this time. A write whose connection broke before its reply isn't repeated: it is an error, since nothing tells whether it was carried
 //!   out, or still will be.
 //! - A handle never shows what a server holds that was restarted under it: it fails from then on, and another one has to be opened.

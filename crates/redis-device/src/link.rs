@@ -6,7 +6,7 @@
 use crate::leaf::Credentials;
 use crate::refusal::{Refusal, shown};
 use block::{Buffer, Data, Error, Payload, Result};
-use resp::{Head, Reply, Scanner, put_command, put_length};
+use resp::{Head, Reply, Scanner, put_command, put_length, put_words};
 use runtime::net::{Address, Shutdown, Stream};
 use runtime::sync::{Notify, OneshotSender, StopSource, oneshot};
 use std::cell::RefCell;
@@ -48,12 +48,7 @@ impl Command {
     /// A command that changes something, with data as its last word.
     pub fn with_data(words: &[&[u8]], data: &Payload) -> Self {
         let mut head = Vec::new();
-        put_length(&mut head, b'*', words.len() + 1);
-        for word in words {
-            put_length(&mut head, b'$', word.len());
-            head.extend_from_slice(word);
-            head.extend_from_slice(b"\r\n");
-        }
+        put_words(&mut head, words.len() + 1, words);
         put_length(&mut head, b'$', data.len());
         let mut bytes = Payload::with_capacity(data.slices().len() + 2);
         bytes.push(Data::copy_of(&head));

@@ -68,7 +68,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Number of a page, of so many. With Zipf's law (exponent 1) pages that are asked for often lie anywhere.
+/// Draws a page number below `pages`. With Zipf's law (exponent 1) pages that are asked for often lie anywhere.
 fn choose(random: &mut Random, pages: u64, is_zipf: bool) -> u64 {
     let share = random.next_u64() as f64 / u64::MAX as f64;
     match is_zipf {

@@ -23,13 +23,10 @@ pub enum Compression {
 pub const NAMES: [&str; 3] = ["lz4", "zstd", "none"];
 
 impl Compression {
-    /// By its name: `lz4`, `zstd` or `none`.
-    pub fn named(name: &str) -> Self {
-        match name {
-            "zstd" => Compression::Zstd,
-            "none" => Compression::None,
-            _ => Compression::Lz4,
-        }
+    /// The compression of a name in [`NAMES`].
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        let all = [Compression::Lz4, Compression::Zstd, Compression::None];
+        NAMES.iter().zip(all).find(|(known, _)| **known == name).map(|(_, compression)| compression)
     }
 }
 

@@ -77,7 +77,7 @@ async fn build(arguments: &Arguments) -> Result<Arc<dyn DevicePart>> {
         copies: arguments.integer("copies")?,
         cache: arguments.size("cache")?,
         group: arguments.size("group")?,
-        compression: Compression::named(arguments.choice("compression")?),
+        compression: Compression::from_name(arguments.choice("compression")?).expect("a choice of the key"),
         kept: kept::take(),
     };
     let part: Arc<dyn DevicePart> = RemotePart::open(config).await?;

@@ -182,7 +182,12 @@ impl Scanner {
 
 /// Appends a command, an array of bulk strings.
 pub fn put_command(bytes: &mut Vec<u8>, words: &[&[u8]]) {
-    put_length(bytes, b'*', words.len());
+    put_words(bytes, words.len(), words);
+}
+
+/// Appends the beginning of a command of `count` words: the first ones of them.
+pub fn put_words(bytes: &mut Vec<u8>, count: usize, words: &[&[u8]]) {
+    put_length(bytes, b'*', count);
     for word in words {
         put_length(bytes, b'$', word.len());
         bytes.extend_from_slice(word);

@@ -551,7 +551,7 @@ impl Model {
             preparing: 0,
             has_covered,
             has_coverable,
-            dead_stay: !has_covered && !has_coverable && self.in_flight.is_empty(),
+            is_dead_pinned: !has_covered && !has_coverable && self.in_flight.is_empty(),
             frees_pages: choice == Choice::Nothing && self.since_checkpoint > 0 && self.has_superseded(),
             victim: match self.victim {
                 None => Victim::None,

@@ -227,10 +227,10 @@ fn no_writer_is_refused_while_a_zone_is_being_opened_ahead() {
 }
 
 #[test]
-fn dead_zones_that_stay_are_not_waited_for() {
+fn pinned_dead_zones_are_not_waited_for() {
     let state = State { free: 3, kept: 3, dead: 4, lanes: 2, choice: Choice::Nothing, ..State::default() };
     assert_eq!(next(&state), Action::Wait { cause: Cause::Change, until_commit: true });
-    assert_eq!(next(&State { dead_stay: true, ..state }), Action::Refuse { until_commit: true });
-    let enough = State { free: 9, dead_stay: true, ..state };
+    assert_eq!(next(&State { is_dead_pinned: true, ..state }), Action::Refuse { until_commit: true });
+    let enough = State { free: 9, is_dead_pinned: true, ..state };
     assert_eq!(next(&enough), Action::Wait { cause: Cause::Change, until_commit: true });
 }

@@ -206,14 +206,17 @@ fn near_the_limit_of_its_control_group_a_node_stops_lending_and_reclaims() {
     let line = format!("head -c {bytes} /dev/zero > {}", file.0.display());
     let taken = group.command(folder.path(), &line).output().unwrap();
     assert!(taken.status.success(), "{taken:?}");
-    let reclaims_much = |status: &serde_json::Value| status["reclaim_bytes"].as_u64() >= Some(4 * MIB);
-    let reclaiming = status_when(folder.path(), "reclaiming", reclaims_much);
-    let bytes = reclaiming["reclaim_bytes"].as_u64().unwrap();
-    // 4 MiB are between the reserve and the upper watermark; the status may be from before the program had all of its memory.
-    assert!((4 * MIB..=28 * MIB).contains(&bytes), "{reclaiming}");
+    // 4 MiB are between the reserve and the upper watermark. An earlier status may be from before the program had all of its memory.
+    let reclaims = |status: &serde_json::Value| status["reclaim_bytes"].as_u64() >= Some(12 * MIB);
+    let reclaiming = status_when(folder.path(), "reclaiming", reclaims);
+    assert!(reclaiming["reclaim_bytes"].as_u64() <= Some(28 * MIB), "{reclaiming}");
     assert_eq!(reclaiming["free_bytes"], 0, "{reclaiming}");
     drop(file);
-    status_when(folder.path(), "most was given back", |status| !reclaims_much(status));
+    // The node is near its upper watermark, which other memory of the group may have moved: the borrower discards some.
+    std::fs::File::create(folder.path().join("zeros")).unwrap().set_len(8 * MIB).unwrap();
+    let discarded = foreign(folder.path(), "nbdcopy", &["zeros", uri]).unwrap();
+    assert_eq!(discarded.code, Some(0), "{discarded:?}");
+    status_when(folder.path(), "reclaiming has ended", |status| status["reclaim_bytes"] == 0);
     assert_eq!(group.number("memory.failcnt"), 0, "the limit was never reached");
     assert_eq!(node.stop(), Some(0), "it was not killed");
 }

@@ -18,6 +18,7 @@
 //! The exponent is 0.99; but for D, keys that are asked for often lie anywhere. A scan is an MGET of consecutive numbers, as strings have no order.
 
 use bench::peer::output::Output;
+use resp::Head;
 use runtime::Random;
 use runtime::histogram::Histogram;
 use std::io::{BufRead, BufReader, Read, Result, Write};
@@ -35,7 +36,7 @@ const LONGEST_SCAN: u64 = 100;
 /// Time after which a server without an answer counts as dead.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Share of reads, in percent, and what the other operations are.
+/// Operation that isn't a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Other {
     Update,
@@ -45,6 +46,7 @@ enum Other {
 
 #[derive(Debug, Clone, Copy)]
 struct Mix {
+    /// Share of reads, in percent.
     reads: u64,
     other: Other,
     /// Reads are scans.
@@ -126,12 +128,7 @@ impl Client {
 
     /// Adds a request to those that are sent next.
     fn add(&mut self, words: &[&[u8]]) {
-        self.request.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
-        for word in words {
-            self.request.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-            self.request.extend_from_slice(word);
-            self.request.extend_from_slice(b"\r\n");
-        }
+        resp::put_command(&mut self.request, words);
     }
 
     fn send(&mut self) -> Result<()> {
@@ -144,21 +141,16 @@ impl Client {
     fn receive(&mut self) -> Result<u64> {
         let mut line = String::new();
         self.replies.read_line(&mut line)?;
-        let (kind, text) = line.trim_end().split_at_checked(1).unwrap_or_default();
-        let number = || text.parse::<i64>().map_err(|_| invalid(format!("reply {line:?}")));
-        match kind {
-            "+" => Ok(0),
-            "$" => match u64::try_from(number()?) {
-                Err(_) => Ok(0),
-                Ok(length) => {
-                    let mut bytes = (&mut self.replies).take(length + 2);
-                    match std::io::copy(&mut bytes, &mut std::io::sink())? == length + 2 {
-                        true => Ok(1),
-                        false => Err(std::io::ErrorKind::UnexpectedEof.into()),
-                    }
-                }
-            },
-            "*" => (0..number()?).map(|_| self.receive()).sum(),
+        let head = resp::head(line.as_bytes()).map_err(|error| invalid(error.to_string()))?;
+        match head.map(|(head, _)| head) {
+            Some(Head::Simple(_) | Head::Bulk(None)) => Ok(0),
+            Some(Head::Bulk(Some(length))) => {
+                let length = length as u64 + 2;
+                let copied = std::io::copy(&mut (&mut self.replies).take(length), &mut std::io::sink())?;
+                if copied == length { Ok(1) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
+            }
+            Some(Head::Array(count)) => (0..count).map(|_| self.receive()).sum(),
+            None => Err(std::io::ErrorKind::UnexpectedEof.into()),
             _ => Err(invalid(format!("reply {line:?}; expected OK, strings, or an array of them"))),
         }
     }
