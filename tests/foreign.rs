@@ -11,6 +11,7 @@ mod promised;
 mod raw_client;
 mod server;
 mod stacks;
+mod swap;
 
 pub use attached::{Attached, can_attach};
 pub use fuse::{Fuse, can_mount_loop, has_fuse};
@@ -20,6 +21,7 @@ pub use promised::Promised;
 pub use raw_client::{Command, RawClient, option, request};
 pub use server::{Background, Server, binary};
 pub use stacks::{KILLED, Killed};
+pub use swap::lock_swap;
 
 /// Says that the running test is skipped, in the form that `scripts/test` counts.
 pub fn skip(reason: &str) {

@@ -3,9 +3,9 @@
 //! A command is sent again, to another server if need be, for [`RETRY_LIMIT`], as long as no server can have carried it out. Reads go to masters, since
 //! a replica may have older bytes.
 
+use crate::connection::{Answer, Command, Connection};
+use crate::failure::Failure;
 use crate::leaf::Shared;
-use crate::link::{Answer, Command, Link};
-use crate::refusal::Refusal;
 use crate::slots::{MOST_SERVERS, SlotTable, hash_slot};
 use block::{Buffer, Error, Result};
 use resp::Reply;
@@ -39,7 +39,7 @@ const OPEN_LIMIT: Duration = Duration::from_secs(2);
 /// What a handle knows of a server.
 struct Server {
     address: Address,
-    link: RefCell<Option<Rc<Link>>>,
+    connection: RefCell<Option<Rc<Connection>>>,
     /// Taken by the task that connects.
     connecting: Rc<Semaphore>,
     /// Last failure to connect.
@@ -54,9 +54,9 @@ pub(crate) struct Client {
     servers: RefCell<BTreeMap<Address, Rc<Server>>>,
     table: RefCell<SlotTable>,
     /// Number of times that the table was read, and the last time that this began.
-    reads: Cell<u64>,
-    read_at: Cell<Instant>,
-    reading: Rc<Semaphore>,
+    table_reads: Cell<u64>,
+    table_read_at: Cell<Instant>,
+    reading_table: Rc<Semaphore>,
     /// A table of a cluster was read.
     is_cluster: Cell<bool>,
     permits: Rc<Semaphore>,
@@ -75,9 +75,9 @@ impl Client {
             shared,
             servers: RefCell::default(),
             table: RefCell::new(SlotTable::of_one(first)),
-            reads: Cell::new(0),
-            read_at: Cell::default(),
-            reading: Semaphore::new(1),
+            table_reads: Cell::new(0),
+            table_read_at: Cell::default(),
+            reading_table: Semaphore::new(1),
             is_cluster: Cell::new(false),
             permits: Semaphore::new(MOST_UNITS),
             lost: RefCell::default(),
@@ -85,10 +85,10 @@ impl Client {
         let opening = async {
             client.read_table(&client.shared.known()).await?;
             let masters = client.table.borrow().masters().to_vec();
-            let connected = runtime::join_all(masters.iter().map(|master| client.link(master))).await;
-            connected
-                .into_iter()
-                .try_for_each(|link| link.and_then(|(server, link)| client.check_run(&server, &link)))
+            let connected = runtime::join_all(masters.iter().map(|master| client.connection(master))).await;
+            connected.into_iter().try_for_each(|connection| {
+                connection.and_then(|(server, connection)| client.check_run(&server, &connection))
+            })
         };
         let opened = runtime::timeout(OPEN_LIMIT, opening).await;
         opened.unwrap_or_else(|_| {
@@ -117,30 +117,30 @@ impl Client {
             if let Some(error) = &*self.lost.borrow() {
                 return (Err(error.clone()), buffer);
             }
-            let seen = self.reads.get();
+            let reads_before = self.table_reads.get();
             let usual = || (self.table.borrow().master(slot).clone(), false);
             let (address, asking) = redirection.take().unwrap_or_else(usual);
             let answer = self.attempt(&address, command, asking, buffer).await;
             buffer = answer.buffer;
-            let refusal = match answer.result {
-                Ok(Reply::Error(text)) => Refusal::parse(&text, &address),
+            let failure = match answer.result {
+                Ok(Reply::Error(text)) => Failure::parse(&text, &address),
                 // It may be carried out later: sent again, it could overwrite what is written meanwhile.
-                Err(error) if answer.was_sent && command.changes => Refusal::Final(error),
+                Err(error) if answer.was_sent && command.changes => Failure::Final(error),
                 Err(error @ (Error::Protocol(_) | Error::PermissionDenied(_) | Error::Invalid(_))) => {
-                    Refusal::Final(error)
+                    Failure::Final(error)
                 }
-                Err(error) => Refusal::Later(error),
+                Err(error) => Failure::Later(error),
                 reply => return (reply, buffer),
             };
-            match refusal {
-                Refusal::Final(error) => return (Err(error), buffer),
-                Refusal::Later(error) if runtime::now() + PAUSE >= deadline => return (Err(error), buffer),
-                Refusal::Later(_) => {
+            match failure {
+                Failure::Final(error) => return (Err(error), buffer),
+                Failure::Later(error) if runtime::now() + PAUSE >= deadline => return (Err(error), buffer),
+                Failure::Later(_) => {
                     self.shared.counters.retries.fetch_add(1, Relaxed);
                     runtime::sleep(PAUSE).await;
-                    self.refresh(seen, None, deadline).await;
+                    self.refresh(reads_before, None, deadline).await;
                 }
-                Refusal::Moved(_) | Refusal::Ask(_)
+                Failure::Moved(_) | Failure::Ask(_)
                     if redirections == MOST_REDIRECTIONS || runtime::now() >= deadline =>
                 {
                     let error = format!(
@@ -148,13 +148,13 @@ impl Client {
                     );
                     return (Err(Error::protocol(error)), buffer);
                 }
-                Refusal::Moved(target) => {
+                Failure::Moved(target) => {
                     self.shared.counters.moved.fetch_add(1, Relaxed);
                     redirections += 1;
-                    self.refresh(seen, Some(&target), deadline).await;
+                    self.refresh(reads_before, Some(&target), deadline).await;
                     redirection = Some((target, false));
                 }
-                Refusal::Ask(target) => {
+                Failure::Ask(target) => {
                     self.shared.counters.asked.fetch_add(1, Relaxed);
                     redirections += 1;
                     redirection = Some((target, true));
@@ -171,9 +171,9 @@ impl Client {
         buffer: Option<Buffer>,
     ) -> Answer {
         let failed = |error, buffer| Answer { result: Err(error), buffer, was_sent: false };
-        match self.link(address).await {
-            Ok((server, link)) => match self.check_run(&server, &link) {
-                Ok(()) => link.call(command, asking, buffer).await,
+        match self.connection(address).await {
+            Ok((server, connection)) => match self.check_run(&server, &connection) {
+                Ok(()) => connection.call(command, asking, buffer).await,
                 Err(error) => failed(error, buffer),
             },
             Err(error) => failed(error, buffer),
@@ -181,10 +181,10 @@ impl Client {
     }
 
     /// Checks that a server is still the one that has had data of this handle.
-    fn check_run(&self, server: &Server, link: &Link) -> Result<()> {
+    fn check_run(&self, server: &Server, connection: &Connection) -> Result<()> {
         let run_id = &mut *server.run_id.borrow_mut();
-        let known = run_id.get_or_insert_with(|| link.run_id.clone());
-        if *known == link.run_id {
+        let known = run_id.get_or_insert_with(|| connection.run_id.clone());
+        if *known == connection.run_id {
             return Ok(());
         }
         let error = Error::disconnected(format!(
@@ -206,7 +206,7 @@ impl Client {
         }
         let server = Rc::new(Server {
             address: address.clone(),
-            link: RefCell::default(),
+            connection: RefCell::default(),
             connecting: Semaphore::new(1),
             failure: RefCell::default(),
             run_id: RefCell::default(),
@@ -217,38 +217,38 @@ impl Client {
 
     fn is_connected(&self, address: &Address) -> bool {
         let servers = self.servers.borrow();
-        servers
-            .get(address)
-            .is_some_and(|server| server.link.borrow().as_ref().is_some_and(|link| link.is_alive()))
+        servers.get(address).is_some_and(|server| {
+            server.connection.borrow().as_ref().is_some_and(|connection| connection.is_alive())
+        })
     }
 
     /// Returns a server with a connection, which is made if there is none.
-    async fn link(&self, address: &Address) -> Result<(Rc<Server>, Rc<Link>)> {
+    async fn connection(&self, address: &Address) -> Result<(Rc<Server>, Rc<Connection>)> {
         let server = self.server(address)?;
-        let alive = || server.link.borrow().clone().filter(|link| link.is_alive());
-        if let Some(link) = alive() {
-            return Ok((server, link));
+        let alive = || server.connection.borrow().clone().filter(|connection| connection.is_alive());
+        if let Some(connection) = alive() {
+            return Ok((server, connection));
         }
         let _alone = server.connecting.acquire(1).await;
-        if let Some(link) = alive() {
-            return Ok((server, link));
+        if let Some(connection) = alive() {
+            return Ok((server, connection));
         }
         if let Some((at, error)) = &*server.failure.borrow()
             && at.elapsed() < PAUSE
         {
             return Err(error.clone());
         }
-        let connecting = Link::connect(address, self.shared.config.credentials.as_ref());
+        let connecting = Connection::connect(address, self.shared.config.credentials.as_ref());
         let connected = runtime::timeout(CONNECT_LIMIT, connecting).await;
         let connected = connected.unwrap_or_else(|_| {
             Err(Error::timed_out(format!("redis server {address}: not connected within {CONNECT_LIMIT:?}")))
         });
         match connected {
-            Ok(link) => {
+            Ok(connection) => {
                 self.shared.counters.connections.fetch_add(1, Relaxed);
                 server.failure.replace(None);
-                server.link.replace(Some(link.clone()));
-                Ok((server, link))
+                server.connection.replace(Some(connection.clone()));
+                Ok((server, connection))
             }
             Err(error) => {
                 server.failure.replace(Some((runtime::now(), error.clone())));
@@ -257,11 +257,11 @@ impl Client {
         }
     }
 
-    /// Reads the table again, unless that was done since `seen`, or a moment ago. A failure leaves the table as it is.
-    async fn refresh(&self, seen: u64, preferred: Option<&Address>, deadline: Instant) {
+    /// Reads the table again, unless that was done since `reads_before`, or a moment ago. A failure leaves the table as it is.
+    async fn refresh(&self, reads_before: u64, preferred: Option<&Address>, deadline: Instant) {
         let reading = async {
-            let _alone = self.reading.acquire(1).await;
-            if self.reads.get() != seen || self.read_at.get().elapsed() < PAUSE {
+            let _alone = self.reading_table.acquire(1).await;
+            if self.table_reads.get() != reads_before || self.table_read_at.get().elapsed() < PAUSE {
                 return;
             }
             let mut servers: Vec<Address> = preferred.cloned().into_iter().collect();
@@ -284,7 +284,7 @@ impl Client {
             if servers[..number].contains(address) {
                 continue;
             }
-            self.read_at.set(runtime::now());
+            self.table_read_at.set(runtime::now());
             let read = runtime::timeout(TABLE_LIMIT, self.table_of(address)).await;
             let read = read.unwrap_or_else(|_| {
                 Err(Error::timed_out(format!("redis server {address}: no table within {TABLE_LIMIT:?}")))
@@ -297,7 +297,7 @@ impl Client {
                         table.masters().contains(address) || server.run_id.borrow().is_some()
                     });
                     self.table.replace(table);
-                    self.reads.set(self.reads.get() + 1);
+                    self.table_reads.set(self.table_reads.get() + 1);
                     return Ok(());
                 }
                 Err(error) => outcome = Err(error),
@@ -307,8 +307,8 @@ impl Client {
     }
 
     async fn table_of(&self, address: &Address) -> Result<SlotTable> {
-        let (_, link) = self.link(address).await?;
-        match link.ask(&[b"CLUSTER", b"SLOTS"]).await {
+        let (_, connection) = self.connection(address).await?;
+        match connection.request(&[b"CLUSTER", b"SLOTS"]).await {
             Ok(reply) => {
                 let table = SlotTable::parse(&reply, address)?;
                 self.is_cluster.set(true);

@@ -1,8 +1,8 @@
 //! The calls of a device, as commands: a call is cut at the borders of strings.
 
 use crate::client::Client;
-use crate::link::Command;
-use crate::refusal::shown;
+use crate::connection::Command;
+use crate::failure::{shown, unexpected};
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, Durability, Payload, ReadOutcome, Result,
     ZeroMode,
@@ -49,20 +49,23 @@ fn parts(offset: u64, bytes: u64) -> impl Iterator<Item = Part> {
     })
 }
 
-/// Checks that a reply is a number that is `least` at least.
-fn number(reply: Reply, least: u64) -> Result<u64> {
-    match reply {
-        Reply::Integer(number) if number >= 0 && number as u64 >= least => Ok(number as u64),
-        other => {
-            let found = shown(&format!("{other:?}"));
-            Err(resp::wrong(&format!("{found} in place of a number, {least} at least")))
-        }
-    }
-}
-
 impl Strings {
     fn key(&self, string: u64) -> Vec<u8> {
         format!("{}:{string}", self.name).into_bytes()
+    }
+
+    /// Checks that a reply is a number that is `least` at least.
+    fn number(&self, reply: Reply, least: u64) -> Result<u64> {
+        match reply {
+            Reply::Integer(number) if number >= 0 && number as u64 >= least => Ok(number as u64),
+            other => {
+                let found = shown(&format!("{other:?}"));
+                Err(unexpected(&format!(
+                    "device {}: {found} in place of a number, {least} at least",
+                    self.name
+                )))
+            }
+        }
     }
 
     async fn change(&self, key: &[u8], command: Command) -> Result<Reply> {
@@ -90,7 +93,7 @@ impl Strings {
     async fn write_part(&self, part: Part, data: Payload) -> Result<()> {
         let (key, offset) = (self.key(part.string), part.offset.to_string());
         let command = Command::with_data(&[b"SETRANGE", &key, offset.as_bytes()], &data);
-        number(self.change(&key, command).await?, part.offset + part.bytes).map(drop)
+        self.number(self.change(&key, command).await?, part.offset + part.bytes).map(drop)
     }
 
     async fn write(self: Rc<Self>, offset: u64, payload: Payload) -> Result<()> {
@@ -106,11 +109,13 @@ impl Strings {
         if mode == ZeroMode::MayDeallocate {
             if part.offset == 0 && part.string * STRING + bytes == self.bytes.min((part.string + 1) * STRING)
             {
-                return number(self.change(&key, Command::changing(&[b"UNLINK", &key])).await?, 0).map(drop);
+                return self
+                    .number(self.change(&key, Command::changing(&[b"UNLINK", &key])).await?, 0)
+                    .map(drop);
             }
             // Bytes after the end are zeros, and stay so whatever else is written to the string meanwhile.
             let length = self.change(&key, Command::reading(&[b"STRLEN", &key])).await?;
-            bytes = bytes.min(number(length, 0)?.saturating_sub(part.offset));
+            bytes = bytes.min(self.number(length, 0)?.saturating_sub(part.offset));
         }
         match bytes {
             0 => Ok(()),

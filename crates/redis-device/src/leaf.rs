@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::device::{Handle, Strings};
-use crate::refusal::shown;
+use crate::failure::shown;
 use crate::slots::SlotTable;
 use block::{BlockCount, BlockSize, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
 use runtime::net::Address;
@@ -143,7 +143,9 @@ fn check_name(name: &str) -> Result<()> {
 fn geometry(bytes: u64) -> Result<DeviceGeometry> {
     let block_size = BlockSize::new(BLOCK.into())?;
     if bytes == 0 || !bytes.is_multiple_of(block_size.bytes()) {
-        return Err(Error::invalid(format!("size {bytes}: expected a multiple of {block_size} bytes")));
+        return Err(Error::invalid(format!(
+            "size {bytes}: expected a multiple of {block_size} bytes that is greater than 0"
+        )));
     }
     Ok(DeviceGeometry {
         block_size,

@@ -1,5 +1,6 @@
 //! Hash slots (<https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>), and the table of a cluster: which server has which.
 
+use crate::failure::unexpected;
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
 use resp::Reply;
@@ -12,7 +13,7 @@ const SLOTS: usize = 16384;
 pub(crate) const MOST_SERVERS: usize = 1000;
 
 /// Hash slot of a key without braces.
-pub fn hash_slot(key: &[u8]) -> u16 {
+pub(crate) fn hash_slot(key: &[u8]) -> u16 {
     checksum(CrcAlgorithm::Crc16Xmodem, key) as u16 % SLOTS as u16
 }
 
@@ -46,7 +47,12 @@ impl SlotTable {
     /// [`Error::Protocol`] for anything else, [`Error::Disconnected`] if a slot has no server.
     pub fn parse(reply: &Reply, responder: &Address) -> Result<Self> {
         const NONE: u16 = u16::MAX;
-        let malformed = || resp::wrong("not the table of CLUSTER SLOTS");
+        let malformed =
+            || unexpected("not the table of CLUSTER SLOTS").in_context(format!("redis server {responder}"));
+        let too_many = || {
+            unexpected(&format!("a table of more than {MOST_SERVERS} servers"))
+                .in_context(format!("redis server {responder}"))
+        };
         let Reply::Array(ranges) = reply else { return Err(malformed()) };
         let (mut masters, mut replicas, mut slots) = (Vec::new(), Vec::new(), vec![NONE; SLOTS]);
         for range in ranges {
@@ -57,9 +63,9 @@ impl SlotTable {
             let (first, last) = (usize::try_from(*first), usize::try_from(*last));
             let (Ok(first), Ok(last)) = (first, last) else { return Err(malformed()) };
             let range = slots.get_mut(first..=last.min(SLOTS)).ok_or_else(malformed)?;
-            range.fill(number_of(endpoint_of(master, responder)?, &mut masters)?);
+            range.fill(number_of(endpoint_of(master, responder)?, &mut masters).ok_or_else(too_many)?);
             for other in others {
-                number_of(endpoint_of(other, responder)?, &mut replicas)?;
+                number_of(endpoint_of(other, responder)?, &mut replicas).ok_or_else(too_many)?;
             }
         }
         match slots.iter().position(|master| *master == NONE) {
@@ -71,25 +77,24 @@ impl SlotTable {
     }
 }
 
-/// Number of a server in a list to which it is added.
-fn number_of(server: Address, servers: &mut Vec<Address>) -> Result<u16> {
+/// Number of a server in a list to which it is added; `None` for too many.
+fn number_of(server: Address, servers: &mut Vec<Address>) -> Option<u16> {
     let known = servers.iter().position(|known| *known == server).unwrap_or_else(|| {
         servers.push(server);
         servers.len() - 1
     });
-    match servers.len() <= MOST_SERVERS {
-        true => Ok(known as u16),
-        false => Err(resp::wrong(&format!("more than {MOST_SERVERS} servers"))),
-    }
+    (servers.len() <= MOST_SERVERS).then_some(known as u16)
 }
 
 /// Reads an entry of CLUSTER SLOTS for a server.
 fn endpoint_of(entry: &Reply, responder: &Address) -> Result<Address> {
-    let Reply::Array(fields) = entry else { return Err(resp::wrong("not a server of CLUSTER SLOTS")) };
+    let malformed =
+        || unexpected("not a server of CLUSTER SLOTS").in_context(format!("redis server {responder}"));
+    let Reply::Array(fields) = entry else { return Err(malformed()) };
     let (host, port) = match &fields[..] {
         [Reply::Bulk(Some(host)), Reply::Integer(port), ..] => (String::from_utf8_lossy(host), port),
         [Reply::Bulk(None), Reply::Integer(port), ..] => ("".into(), port),
-        _ => return Err(resp::wrong("not a server of CLUSTER SLOTS")),
+        _ => return Err(malformed()),
     };
     endpoint(&host, &port.to_string(), responder)
 }
@@ -105,8 +110,8 @@ pub(crate) fn endpoint(host: &str, port: &str, responder: &Address) -> Result<Ad
         _ => Err(Error::protocol(format!(
             "redis server {responder}: it names a server \"{}\", port \"{}\": expected a numeric address and a port; set \
              cluster-preferred-endpoint-type ip there",
-            crate::refusal::shown(host),
-            crate::refusal::shown(port)
+            crate::failure::shown(host),
+            crate::failure::shown(port)
         ))),
     }
 }

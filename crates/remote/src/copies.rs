@@ -70,10 +70,10 @@ impl Core {
         }
     }
 
-    /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and doesn't reclaim its memory.
+    /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and isn't drained.
     fn is_valid(&self, copy: &Copy) -> bool {
         let node = &self.nodes[usize::from(copy.node)];
-        copy.is_whole && node.state() != State::Leaving && !node.is_down_for(RECOPY_AFTER)
+        copy.is_whole && node.state() != State::Draining && !node.is_down_for(RECOPY_AFTER)
     }
 
     fn lacks_copy(&self, zone: &Zone) -> bool {

@@ -38,3 +38,4 @@ pub use compression::{Compression, Compressor};
 pub use config::Config;
 pub use kind::KIND;
 pub use part::RemotePart;
+pub use slot::Encoding;

@@ -36,8 +36,8 @@ const PRECISION: u32 = 5;
 pub enum State {
     /// It answers.
     Up,
-    /// It answers, and reclaims its memory: no region is taken there.
-    Leaving,
+    /// It answers, and reclaims its memory or had none for a write: its regions are copied to others, and none is taken there.
+    Draining,
     /// It doesn't answer, since this time.
     Down(runtime::Instant),
 }
@@ -127,10 +127,15 @@ impl Node {
         let is_full = self.full_since.get().is_some_and(|since| since.elapsed() < FULL);
         match (self.state.get(), is_full || reclaim > Some(0)) {
             (State::Up, true) => {
-                tracing::info!("node {} reclaims {} bytes", self.name, reclaim.unwrap_or(0));
-                self.state.set(State::Leaving);
+                match reclaim {
+                    Some(bytes @ 1..) => {
+                        tracing::info!("node {} is drained: it reclaims {bytes} bytes", self.name)
+                    }
+                    _ => tracing::info!("node {} is drained: it had no memory for a write", self.name),
+                }
+                self.state.set(State::Draining);
             }
-            (State::Leaving, false) => self.state.set(State::Up),
+            (State::Draining, false) => self.state.set(State::Up),
             _ => {}
         }
     }

@@ -297,7 +297,7 @@ fn node_status(node: &Node, zone_blocks: u32) -> serde_json::Value {
     let region = u64::from(zone_blocks) * BLOCK as u64;
     let state = match node.state() {
         State::Up => "up",
-        State::Leaving => "reclaiming",
+        State::Draining => "draining",
         State::Down(_) => "down",
     };
     json!({

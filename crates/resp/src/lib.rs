@@ -45,20 +45,19 @@ pub enum Head<'a> {
     Array(usize),
 }
 
-/// Error of a reply that isn't the expected one.
-pub fn wrong(what: &str) -> Error {
-    Error::protocol(format!("reply of the server: {what}; expected one of RESP 2"))
+fn invalid(what: &str) -> Error {
+    Error::protocol(format!("{what}; expected a reply of RESP 2"))
 }
 
 /// Reads a line and its end from the front of bytes; `None` while it is incomplete.
 fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
     let Some(end) = bytes.windows(2).take(LONGEST_LINE).position(|pair| pair == b"\r\n") else {
         return match bytes.len() > LONGEST_LINE {
-            true => Err(wrong("a line is too long")),
+            true => Err(invalid("a line that is too long")),
             false => Ok(None),
         };
     };
-    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| wrong("a line isn't UTF-8"))?;
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| invalid("a line that isn't UTF-8"))?;
     Ok(Some((text, end + 2)))
 }
 
@@ -69,11 +68,11 @@ fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
 pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>> {
     let Some((kind, rest)) = bytes.split_first() else { return Ok(None) };
     if !b"+-:$*".contains(kind) {
-        return Err(wrong(&format!("it begins with byte {kind:#04x}")));
+        return Err(invalid(&format!("a reply that begins with byte {kind:#04x}")));
     }
     let Some((text, taken)) = line(rest)? else { return Ok(None) };
-    let number = || text.parse::<i64>().map_err(|_| wrong("a number is invalid"));
-    let length = || usize::try_from(number()?).map_err(|_| wrong("a length is out of range"));
+    let number = || text.parse::<i64>().map_err(|_| invalid("an invalid number"));
+    let length = || usize::try_from(number()?).map_err(|_| invalid("a length out of range"));
     let head = match kind {
         b'+' => Head::Simple(text),
         b'-' => Head::Error(text),
@@ -92,7 +91,7 @@ pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>> {
 pub fn parse(bytes: &[u8], most: usize) -> Result<Option<(Reply, usize)>> {
     let parsed = parse_at(bytes, most, DEEPEST)?;
     match parsed.as_ref().map_or(bytes.len(), |(_, length)| *length) > most {
-        true => Err(wrong(&format!("it has more than {most} bytes"))),
+        true => Err(invalid(&format!("a reply of more than {most} bytes"))),
         false => Ok(parsed),
     }
 }
@@ -106,18 +105,18 @@ fn parse_at(bytes: &[u8], most: usize, depth: usize) -> Result<Option<(Reply, us
         Head::Bulk(None) => Reply::Bulk(None),
         Head::Bulk(Some(length)) => {
             if length > most {
-                return Err(wrong(&format!("{length} bytes; expected {most} at most")));
+                return Err(invalid(&format!("a string of {length} bytes, where {most} are permitted")));
             }
             let end = begin + length;
             let Some(after) = bytes.get(end..end + 2) else { return Ok(None) };
             if after != b"\r\n" {
-                return Err(wrong("bytes aren't followed by a line end"));
+                return Err(invalid("bytes that no line end follows"));
             }
             return Ok(Some((Reply::Bulk(Some(bytes[begin..end].to_vec())), end + 2)));
         }
         Head::Array(count) => {
             if count > most || depth == 0 {
-                return Err(wrong("an array is too long or nested too deeply"));
+                return Err(invalid("an array that is too long or nested too deeply"));
             }
             let (mut replies, mut at) = (Vec::new(), begin);
             for _ in 0..count {
@@ -165,7 +164,7 @@ impl Scanner {
                 _ => self.at + taken,
             };
             if end > self.most {
-                return Err(wrong(&format!("it has more than {} bytes", self.most)));
+                return Err(invalid(&format!("a reply of more than {} bytes", self.most)));
             }
             if end > bytes.len() {
                 break;
@@ -174,7 +173,9 @@ impl Scanner {
         }
         match self.missing {
             0 => Ok(Some(self.at)),
-            _ if bytes.len() > self.most => Err(wrong(&format!("it has more than {} bytes", self.most))),
+            _ if bytes.len() > self.most => {
+                Err(invalid(&format!("a reply of more than {} bytes", self.most)))
+            }
             _ => Ok(None),
         }
     }

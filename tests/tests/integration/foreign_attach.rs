@@ -1,7 +1,7 @@
 //! Attached stacks as disks of this kernel: file systems through the death of their server, swap, wrong use.
 
 use siltstone_tests::foreign::{
-    Attached, Background, Finished, binary, can_attach, random_file, run, run_shell,
+    Attached, Background, Finished, binary, can_attach, lock_swap, random_file, run, run_shell,
 };
 use siltstone_tests::need;
 use std::path::Path;
@@ -294,6 +294,7 @@ fn swap_on_a_node() {
         siltstone_tests::foreign::skip("there is no memory controller of cgroups v1");
         return;
     }
+    let _lock = lock_swap();
     let folder = tempdir().expect("a folder");
     let stack = format!("file({}, size=256MiB) shards=2", path(&folder, "disk"));
     let attached = Attached::new("swap", &stack, &[]);
@@ -303,6 +304,7 @@ fn swap_on_a_node() {
          mkdir {group}
          echo 48M > {group}/memory.limit_in_bytes
          trap 'swapoff {link} || true; rmdir {group} || true' EXIT
+         trap 'exit 1' TERM # by the time limit
          swapon -p 100 {link}
          sh -c 'echo $$ > {group}/cgroup.procs; exec python3 -c \"$1\"' sh '
 pages = 160 << 8

@@ -2,7 +2,7 @@
 //! node are killed, or a node needs its memory for another program.
 
 use rustix::process::Signal;
-use siltstone_tests::foreign::{Background, binary, can_attach, run, run_shell, skip};
+use siltstone_tests::foreign::{Background, binary, can_attach, lock_swap, run, run_shell, skip};
 use siltstone_tests::need;
 use std::path::{Path, PathBuf};
 use tempfile::tempdir;
@@ -50,6 +50,7 @@ fn every_page_comes_back_though_servers_and_a_node_are_killed() {
     if !Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
         return skip("there is no memory controller of cgroups v1");
     }
+    let _lock = lock_swap();
     let folder = tempdir().expect("a folder");
     let (name, at) = (format!("test-far-{}", std::process::id()), folder.path().display().to_string());
     let nodes: Vec<Background> = ["one", "two"]
@@ -177,6 +178,7 @@ fn a_node_under_pressure_is_drained_before_the_kernel_would_kill_it() {
     if !controller.join("memory.limit_in_bytes").exists() {
         return skip("there is no memory controller of cgroups v1");
     }
+    let _lock = lock_swap();
     let folder = tempdir().expect("a folder");
     let (name, at) = (format!("test-drain-{}", std::process::id()), folder.path().display().to_string());
     let groups =

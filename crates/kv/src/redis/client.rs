@@ -5,7 +5,7 @@
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
 use block::{Buffer, Data, Error, Result, Status};
-use resp::{Reply, Scanner, parse, put_command, wrong};
+use resp::{Reply, Scanner, parse, put_command};
 use runtime::net::{Address, Stream};
 use serde_json::Value;
 use std::time::Duration;
@@ -72,10 +72,14 @@ impl Client {
         }
     }
 
+    fn unexpected(&self, expected: &str) -> Error {
+        Error::protocol(format!("the server at {} replied with something else than {expected}", self.address))
+    }
+
     async fn ask_ok(&mut self, words: &[&[u8]]) -> Result<()> {
         match self.ask(words).await? {
             Reply::Simple(_) => Ok(()),
-            _ => Err(wrong("not a text")),
+            _ => Err(self.unexpected("a text")),
         }
     }
 
@@ -106,7 +110,7 @@ impl Client {
     pub async fn delete(&mut self, key: &[u8]) -> Result<bool> {
         match self.ask(&[b"DEL", key]).await? {
             Reply::Integer(count) => Ok(count > 0),
-            _ => Err(wrong("not a number")),
+            _ => Err(self.unexpected("a number")),
         }
     }
 
@@ -126,7 +130,7 @@ impl Client {
         if only_keys {
             words.push(b"KEYS");
         }
-        let Reply::Array(replies) = self.ask(&words).await? else { return Err(wrong("not an array")) };
+        let Reply::Array(replies) = self.ask(&words).await? else { return Err(self.unexpected("an array")) };
         let mut pairs = Pairs::new();
         for fields in replies.chunks(if only_keys { 1 } else { 3 }) {
             let (key, value, expires) = match fields {
@@ -134,7 +138,7 @@ impl Client {
                 [Reply::Bulk(Some(key)), Reply::Bulk(Some(value)), Reply::Integer(expires)] => {
                     (key, value.as_slice(), u64::try_from(*expires).ok())
                 }
-                _ => return Err(wrong("not a key, or a key without a value or a time")),
+                _ => return Err(self.unexpected("keys, each with a value and a time")),
             };
             pairs.push(Pair { key, value, expires });
         }
@@ -164,7 +168,7 @@ impl Client {
     pub async fn status(&mut self) -> Result<Status> {
         match self.ask(&[b"INFO", b"store"]).await? {
             Reply::Bulk(Some(text)) => Ok(parse_status(&String::from_utf8_lossy(&text))),
-            _ => Err(wrong("not a text")),
+            _ => Err(self.unexpected("a text")),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! One connection to a server: commands are pipelined, replies come in their order. One task sends and one receives.
 //!
 //! A connection ends for good with the first error: of the kernel, of a reply that isn't the expected one, or because a reply took too long. All
-//! commands in flight, and later ones, fail with it then. The meaning of error replies is left to `refusal`.
+//! commands in flight, and later ones, fail with it then. The meaning of error replies is left to `failure`.
 
+use crate::failure::{Failure, shown, unexpected};
 use crate::leaf::Credentials;
-use crate::refusal::{Refusal, shown};
 use block::{Buffer, Data, Error, Payload, Result};
 use resp::{Head, Reply, Scanner, put_command, put_length, put_words};
 use runtime::net::{Address, Shutdown, Stream};
@@ -86,7 +86,7 @@ impl Pending {
 }
 
 /// A connection.
-pub(crate) struct Link {
+pub(crate) struct Connection {
     address: Address,
     /// Identifies the run of the server: another one after a restart.
     pub run_id: String,
@@ -148,7 +148,7 @@ impl State {
             }
             let next = self.queues.borrow_mut().in_flight.pop_front();
             let Some(mut pending) = next else {
-                return Err(resp::wrong("there is no command that it belongs to"));
+                return Err(unexpected("a reply without a command"));
             };
             let result = match pending.buffer.take() {
                 None => received.reply().await,
@@ -166,12 +166,12 @@ impl State {
     }
 }
 
-impl Link {
+impl Connection {
     /// Connects, and logs in if there are credentials.
     ///
     /// # Errors
     /// Those of the connection; [`Error::PermissionDenied`]; [`Error::Invalid`] if the server would evict what is written.
-    pub async fn connect(address: &Address, credentials: Option<&Credentials>) -> Result<Rc<Link>> {
+    pub async fn connect(address: &Address, credentials: Option<&Credentials>) -> Result<Rc<Connection>> {
         let stream = Stream::connect(address).await?;
         let state = Rc::<State>::default();
         let (sending, sender) = (state.clone(), stream.clone());
@@ -183,14 +183,14 @@ impl Link {
         })
         .detach();
         // It ends the connection where an error, or the caller, ends this function.
-        let mut link = Link { address: address.clone(), run_id: String::new(), state };
+        let mut connection = Connection { address: address.clone(), run_id: String::new(), state };
         if let Some(Credentials { username, password }) = credentials {
             let words = [Some("AUTH"), username.as_deref(), Some(password)];
             let words: Vec<&[u8]> = words.iter().flatten().map(|word| word.as_bytes()).collect();
-            link.ask(&words).await?;
+            connection.request(&words).await?;
         }
-        let Reply::Bulk(Some(info)) = link.ask(&[b"INFO"]).await? else {
-            return Err(resp::wrong("not the text of INFO"));
+        let Reply::Bulk(Some(info)) = connection.request(&[b"INFO"]).await? else {
+            return Err(connection.unexpected("not the text of INFO"));
         };
         let info = String::from_utf8_lossy(&info);
         let field = |name: &str| {
@@ -204,11 +204,15 @@ impl Link {
                  noeviction, or a policy for keys that expire"
             )));
         }
-        link.run_id = field("run_id").to_owned();
-        if link.run_id.is_empty() {
-            return Err(resp::wrong("INFO without a run_id, by which a restart is noticed"));
+        connection.run_id = field("run_id").to_owned();
+        if connection.run_id.is_empty() {
+            return Err(connection.unexpected("INFO without a run_id, by which a restart is noticed"));
         }
-        Ok(Rc::new(link))
+        Ok(Rc::new(connection))
+    }
+
+    fn unexpected(&self, reply: &str) -> Error {
+        unexpected(reply).in_context(format!("redis server {}", self.address))
     }
 
     /// Whether the connection hasn't ended.
@@ -220,11 +224,11 @@ impl Link {
     ///
     /// # Errors
     /// As [`call`](Self::call); what the server replies.
-    pub async fn ask(&self, words: &[&[u8]]) -> Result<Reply> {
+    pub async fn request(&self, words: &[&[u8]]) -> Result<Reply> {
         match self.call(&Command::reading(words), false, None).await.result? {
-            Reply::Error(text) => match Refusal::parse(&text, &self.address) {
-                Refusal::Later(error) | Refusal::Final(error) => Err(error),
-                Refusal::Moved(_) | Refusal::Ask(_) => Err(resp::wrong("a redirection without a key")),
+            Reply::Error(text) => match Failure::parse(&text, &self.address) {
+                Failure::Later(error) | Failure::Final(error) => Err(error),
+                Failure::Moved(_) | Failure::Ask(_) => Err(self.unexpected("a redirection without a key")),
             },
             reply => Ok(reply),
         }
@@ -267,7 +271,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.state.fail(&Error::closed(format!("the connection to redis server {} is closed", self.address)));
     }
@@ -347,7 +351,7 @@ impl Received<'_> {
             received = self.more().await;
         }
         if received.is_ok() && !self.rest().starts_with(b"\r\n") {
-            received = Err(resp::wrong("bytes aren't followed by a line end"));
+            received = Err(Error::protocol("bytes that no line end follows; expected a reply of RESP 2"));
         }
         match received {
             Ok(()) => self.used += 2,
@@ -365,7 +369,7 @@ impl Received<'_> {
                     Head::Error(text) => Err(Reply::Error(text.to_owned())),
                     other => {
                         let found = shown(&format!("{other:?}"));
-                        return Err(resp::wrong(&format!("{found} in place of up to {most} bytes")));
+                        return Err(unexpected(&format!("{found} in place of up to {most} bytes")));
                     }
                 };
                 self.used += length;
