@@ -8,7 +8,7 @@
 use crate::arena::{Arena, BLOCK, BLOCK_GRANULES};
 use crate::compression::{Compression, Compressor};
 use crate::entry::{Entry, GENERATIONS, GRANULE, Place};
-use crate::fetch::Source;
+use crate::fetch::{Fetches, Source};
 use crate::frames::Frames;
 use crate::nodes::{self, FreeRegions, Node};
 use crate::slot::{self, Encoding, HEADER, PAGE, Slot};
@@ -121,6 +121,7 @@ pub struct Core {
     pub(crate) pool: ZonePool,
     pub(crate) staging: RefCell<Staging>,
     pub(crate) frames: RefCell<Frames>,
+    pub(crate) fetches: Fetches,
     pub(crate) policy: RefCell<Box<dyn Policy>>,
     streams: [Stream; USER_STREAMS + 1],
     /// Held while a stream's next block is opened.
@@ -161,6 +162,7 @@ impl Core {
         let core = Core {
             staging: RefCell::new(Staging::new(&arena)),
             frames: RefCell::new(Frames::new(&arena)),
+            fetches: Fetches::new(),
             policy: RefCell::new(Box::new(CostBenefit)),
             streams: Default::default(),
             opening: std::array::from_fn(|_| Semaphore::new(1)),

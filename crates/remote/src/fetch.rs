@@ -2,6 +2,8 @@
 //!
 //! Of several copies the one on the quickest node is read. If it hasn't come after the time that 99 % of its reads take, another one is read, too, and the first answer
 //! counts. A copy without the slot is damaged: another one is read, and it is made again.
+//!
+//! Pieces that are on their way aren't asked for again: a kernel that swaps in reads neighbouring pages at the same time.
 
 use crate::arena::{BLOCK, BLOCK_GRANULES};
 use crate::core::{Core, add, append_page, lost, pieces_of};
@@ -10,16 +12,71 @@ use crate::nodes::Node;
 use crate::slot::PAGE;
 use crate::zones::Copy;
 use block::{Buffer, Error, Result};
+use runtime::sync::Notify;
 use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
 /// Number of times that a read begins again, because the page has moved meanwhile.
 const ATTEMPTS: u32 = 16;
+/// Reads that no memory is taken for.
+const USUAL_READS: usize = 256;
 /// Pieces of a block.
 const BLOCK_PIECES: u64 = (BLOCK / PAGE) as u64;
+
+/// Reads of nodes that are on their way.
+#[derive(Debug, Default)]
+pub(crate) struct Fetches {
+    /// Number and pieces of each.
+    ranges: RefCell<Vec<(u64, Range<u64>)>>,
+    last: Cell<u64>,
+    ended: Notify,
+}
+
+impl Fetches {
+    pub fn new() -> Self {
+        Fetches { ranges: RefCell::new(Vec::with_capacity(USUAL_READS)), ..Fetches::default() }
+    }
+
+    /// Notes that pieces are on their way, until the returned value is dropped.
+    fn begin(&self, pieces: Range<u64>) -> Fetch<'_> {
+        let number = self.last.get() + 1;
+        self.last.set(number);
+        self.ranges.borrow_mut().push((number, pieces));
+        Fetch { fetches: self, number }
+    }
+
+    /// The read that has all of these pieces.
+    fn find(&self, pieces: &Range<u64>) -> Option<u64> {
+        let ranges = self.ranges.borrow();
+        let found = ranges.iter().find(|(_, range)| range.start <= pieces.start && pieces.end <= range.end);
+        found.map(|(number, _)| *number)
+    }
+
+    /// Waits until a read has ended.
+    async fn wait_for(&self, number: u64) {
+        while self.ranges.borrow().iter().any(|(other, _)| *other == number) {
+            self.ended.notified().await;
+        }
+    }
+}
+
+/// One of the [`Fetches`].
+struct Fetch<'f> {
+    fetches: &'f Fetches,
+    number: u64,
+}
+
+impl Drop for Fetch<'_> {
+    fn drop(&mut self) {
+        self.fetches.ranges.borrow_mut().retain(|(number, _)| *number != self.number);
+        self.fetches.ended.notify_all();
+    }
+}
 
 /// A copy that can be read: number of the node, or none for the backup device, and its region.
 pub(crate) type Source = (Option<u8>, u32);
@@ -27,11 +84,20 @@ pub(crate) type Source = (Option<u8>, u32);
 impl Core {
     /// Reads a page from a node to the end of a buffer.
     pub(crate) async fn fetch(self: &Rc<Self>, number: u32, ahead: u32, buffer: &mut Buffer) -> Result<()> {
+        let mut has_waited = false;
         for _ in 0..ATTEMPTS {
             if self.append_here(number, buffer)? {
                 return Ok(());
             }
             let Entry::Stored(place) = self.arena.entry(number) else { continue };
+            let (first, end) = pieces_of(place);
+            // Only once: what failed for another read may take as long for this one.
+            if !std::mem::replace(&mut has_waited, true)
+                && let Some(fetch) = self.fetches.find(&(first..end))
+            {
+                self.fetches.wait_for(fetch).await;
+                continue;
+            }
             match self.fetch_place(number, place, ahead, buffer).await {
                 Ok(()) => return Ok(()),
                 Err(error) if self.arena.entry(number) == Entry::Stored(place) => return Err(error),
@@ -58,6 +124,7 @@ impl Core {
         let (zone, block_offset) = self.zone_of(place.granule / BLOCK_GRANULES);
         let offset = block_offset + in_block * PAGE as u64;
         let bytes = count as usize * PAGE;
+        let _fetch = self.fetches.begin(first..first + count);
         let mut sources = self.sources(zone);
         let mut unreachable = self.unreachable(zone);
         let (mut has_retried, mut restarts) = (false, 0);

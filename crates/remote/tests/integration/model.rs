@@ -273,6 +273,44 @@ fn a_slow_node_is_not_waited_for_where_there_is_another_copy() {
     });
 }
 
+/// As a kernel reads ahead: pages that lie side by side, one request for each.
+#[test]
+fn neighbours_that_are_read_at_the_same_time_are_one_read_of_a_node() {
+    const COUNT: u64 = 8;
+    simulate(3, move || async move {
+        let nodes = [TestNode::new(100)];
+        let part = RemotePart::open(config(&nodes)).await.unwrap();
+        let mut model = Model::new(&part, 3, 20_000).await;
+        for page in 0..model.pages {
+            // 2000 random bytes.
+            let content = page * 7 + 3;
+            let payload = block::Data::copy_of(&self::page(content)).into();
+            model.device.write(BlockIndex(page), payload, Durability::Visible).await.unwrap();
+            model.contents.insert(page, vec![Some(content)]);
+        }
+        settle().await;
+        nodes[0].controls.delay.store(1000, Ordering::Relaxed);
+        let read = |page: u64| {
+            let (device, bytes) = (model.device.clone(), self::page(page * 7 + 3));
+            async move {
+                let (outcome, buffer) = device.read(BlockIndex(page), Buffer::new(PAGE)).await;
+                outcome.unwrap();
+                assert_eq!(buffer.filled(), bytes, "page {page}");
+            }
+        };
+        // Far from the pages that were written last, which are still here. The first page's slot begins before the others.
+        let before = part.status().await["node_read_bytes"].as_u64().unwrap();
+        runtime::join_all((160..160 + COUNT).map(read)).await;
+        let bytes = part.status().await["node_read_bytes"].as_u64().unwrap() - before;
+        assert!(bytes <= 2 * 4 * PAGE as u64, "{bytes} bytes for {COUNT} pages, which take 18 KiB");
+        // A read that fails is no answer to those that have waited for it.
+        nodes[0].controls.is_dead.store(true, Ordering::Relaxed);
+        let failing = (400..400 + COUNT).map(|page| model.device.read(BlockIndex(page), Buffer::new(PAGE)));
+        assert!(runtime::join_all(failing).await.iter().all(|(outcome, _)| outcome.is_err()));
+        part.close().await.unwrap();
+    });
+}
+
 #[test]
 fn where_the_nodes_are_full_writes_fail_and_go_on_after_a_discard() {
     simulate(8, move || async move {
