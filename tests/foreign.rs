@@ -21,7 +21,7 @@ pub use promised::Promised;
 pub use raw_client::{Command, RawClient, option, request};
 pub use server::{Background, Server, binary};
 pub use stacks::{KILLED, Killed};
-pub use swap::lock_swap;
+pub use swap::{SWAP_PRIORITY, lock_swap};
 
 /// Says that the running test is skipped, in the form that `scripts/test` counts.
 pub fn skip(reason: &str) {

@@ -148,7 +148,7 @@ impl State {
             }
             let next = self.queues.borrow_mut().in_flight.pop_front();
             let Some(mut pending) = next else {
-                return Err(unexpected("a reply without a command"));
+                return Err(unexpected("no command in flight", "none"));
             };
             let result = match pending.buffer.take() {
                 None => received.reply().await,
@@ -190,7 +190,7 @@ impl Connection {
             connection.request(&words).await?;
         }
         let Reply::Bulk(Some(info)) = connection.request(&[b"INFO"]).await? else {
-            return Err(connection.unexpected("not the text of INFO"));
+            return Err(connection.unexpected("no bulk string to INFO", "its sections"));
         };
         let info = String::from_utf8_lossy(&info);
         let field = |name: &str| {
@@ -206,13 +206,13 @@ impl Connection {
         }
         connection.run_id = field("run_id").to_owned();
         if connection.run_id.is_empty() {
-            return Err(connection.unexpected("INFO without a run_id, by which a restart is noticed"));
+            return Err(connection.unexpected("INFO without run_id", "run_id, which tells restarts"));
         }
         Ok(Rc::new(connection))
     }
 
-    fn unexpected(&self, reply: &str) -> Error {
-        unexpected(reply).in_context(format!("redis server {}", self.address))
+    fn unexpected(&self, found: &str, expected: &str) -> Error {
+        unexpected(found, expected).in_context(format!("redis server {}", self.address))
     }
 
     /// Whether the connection hasn't ended.
@@ -228,7 +228,9 @@ impl Connection {
         match self.call(&Command::reading(words), false, None).await.result? {
             Reply::Error(text) => match Failure::parse(&text, &self.address) {
                 Failure::Later(error) | Failure::Final(error) => Err(error),
-                Failure::Moved(_) | Failure::Ask(_) => Err(self.unexpected("a redirection without a key")),
+                Failure::Moved(_) | Failure::Ask(_) => {
+                    Err(self.unexpected("a redirection of a command without a key", "its result"))
+                }
             },
             reply => Ok(reply),
         }
@@ -351,7 +353,7 @@ impl Received<'_> {
             received = self.more().await;
         }
         if received.is_ok() && !self.rest().starts_with(b"\r\n") {
-            received = Err(Error::protocol("bytes that no line end follows; expected a reply of RESP 2"));
+            received = Err(resp::invalid("a bulk string isn't followed by CRLF"));
         }
         match received {
             Ok(()) => self.used += 2,
@@ -369,7 +371,7 @@ impl Received<'_> {
                     Head::Error(text) => Err(Reply::Error(text.to_owned())),
                     other => {
                         let found = shown(&format!("{other:?}"));
-                        return Err(unexpected(&format!("{found} in place of up to {most} bytes")));
+                        return Err(unexpected(&found, &format!("a bulk string of up to {most} bytes")));
                     }
                 };
                 self.used += length;

@@ -60,10 +60,8 @@ impl Strings {
             Reply::Integer(number) if number >= 0 && number as u64 >= least => Ok(number as u64),
             other => {
                 let found = shown(&format!("{other:?}"));
-                Err(unexpected(&format!(
-                    "device {}: {found} in place of a number, {least} at least",
-                    self.name
-                )))
+                Err(unexpected(&found, &format!("a number of {least} or more"))
+                    .in_context(format!("redis device \"{}\"", self.name)))
             }
         }
     }

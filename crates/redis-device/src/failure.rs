@@ -11,7 +11,7 @@ pub(crate) enum Failure {
     Moved(Address),
     /// Another server has this key, while its slot is being moved there.
     Ask(Address),
-    /// The server can't at the moment; this is the error if it never can.
+    /// Try again after a pause; the error is for the end of the time limit.
     Later(Error),
     /// The command fails.
     Final(Error),
@@ -46,9 +46,11 @@ impl Failure {
     }
 }
 
-/// Error of a reply that is valid, but none to the command.
-pub(crate) fn unexpected(reply: &str) -> Error {
-    Error::protocol(format!("{reply}; expected the reply of a Redis or Valkey server"))
+/// Error of a valid reply that doesn't fit its command.
+pub(crate) fn unexpected(found: &str, expected: &str) -> Error {
+    Error::protocol(format!(
+        "unexpected reply: {found}; expected {expected}; check that it is a Redis or Valkey server"
+    ))
 }
 
 /// The beginning of a text from outside, control characters escaped.

@@ -47,12 +47,15 @@ impl SlotTable {
     /// [`Error::Protocol`] for anything else, [`Error::Disconnected`] if a slot has no server.
     pub fn parse(reply: &Reply, responder: &Address) -> Result<Self> {
         const NONE: u16 = u16::MAX;
-        let malformed =
-            || unexpected("not the table of CLUSTER SLOTS").in_context(format!("redis server {responder}"));
-        let too_many = || {
-            unexpected(&format!("a table of more than {MOST_SERVERS} servers"))
-                .in_context(format!("redis server {responder}"))
+        let malformed = || {
+            unexpected_from(
+                responder,
+                "a malformed reply to CLUSTER SLOTS",
+                "ranges of slots, each with its servers",
+            )
         };
+        let too_many =
+            || unexpected_from(responder, "a table with more servers", &format!("{MOST_SERVERS} at most"));
         let Reply::Array(ranges) = reply else { return Err(malformed()) };
         let (mut masters, mut replicas, mut slots) = (Vec::new(), Vec::new(), vec![NONE; SLOTS]);
         for range in ranges {
@@ -77,6 +80,10 @@ impl SlotTable {
     }
 }
 
+fn unexpected_from(responder: &Address, found: &str, expected: &str) -> Error {
+    unexpected(found, expected).in_context(format!("redis server {responder}"))
+}
+
 /// Number of a server in a list to which it is added; `None` for too many.
 fn number_of(server: Address, servers: &mut Vec<Address>) -> Option<u16> {
     let known = servers.iter().position(|known| *known == server).unwrap_or_else(|| {
@@ -88,8 +95,7 @@ fn number_of(server: Address, servers: &mut Vec<Address>) -> Option<u16> {
 
 /// Reads an entry of CLUSTER SLOTS for a server.
 fn endpoint_of(entry: &Reply, responder: &Address) -> Result<Address> {
-    let malformed =
-        || unexpected("not a server of CLUSTER SLOTS").in_context(format!("redis server {responder}"));
+    let malformed = || unexpected_from(responder, "a malformed server in CLUSTER SLOTS", "a host and a port");
     let Reply::Array(fields) = entry else { return Err(malformed()) };
     let (host, port) = match &fields[..] {
         [Reply::Bulk(Some(host)), Reply::Integer(port), ..] => (String::from_utf8_lossy(host), port),

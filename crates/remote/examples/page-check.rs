@@ -4,7 +4,7 @@
 //!
 //! Each page has `noise` bytes that can't be compressed (default: 2048); the rest is one number. With `--pause` it prints "filled" once the memory is, and waits for a
 //! line, and for another one after the results. It runs for a quarter of the time before it measures. Prints the latencies of the first word that is read of a page as
-//! fio's JSON, with the time to fill the memory. Then it checks all pages, and ends with 1 if any page has other bytes.
+//! fio's JSON, with the time to fill the memory and the wrong pages until then. Then it checks all pages, and ends with 1 if any page has other bytes.
 
 use bench::peer::output::Output;
 use runtime::Random;
@@ -145,7 +145,7 @@ fn main() -> ExitCode {
     pause();
     for (number, page) in memory.chunks_exact(WORDS).enumerate() {
         if !is_filled(page, number as u64, versions[number].into(), noise) {
-            eprintln!("page {number}, version {}: other bytes at the end", versions[number]);
+            eprintln!("page {number}, version {}: other bytes in the last check", versions[number]);
             wrong += 1;
         }
     }

@@ -3,7 +3,7 @@
 //! Of several copies the one on the quickest node is read. If it hasn't come after the time that 99 % of its reads take, another one is read, too, and the first answer
 //! counts. A copy without the slot is damaged: another one is read, and it is made again.
 //!
-//! Pieces that are on their way aren't asked for again: a kernel that swaps in reads neighbouring pages at the same time.
+//! A read whose pieces are covered by a read in flight waits for that one: a kernel that swaps in reads neighbouring pages at the same time.
 
 use crate::arena::{BLOCK, BLOCK_GRANULES};
 use crate::core::{Core, add, append_page, lost, pieces_of};
@@ -23,57 +23,57 @@ use std::task::Poll;
 
 /// Number of times that a read begins again, because the page has moved meanwhile.
 const ATTEMPTS: u32 = 16;
-/// Reads that no memory is taken for.
-const USUAL_READS: usize = 256;
+/// Reads in flight for which memory is reserved.
+const RESERVED_READS: usize = 256;
 /// Pieces of a block.
 const BLOCK_PIECES: u64 = (BLOCK / PAGE) as u64;
 
-/// Reads of nodes that are on their way.
+/// Reads of nodes in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Fetches {
-    /// Number and pieces of each.
+    /// Id and pieces of each.
     ranges: RefCell<Vec<(u64, Range<u64>)>>,
-    last: Cell<u64>,
+    last_id: Cell<u64>,
     ended: Notify,
 }
 
 impl Fetches {
     pub fn new() -> Self {
-        Fetches { ranges: RefCell::new(Vec::with_capacity(USUAL_READS)), ..Fetches::default() }
+        Fetches { ranges: RefCell::new(Vec::with_capacity(RESERVED_READS)), ..Fetches::default() }
     }
 
-    /// Notes that pieces are on their way, until the returned value is dropped.
+    /// Registers a read of pieces, until the returned value is dropped.
     fn begin(&self, pieces: Range<u64>) -> Fetch<'_> {
-        let number = self.last.get() + 1;
-        self.last.set(number);
-        self.ranges.borrow_mut().push((number, pieces));
-        Fetch { fetches: self, number }
+        let id = self.last_id.get() + 1;
+        self.last_id.set(id);
+        self.ranges.borrow_mut().push((id, pieces));
+        Fetch { fetches: self, id }
     }
 
-    /// The read that has all of these pieces.
-    fn find(&self, pieces: &Range<u64>) -> Option<u64> {
+    /// The id of a read in flight that covers these pieces.
+    fn find_covering(&self, pieces: &Range<u64>) -> Option<u64> {
         let ranges = self.ranges.borrow();
         let found = ranges.iter().find(|(_, range)| range.start <= pieces.start && pieces.end <= range.end);
-        found.map(|(number, _)| *number)
+        found.map(|(id, _)| *id)
     }
 
     /// Waits until a read has ended.
-    async fn wait_for(&self, number: u64) {
-        while self.ranges.borrow().iter().any(|(other, _)| *other == number) {
+    async fn wait_for(&self, id: u64) {
+        while self.ranges.borrow().iter().any(|(other, _)| *other == id) {
             self.ended.notified().await;
         }
     }
 }
 
-/// One of the [`Fetches`].
+/// A registered read; dropping it wakes those that wait.
 struct Fetch<'f> {
     fetches: &'f Fetches,
-    number: u64,
+    id: u64,
 }
 
 impl Drop for Fetch<'_> {
     fn drop(&mut self) {
-        self.fetches.ranges.borrow_mut().retain(|(number, _)| *number != self.number);
+        self.fetches.ranges.borrow_mut().retain(|(id, _)| *id != self.id);
         self.fetches.ended.notify_all();
     }
 }
@@ -91,10 +91,9 @@ impl Core {
             }
             let Entry::Stored(place) = self.arena.entry(number) else { continue };
             let (first, end) = pieces_of(place);
-            // Only once: what failed for another read may take as long for this one.
-            if !std::mem::replace(&mut has_waited, true)
-                && let Some(fetch) = self.fetches.find(&(first..end))
-            {
+            // Only once: after a read that failed, those that have waited go to the nodes at the same time, not one after another.
+            if !has_waited && let Some(fetch) = self.fetches.find_covering(&(first..end)) {
+                has_waited = true;
                 self.fetches.wait_for(fetch).await;
                 continue;
             }

@@ -20,7 +20,7 @@ const READ_LIMIT: Duration = Duration::from_secs(2);
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time of a connection.
 const OPEN_LIMIT: Duration = Duration::from_secs(3);
-/// Time for which a node without memory for a write gets no other one.
+/// Time for which a node is draining after it had no memory for a write.
 const FULL: Duration = Duration::from_secs(10);
 /// Shortest time after which a read is sent to another node, too.
 const SHORTEST_HEDGE: Duration = Duration::from_micros(200);
@@ -36,7 +36,7 @@ const PRECISION: u32 = 5;
 pub enum State {
     /// It answers.
     Up,
-    /// It answers, and reclaims its memory or had none for a write: its regions are copied to others, and none is taken there.
+    /// It answers, and reclaims its memory or had none for a write: its regions are copied to other nodes, and none is taken there.
     Draining,
     /// It doesn't answer, since this time.
     Down(runtime::Instant),
@@ -120,7 +120,7 @@ impl Node {
         matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
     }
 
-    /// Reads from its status whether it reclaims memory: `reclaim_bytes` is greater than 0.
+    /// Finds out whether it is draining: its status has `reclaim_bytes` greater than 0, or it had no memory for a write a moment ago.
     pub async fn ask(&self) {
         let status = runtime::timeout(OPEN_LIMIT, self.part.status()).await.unwrap_or_default();
         let reclaim = status.get("reclaim_bytes").and_then(serde_json::Value::as_u64);
@@ -129,9 +129,9 @@ impl Node {
             (State::Up, true) => {
                 match reclaim {
                     Some(bytes @ 1..) => {
-                        tracing::info!("node {} is drained: it reclaims {bytes} bytes", self.name)
+                        tracing::info!("node {} is draining: it reclaims {bytes} bytes", self.name)
                     }
-                    _ => tracing::info!("node {} is drained: it had no memory for a write", self.name),
+                    _ => tracing::info!("node {} is draining: it had no memory for a write", self.name),
                 }
                 self.state.set(State::Draining);
             }

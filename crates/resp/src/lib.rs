@@ -45,19 +45,25 @@ pub enum Head<'a> {
     Array(usize),
 }
 
-fn invalid(what: &str) -> Error {
-    Error::protocol(format!("{what}; expected a reply of RESP 2"))
+/// Error of bytes that aren't RESP 2.
+pub fn invalid(what: &str) -> Error {
+    Error::protocol(format!("invalid RESP 2: {what}"))
+}
+
+/// Error of a valid reply that exceeds a limit.
+fn too_large(what: &str, limit: usize) -> Error {
+    Error::protocol(format!("reply too large: {what}; expected {limit} at most"))
 }
 
 /// Reads a line and its end from the front of bytes; `None` while it is incomplete.
 fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
     let Some(end) = bytes.windows(2).take(LONGEST_LINE).position(|pair| pair == b"\r\n") else {
         return match bytes.len() > LONGEST_LINE {
-            true => Err(invalid("a line that is too long")),
+            true => Err(too_large("a line of more bytes", LONGEST_LINE)),
             false => Ok(None),
         };
     };
-    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| invalid("a line that isn't UTF-8"))?;
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| invalid("a line isn't UTF-8"))?;
     Ok(Some((text, end + 2)))
 }
 
@@ -68,11 +74,11 @@ fn line(bytes: &[u8]) -> Result<Option<(&str, usize)>> {
 pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>> {
     let Some((kind, rest)) = bytes.split_first() else { return Ok(None) };
     if !b"+-:$*".contains(kind) {
-        return Err(invalid(&format!("a reply that begins with byte {kind:#04x}")));
+        return Err(invalid(&format!("first byte {kind:#04x}; expected one of + - : $ *")));
     }
     let Some((text, taken)) = line(rest)? else { return Ok(None) };
-    let number = || text.parse::<i64>().map_err(|_| invalid("an invalid number"));
-    let length = || usize::try_from(number()?).map_err(|_| invalid("a length out of range"));
+    let number = || text.parse::<i64>().map_err(|_| invalid("a number isn't one of 64 bits"));
+    let length = || usize::try_from(number()?).map_err(|_| invalid("a length is negative"));
     let head = match kind {
         b'+' => Head::Simple(text),
         b'-' => Head::Error(text),
@@ -91,7 +97,7 @@ pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>> {
 pub fn parse(bytes: &[u8], most: usize) -> Result<Option<(Reply, usize)>> {
     let parsed = parse_at(bytes, most, DEEPEST)?;
     match parsed.as_ref().map_or(bytes.len(), |(_, length)| *length) > most {
-        true => Err(invalid(&format!("a reply of more than {most} bytes"))),
+        true => Err(too_large("more bytes", most)),
         false => Ok(parsed),
     }
 }
@@ -105,18 +111,21 @@ fn parse_at(bytes: &[u8], most: usize, depth: usize) -> Result<Option<(Reply, us
         Head::Bulk(None) => Reply::Bulk(None),
         Head::Bulk(Some(length)) => {
             if length > most {
-                return Err(invalid(&format!("a string of {length} bytes, where {most} are permitted")));
+                return Err(too_large(&format!("a bulk string of {length} bytes"), most));
             }
             let end = begin + length;
             let Some(after) = bytes.get(end..end + 2) else { return Ok(None) };
             if after != b"\r\n" {
-                return Err(invalid("bytes that no line end follows"));
+                return Err(invalid("a bulk string isn't followed by CRLF"));
             }
             return Ok(Some((Reply::Bulk(Some(bytes[begin..end].to_vec())), end + 2)));
         }
         Head::Array(count) => {
-            if count > most || depth == 0 {
-                return Err(invalid("an array that is too long or nested too deeply"));
+            if count > most {
+                return Err(too_large(&format!("an array of {count} replies"), most));
+            }
+            if depth == 0 {
+                return Err(too_large("arrays are nested more deeply", DEEPEST));
             }
             let (mut replies, mut at) = (Vec::new(), begin);
             for _ in 0..count {
@@ -164,7 +173,7 @@ impl Scanner {
                 _ => self.at + taken,
             };
             if end > self.most {
-                return Err(invalid(&format!("a reply of more than {} bytes", self.most)));
+                return Err(too_large("more bytes", self.most));
             }
             if end > bytes.len() {
                 break;
@@ -173,9 +182,7 @@ impl Scanner {
         }
         match self.missing {
             0 => Ok(Some(self.at)),
-            _ if bytes.len() > self.most => {
-                Err(invalid(&format!("a reply of more than {} bytes", self.most)))
-            }
+            _ if bytes.len() > self.most => Err(too_large("more bytes", self.most)),
             _ => Ok(None),
         }
     }

@@ -60,7 +60,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let place = control_place(arguments, &stack)?;
     let plan = stack.check(arguments.format)?;
     let (name, as_json) = (arguments.stack.clone(), arguments.json);
-    // A real-time thread that polls would keep its processor from the program that waits for its pages.
+    // Threads of a server of swap space are real-time: polling would keep a processor from the program that waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
     runtime::run(config, move || async move { open(&plan, name, doors, place, as_json).await })?
 }

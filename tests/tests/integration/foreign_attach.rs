@@ -1,7 +1,7 @@
 //! Attached stacks as disks of this kernel: file systems through the death of their server, swap, wrong use.
 
 use siltstone_tests::foreign::{
-    Attached, Background, Finished, binary, can_attach, lock_swap, random_file, run, run_shell,
+    Attached, Background, Finished, SWAP_PRIORITY, binary, can_attach, lock_swap, random_file, run, run_shell,
 };
 use siltstone_tests::need;
 use std::path::Path;
@@ -304,8 +304,8 @@ fn swap_on_a_node() {
          mkdir {group}
          echo 48M > {group}/memory.limit_in_bytes
          trap 'swapoff {link} || true; rmdir {group} || true' EXIT
-         trap 'exit 1' TERM # by the time limit
-         swapon -p 100 {link}
+         trap 'exit 1' TERM # of the time limit: the trap above runs
+         swapon -p {SWAP_PRIORITY} {link}
          sh -c 'echo $$ > {group}/cgroup.procs; exec python3 -c \"$1\"' sh '
 pages = 160 << 8
 memory = bytearray(pages << 12)

@@ -73,7 +73,10 @@ impl Client {
     }
 
     fn unexpected(&self, expected: &str) -> Error {
-        Error::protocol(format!("the server at {} replied with something else than {expected}", self.address))
+        Error::protocol(format!(
+            "the server at {}: unexpected reply; expected {expected}; check that it is a siltstone key-value store",
+            self.address
+        ))
     }
 
     async fn ask_ok(&mut self, words: &[&[u8]]) -> Result<()> {
@@ -110,7 +113,7 @@ impl Client {
     pub async fn delete(&mut self, key: &[u8]) -> Result<bool> {
         match self.ask(&[b"DEL", key]).await? {
             Reply::Integer(count) => Ok(count > 0),
-            _ => Err(self.unexpected("a number")),
+            _ => Err(self.unexpected("an integer")),
         }
     }
 
@@ -138,7 +141,7 @@ impl Client {
                 [Reply::Bulk(Some(key)), Reply::Bulk(Some(value)), Reply::Integer(expires)] => {
                     (key, value.as_slice(), u64::try_from(*expires).ok())
                 }
-                _ => return Err(self.unexpected("keys, each with a value and a time")),
+                _ => return Err(self.unexpected("keys, each with a value and an expiry time")),
             };
             pairs.push(Pair { key, value, expires });
         }
