@@ -257,7 +257,8 @@ pub fn find(name: &str) -> Result<Folder, Failure> {
         folder.name() == name || folder.link() == Path::new(name) || node.is_some() && node == path
     };
     let names = || all.iter().map(Folder::name).collect::<Vec<_>>().join(", ");
-    all.iter().find(is_it).cloned().ok_or_else(|| {
+    // A node may have been that of an attachment whose holder is gone.
+    all.iter().filter(is_it).max_by_key(|folder| folder.is_alive()).cloned().ok_or_else(|| {
         Failure::World(format!("{name}: nothing of this name is attached; expected one of: {}", names()))
     })
 }

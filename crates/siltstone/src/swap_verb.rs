@@ -102,12 +102,21 @@ fn limit_requests(node: &str) -> Result<(), Failure> {
 }
 
 /// Swap space as the kernel lists it: node, size, bytes used, priority.
-fn spaces() -> Result<Vec<(String, u64, u64, i64)>, Failure> {
+type Space = (String, u64, u64, i64);
+
+/// The space of an attachment. Where the holder is gone, another attachment may have the node by now.
+fn space_of<'s>(folder: &Folder, record: &Record, spaces: &'s [Space]) -> Option<&'s Space> {
+    let is_its = || record.driver.node_driver().nodes(&folder.volume()).contains(&record.node);
+    let space = spaces.iter().find(|(node, ..)| Path::new(node) == record.node)?;
+    (folder.is_alive() || is_its()).then_some(space)
+}
+
+fn spaces() -> Result<Vec<Space>, Failure> {
     let read = |error: std::io::Error| Failure::World(format!("reading /proc/swaps: {error}"));
     Ok(parse_spaces(&std::fs::read_to_string("/proc/swaps").map_err(read)?))
 }
 
-fn parse_spaces(text: &str) -> Vec<(String, u64, u64, i64)> {
+fn parse_spaces(text: &str) -> Vec<Space> {
     let space = |line: &str| {
         let mut words = line.split_whitespace();
         let (node, _kind) = (words.next()?, words.next()?);
@@ -125,9 +134,9 @@ fn off(arguments: &SwapOff) -> Result<(), Failure> {
         Failure::World(format!("{} is still being attached: try again later", folder.name()))
     })?;
     let node = record.node.display().to_string();
-    match spaces()?.into_iter().find(|(space, ..)| Path::new(space) == record.node) {
+    match space_of(&folder, &record, &spaces()?) {
         Some((_, _, used, _)) => {
-            say(&format!("bringing {} back from {node}", bench::units::bytes(used as f64)));
+            say(&format!("bringing {} back from {node}", bench::units::bytes(*used as f64)));
             run("swapoff", &[&node])?;
         }
         None => say(&format!("{node} isn't used as swap space")),
@@ -144,17 +153,15 @@ fn status(arguments: &SwapStatus) -> Result<(), Failure> {
             Ok(None) | Err(Error::PermissionDenied(_)) => continue,
             Err(error) => return Err(error.into()),
         };
-        let Some((_, size, used, priority)) = spaces.iter().find(|(node, ..)| Path::new(node) == record.node)
-        else {
-            continue;
-        };
+        let Some((_, size, used, priority)) = space_of(&folder, &record, &spaces) else { continue };
+        let state = if folder.is_alive() { record.state.word() } else { "lost" };
         let operated = Operated { stack: record.stack.clone(), control: None };
         let device = match reach::ask_server(&operated, &registry(), Request::Status)? {
             Some(answer) => device_of(&answer),
             None => Value::Null,
         };
         all.push(json!({
-            "name": record.name, "stack": record.stack, "node": record.node, "state": record.state.word(), "lost_servers": record.lost_servers,
+            "name": record.name, "stack": record.stack, "node": record.node, "state": state, "lost_servers": record.lost_servers,
             "size_bytes": size, "used_bytes": used, "priority": priority, "device": device,
         }));
     }

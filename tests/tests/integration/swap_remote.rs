@@ -2,7 +2,7 @@
 //! node are killed, or a node needs its memory for another program.
 
 use rustix::process::Signal;
-use siltstone_tests::foreign::{Background, binary, can_attach, lock_swap, run, run_shell, skip};
+use siltstone_tests::foreign::{Attached, Background, binary, can_attach, lock_swap, run, run_shell, skip};
 use siltstone_tests::need;
 use std::path::{Path, PathBuf};
 use tempfile::tempdir;
@@ -258,6 +258,41 @@ fn a_node_under_pressure_is_drained_before_the_kernel_would_kill_it() {
     assert!(killed.contains("oom_kill 0"), "{killed}");
     assert_eq!((&at_end["lost_pages"], &at_end["nodes"][0]["losses"]), (&0.into(), &0.into()), "{at_end}");
     assert!(at_end["zones_copied"].as_u64() > Some(0), "{at_end}");
+}
+
+/// The kernel gives the node of an attachment that has lost its holder to another one.
+#[test]
+fn a_lost_attachment_has_no_part_in_the_swap_space_of_another_one() {
+    need!("mkswap", "swapon", "jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let Some(_lock) = lock_swap() else { return };
+    let lost = Attached::new("lost", "ram(size=16MiB)", &["--via=fuse"]);
+    let listed = lost.listed();
+    run_shell(&format!(
+        "kill -9 {} {}; sleep 0.5; losetup -d {}",
+        listed["holder"], listed["server"], lost.node
+    ))
+    .ok();
+    let name = format!("test-heir-{}", std::process::id());
+    siltstone(&["swap", "on", "ram(64MiB)", "--name", &name, "--via=fuse"]).ok();
+    let swap = SwapSpace(name.clone());
+    let names = || {
+        let all: serde_json::Value =
+            serde_json::from_str(&siltstone(&["swap", "status", "--json"]).ok()).expect("JSON");
+        let names = all.as_array().expect("a list").iter().map(|space| space["name"].clone());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(names(), [name.as_str()]);
+    let said = siltstone(&["swap", "off", lost.name()]);
+    assert!(said.err.contains("isn't used as swap space"), "{said:?}");
+    said.ok();
+    // It is detached; its node is another one's.
+    std::mem::forget(lost);
+    assert_eq!(names(), [name.as_str()]);
+    siltstone(&["swap", "off", &name]).ok();
+    drop(swap);
 }
 
 #[test]
