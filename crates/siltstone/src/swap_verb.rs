@@ -104,11 +104,12 @@ fn limit_requests(node: &str) -> Result<(), Failure> {
 /// Swap space as the kernel lists it: node, size, bytes used, priority.
 type Space = (String, u64, u64, i64);
 
-/// The space of an attachment. Where the holder is gone, another attachment may have the node by now.
-fn space_of<'s>(folder: &Folder, record: &Record, spaces: &'s [Space]) -> Option<&'s Space> {
-    let is_its = || record.driver.node_driver().nodes(&folder.volume()).contains(&record.node);
+/// Returns the space of an attachment, and whether its holder is alive. Without a holder, another attachment may have the node by now.
+fn space_of<'s>(folder: &Folder, record: &Record, spaces: &'s [Space]) -> Option<(&'s Space, bool)> {
     let space = spaces.iter().find(|(node, ..)| Path::new(node) == record.node)?;
-    (folder.is_alive() || is_its()).then_some(space)
+    let is_alive = folder.is_alive();
+    let is_its = || record.driver.node_driver().nodes(&folder.volume()).contains(&record.node);
+    (is_alive || is_its()).then_some((space, is_alive))
 }
 
 fn spaces() -> Result<Vec<Space>, Failure> {
@@ -135,7 +136,7 @@ fn off(arguments: &SwapOff) -> Result<(), Failure> {
     })?;
     let node = record.node.display().to_string();
     match space_of(&folder, &record, &spaces()?) {
-        Some((_, _, used, _)) => {
+        Some(((_, _, used, _), _)) => {
             say(&format!("bringing {} back from {node}", bench::units::bytes(*used as f64)));
             run("swapoff", &[&node])?;
         }
@@ -153,8 +154,10 @@ fn status(arguments: &SwapStatus) -> Result<(), Failure> {
             Ok(None) | Err(Error::PermissionDenied(_)) => continue,
             Err(error) => return Err(error.into()),
         };
-        let Some((_, size, used, priority)) = space_of(&folder, &record, &spaces) else { continue };
-        let state = if folder.is_alive() { record.state.word() } else { "lost" };
+        let Some(((_, size, used, priority), is_alive)) = space_of(&folder, &record, &spaces) else {
+            continue;
+        };
+        let state = if is_alive { record.state.word() } else { "lost" };
         let operated = Operated { stack: record.stack.clone(), control: None };
         let device = match reach::ask_server(&operated, &registry(), Request::Status)? {
             Some(answer) => device_of(&answer),
