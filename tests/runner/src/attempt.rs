@@ -1,0 +1,199 @@
+//! One test in a process of its own: started, watched, ended at its limits.
+//!
+//! Its output goes to a file and not through a pipe, so that a process that the test leaves behind can't keep the runner waiting.
+
+use crate::programs::Test;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Time limits of a test.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// From start to end.
+    pub whole: Duration,
+    /// Without output and without processor time.
+    pub silent: Duration,
+}
+
+/// How a test ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Passed,
+    /// With the reason, where the output doesn't tell it.
+    Failed(Option<String>),
+    Ignored,
+}
+
+/// A test that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// Package and name.
+    pub title: String,
+    pub outcome: Outcome,
+    /// All that it printed.
+    pub output: String,
+    pub took: Duration,
+}
+
+/// Processor time below which a process counts as waiting, for each [`LOOK`].
+const IDLE: Duration = Duration::from_millis(20);
+/// Time between two looks at a test's processor time.
+const LOOK: Duration = Duration::from_secs(10);
+/// Time in which the kernel ends a killed process. One that waits in a driver may take for ever.
+const KILLED: Duration = Duration::from_secs(20);
+
+/// Runs one test.
+pub fn run(test: &Test<'_>, limits: Limits) -> Finished {
+    let title = format!("{} {}", test.program.package, test.name);
+    let begun = now();
+    let (outcome, output) = if test.is_ignored {
+        (Outcome::Ignored, String::new())
+    } else {
+        start_and_watch(test, limits)
+            .unwrap_or_else(|error| (Outcome::Failed(Some(error.to_string())), String::new()))
+    };
+    Finished { title, outcome, output, took: begun.elapsed() }
+}
+
+fn start_and_watch(test: &Test<'_>, limits: Limits) -> std::io::Result<(Outcome, String)> {
+    let mut output = tempfile::tempfile()?;
+    let mut command = test.program.command();
+    command.args(["--exact", &test.name, "--nocapture"]).process_group(0);
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
+    let mut child = command.spawn()?;
+    let ended = watch(&mut child, &output, limits)?;
+    end_group(&mut child);
+    let mut bytes = Vec::new();
+    output.rewind()?;
+    output.read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let outcome = match ended {
+        Err(reason) => Outcome::Failed(Some(reason)),
+        Ok(status) => judge(status, &text),
+    };
+    Ok((outcome, text))
+}
+
+/// Outcome by the exit status and the counts of the test program, which runs no test for a name that it doesn't know.
+fn judge(status: ExitStatus, output: &str) -> Outcome {
+    match status.success() {
+        true if output.contains("test result: ok. 1 passed") => Outcome::Passed,
+        true => Outcome::Failed(Some("the program ended without having run the test".to_owned())),
+        false if status.code() == Some(101) => Outcome::Failed(None),
+        false => Outcome::Failed(Some(format!("the test program ended with {status}"))),
+    }
+}
+
+/// Waits for the end of a test, or for a limit, whose reason it returns as an error.
+fn watch(child: &mut Child, output: &File, limits: Limits) -> std::io::Result<Result<ExitStatus, String>> {
+    let begun = now();
+    let mut pause = Duration::from_millis(1);
+    let (mut looked, mut active, mut seen) = (begun, begun, (0, Duration::ZERO));
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Ok(status));
+        }
+        if begun.elapsed() > limits.whole {
+            return Ok(Err(format!("not done after {} s, the limit of a test", limits.whole.as_secs())));
+        }
+        if looked.elapsed() >= LOOK.min(limits.silent / 4) {
+            looked = now();
+            let next = (output.metadata()?.len(), processor_time(child.id()));
+            if next.0 != seen.0 || next.1 > seen.1 + IDLE {
+                (active, seen) = (looked, next);
+            } else if active.elapsed() > limits.silent {
+                let silent = limits.silent.as_secs();
+                return Ok(Err(format!("neither output nor processor time for {silent} s")));
+            }
+        }
+        wait(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Ends what is left of a test's process group.
+fn end_group(child: &mut Child) {
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        // Fails where no process is left.
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+    let killed = now();
+    while matches!(child.try_wait(), Ok(None)) && killed.elapsed() < KILLED {
+        wait(Duration::from_millis(20));
+    }
+}
+
+/// Processor time of a process, its threads and the children that it has waited for (proc_pid_stat(5), fields 14 to 17), and of
+/// its living children.
+fn processor_time(process: u32) -> Duration {
+    let children =
+        std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+    let ticks: u64 = std::iter::once(process).chain(children).map(ticks).sum();
+    // The unit is 1/100 s on all of Linux's architectures (USER_HZ).
+    Duration::from_millis(ticks * 10)
+}
+
+fn ticks(process: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The second field is the program's name in brackets and may contain anything.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+#[expect(clippy::disallowed_methods, reason = "the runner is no shard: its threads wait for processes")]
+fn wait(pause: Duration) {
+    std::thread::sleep(pause);
+}
+
+#[expect(clippy::disallowed_methods, reason = "limits of real tests are in real time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    const LIMITS: Limits = Limits { whole: Duration::from_secs(20), silent: Duration::from_millis(400) };
+
+    fn watched(line: &str, limits: Limits) -> Result<ExitStatus, String> {
+        let output = tempfile::tempfile().expect("a file for the output");
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).process_group(0).stdout(output.try_clone().expect("a second descriptor"));
+        let mut child = command.spawn().expect("sh runs");
+        let ended = watch(&mut child, &output, limits).expect("the process can be watched");
+        end_group(&mut child);
+        ended
+    }
+
+    #[test]
+    fn a_process_that_ends_is_judged_by_its_status() {
+        assert!(watched("exit 0", LIMITS).expect("it ends").success());
+        assert_eq!(watched("exit 101", LIMITS).expect("it ends").code(), Some(101));
+    }
+
+    #[test]
+    fn a_process_that_waits_is_ended() {
+        let reason = watched("sleep 60", LIMITS).expect_err("it waits");
+        assert!(reason.contains("neither output nor processor time"), "{reason}");
+    }
+
+    #[test]
+    fn a_process_that_works_in_silence_has_the_whole_time() {
+        let limits = Limits { whole: Duration::from_millis(1500), ..LIMITS };
+        let reason = watched("while :; do :; done", limits).expect_err("it takes too long");
+        assert!(reason.contains("the limit of a test"), "{reason}");
+    }
+
+    #[test]
+    fn a_test_that_did_not_run_has_not_passed() {
+        let success = watched("exit 0", LIMITS).expect("it ends");
+        assert_eq!(judge(success, "test result: ok. 1 passed; 0 failed"), Outcome::Passed);
+        assert!(matches!(judge(success, "test result: ok. 0 passed; 0 failed"), Outcome::Failed(Some(_))));
+    }
+}

@@ -1,0 +1,141 @@
+//! Which test runs next: long ones first, and only so many at a time of those that share a resource of the machine.
+
+use crate::attempt::{self, Finished, Limits, Outcome};
+use crate::programs::Test;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// Tests that share a resource of the machine: beginning of their names, and how many run at the same time.
+pub const GROUPS: [(&str, usize); 2] = [
+    // Each is an emulated machine, which keeps a processor busy.
+    ("guest_", 2),
+    // The kernel's swap space belongs to all programs.
+    ("swap_remote", 1),
+];
+
+/// Beginnings of the names of tests that take longest: they begin first, so that none of them runs alone in the end.
+const LONG: [&str; 8] = [
+    "fs_mount_large",
+    "crash_engine",
+    "guest_",
+    "swap_remote",
+    "broken::",
+    "flashrom::",
+    "worlds_",
+    "crash_",
+];
+
+fn begins_with(name: &str, beginning: &str) -> bool {
+    name.starts_with(beginning) || name.contains(&format!("::{beginning}"))
+}
+
+/// Group of a test, as an index in [`GROUPS`].
+fn group_of(name: &str) -> Option<usize> {
+    GROUPS.iter().position(|(beginning, _)| begins_with(name, beginning))
+}
+
+/// Place of a test in the order: a smaller one begins earlier.
+fn rank(name: &str) -> usize {
+    LONG.iter().position(|beginning| begins_with(name, beginning)).unwrap_or(LONG.len())
+}
+
+/// Tests that wait, and how many of each group run.
+struct Queue {
+    /// Next one last.
+    waiting: Vec<usize>,
+    running: [usize; GROUPS.len()],
+}
+
+impl Queue {
+    /// Takes the next test whose group has a place; `names` by index.
+    fn take(&mut self, names: &[&str]) -> Option<usize> {
+        let fits =
+            |&test: &usize| group_of(names[test]).is_none_or(|group| self.running[group] < GROUPS[group].1);
+        let place = self.waiting.iter().rposition(fits)?;
+        let test = self.waiting.remove(place);
+        if let Some(group) = group_of(names[test]) {
+            self.running[group] += 1;
+        }
+        Some(test)
+    }
+
+    fn give_back(&mut self, name: &str) {
+        if let Some(group) = group_of(name) {
+            self.running[group] -= 1;
+        }
+    }
+}
+
+/// Runs all tests, `jobs` at a time, and prints a line for each that fails and for each hundredth that ends.
+pub fn run_all(tests: &[Test<'_>], jobs: usize, limits: Limits) -> Vec<Finished> {
+    let names: Vec<&str> = tests.iter().map(|test| test.name.as_str()).collect();
+    let mut waiting: Vec<usize> = (0..tests.len()).collect();
+    waiting.sort_by_key(|&test| std::cmp::Reverse((rank(names[test]), test)));
+    let queue = Mutex::new(Queue { waiting, running: [0; GROUPS.len()] });
+    let (ended, results) = (Condvar::new(), Mutex::new(Vec::new()));
+    let work = || {
+        let mut guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        while !guard.waiting.is_empty() {
+            let Some(test) = guard.take(&names) else {
+                guard = ended.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(guard);
+            let finished = attempt::run(&tests[test], limits);
+            let mut list = results.lock().unwrap_or_else(PoisonError::into_inner);
+            report(&finished, list.len() + 1, tests.len());
+            list.push(finished);
+            drop(list);
+            guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            guard.give_back(names[test]);
+            ended.notify_all();
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(work);
+        }
+    });
+    results.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lines of a failed test's output that are shown: its end, where a panic is.
+const LINES: usize = 60;
+/// Bytes of a line that are shown.
+const BYTES: usize = 1000;
+
+fn report(finished: &Finished, number: usize, of: usize) {
+    if let Outcome::Failed(reason) = &finished.outcome {
+        println!("---- {} failed after {:.1} s", finished.title, finished.took.as_secs_f64());
+        let lines: Vec<&str> = finished.output.lines().collect();
+        for line in &lines[lines.len().saturating_sub(LINES)..] {
+            println!("{}", line.chars().take(BYTES).collect::<String>());
+        }
+        println!("---- {}", reason.as_deref().unwrap_or("end of its output"));
+    }
+    if number.is_multiple_of(100) || number == of {
+        println!("{number} of {of} tests have run");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_limited_and_others_overtake() {
+        let names = ["guest_dm::a", "guest_dm::b", "guest_nbd::c", "tests::d"];
+        let mut queue = Queue { waiting: vec![3, 2, 1, 0], running: [0; GROUPS.len()] };
+        assert_eq!(queue.take(&names), Some(0));
+        assert_eq!(queue.take(&names), Some(1));
+        assert_eq!(queue.take(&names), Some(3), "a third guest waits, another test doesn't");
+        assert_eq!(queue.take(&names), None);
+        queue.give_back(names[0]);
+        assert_eq!(queue.take(&names), Some(2));
+    }
+
+    #[test]
+    fn long_tests_begin_first() {
+        assert!(rank("integration::fs_mount_large::x") < rank("crash_log::x"));
+        assert!(rank("crash_log::x") < rank("tests::x"));
+    }
+}
