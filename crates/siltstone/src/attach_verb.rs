@@ -219,7 +219,13 @@ pub fn list(arguments: &List) -> Result<(), Failure> {
     let mut all = Vec::new();
     for folder in Folder::all()? {
         let mut entry = match Record::read(&folder) {
-            Ok(Some(record)) => record.to_json(),
+            Ok(Some(record)) => {
+                if !record.has_node() && !folder.is_alive() {
+                    // Nobody else does it: the path of the node may be another device's by now.
+                    folder.remove_link();
+                }
+                record.to_json()
+            }
             // Only root may read it.
             Err(Error::PermissionDenied(_)) => json!({ "name": folder.name(), "state": "unknown" }),
             Err(error) => return Err(error.into()),
@@ -268,7 +274,8 @@ pub fn find(name: &str) -> Result<Folder, Failure> {
     let all = Folder::all()?;
     let path = std::fs::canonicalize(name).ok();
     let is_it = |folder: &&Folder| {
-        let node = Record::read(folder).ok().flatten().map(|record| record.node);
+        let record = Record::read(folder).ok().flatten().filter(Record::has_node);
+        let node = record.map(|record| record.node);
         folder.name() == name || folder.link() == Path::new(name) || node.is_some() && node == path
     };
     let names = || all.iter().map(Folder::name).collect::<Vec<_>>().join(", ");

@@ -13,7 +13,7 @@
 //! Everything that takes time (starting a server, making the node) is a task of its own whose end is an event, so a holder
 //! always answers. The holder does no I/O on the volume.
 
-use super::driver::{Driver, NodeDriver, NodeRequest};
+use super::driver::{Driver, NodeRequest};
 use super::folder::{self, Folder, FolderLock, OWNER_ONLY};
 use super::handover::{Connection, Ready, Start};
 use super::launch::{self, KeptMemory, LeftConnection, Process, Server, duplicates, to_pass_on};
@@ -90,6 +90,8 @@ enum Event {
     Ended(u64, ExitStatus),
     /// An attempt to make the node has ended.
     Node(Result<PathBuf>),
+    /// It is time to look whether the node is still the attachment's.
+    LookAtNode,
     /// The time for replacing the n-th lost server is over.
     Deadline(u64),
 }
@@ -105,6 +107,10 @@ impl Events {
     fn push(&self, event: Event) {
         self.queue.borrow_mut().push_back(event);
         self.arrived.notify_one();
+    }
+
+    fn forget_signals(&self) {
+        self.queue.borrow_mut().retain(|event| !matches!(event, Event::Signal));
     }
 
     /// Takes the server that has started, if nobody has seen that yet.
@@ -327,7 +333,11 @@ impl Holder {
                 Event::OperatorEnded => {}
                 Event::Signal => match self.detach().await {
                     Ok(()) => return Ok(None),
-                    Err(error) => tracing::error!("{error}"),
+                    Err(error) => {
+                        tracing::error!("{error}");
+                        // Those that came meanwhile asked for the same, which isn't done later behind the users' backs.
+                        self.events.forget_signals();
+                    }
                 },
                 Event::Request(line, stream) => match self.may_detach(&line) {
                     Ok(()) => match self.detach().await {
@@ -345,6 +355,7 @@ impl Holder {
                         systemd::notify_ready().unwrap_or_else(|error| tracing::warn!("{error}"));
                     }
                 }
+                Event::LookAtNode => self.look_at_node(),
                 Event::Deadline(loss) => self.deadline(loss),
             }
         }
@@ -516,6 +527,25 @@ impl Holder {
         Ok(())
     }
 
+    /// Lets the link to a node end that somebody else has removed: its path may be another device's soon.
+    fn look_at_node(&mut self) {
+        let Some(record) = self.record.as_ref().filter(|record| !record.has_node()) else { return };
+        if record.state != State::Failed {
+            tracing::error!(
+                "{} was removed by another program; detach {}",
+                record.node.display(),
+                record.name
+            );
+            self.plan.folder.remove_link();
+            self.fail();
+        }
+    }
+
+    /// Whether the path of the node, if it was made, is that of another device by now.
+    fn has_lost_node(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| !record.has_node())
+    }
+
     /// Ends the attempts to replace a server.
     fn deadline(&mut self, loss: u64) {
         let lost = self.record.as_ref().map(|record| record.lost_servers);
@@ -545,6 +575,9 @@ impl Holder {
         let (driver, volume) = (self.plan.driver.node_driver(), self.plan.folder.volume());
         if driver.frees_number_on_abort() {
             self.plan.folder.remove_link();
+        }
+        if driver.goes_by_number() && self.has_lost_node() {
+            return;
         }
         let aborted = connection.clone();
         let aborting = runtime::spawn(async move {
@@ -585,6 +618,7 @@ impl Holder {
             name: self.plan.folder.name().to_owned(),
             stack: self.plan.stack.clone(),
             driver: self.plan.driver,
+            diskseq: node::sequence_number(&node),
             node,
             bytes: ready.bytes,
             state: State::Attached,
@@ -596,6 +630,14 @@ impl Holder {
         record.write(&self.plan.folder)?;
         self.record = Some(record);
         self.phase = Phase::Held;
+        let events = self.events.clone();
+        runtime::spawn(async move {
+            loop {
+                runtime::sleep(NODE_CHECK).await;
+                events.push(Event::LookAtNode);
+            }
+        })
+        .detach();
         Ok(())
     }
 
@@ -603,9 +645,14 @@ impl Holder {
     async fn detach(&mut self) -> Result<()> {
         let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(()) };
         let (driver, volume) = (self.plan.driver, self.plan.folder.volume());
-        node::remove_unused(driver, &node, &volume).await?;
-        self.is_removed = true;
-        node::released(driver, &node, &volume).await?;
+        if !self.has_lost_node() {
+            node::remove_unused(driver, &node, &volume).await?;
+            self.is_removed = true;
+            node::released(driver, &node, &volume).await?;
+        } else {
+            driver.node_driver().close_volume(&volume).await?;
+            self.is_removed = true;
+        }
         self.connection = None;
         self.stop_server().await;
         Ok(())
