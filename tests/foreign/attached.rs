@@ -92,6 +92,11 @@ impl Attached {
         .ok();
     }
 
+    /// Forgets it, since the caller has detached it.
+    pub fn is_detached(mut self) {
+        self.is_attached = false;
+    }
+
     /// Detaches it.
     ///
     /// # Panics

@@ -20,16 +20,52 @@ extern "C" fn on_signal(_signal: libc::c_int) {
 /// # Errors
 /// The kernel's, if it gives no eventfd or takes no handler.
 pub async fn stop_signal() -> Result<()> {
-    if crate::shard::with_current(|shard| shard.world().is_some()) {
-        return std::future::pending().await;
-    }
-    let fd = install()?;
-    let event = File::from_descriptor(fd, "stop signal");
-    let (result, _) = event.read_at(0, Buffer::new(8)).await;
-    result.map(drop)
+    StopSignals::install(Repeated::EndsProcess)?.next().await
 }
 
-fn install() -> Result<OwnedFd> {
+/// What a second SIGINT or SIGTERM does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repeated {
+    EndsProcess,
+    IsCaught,
+}
+
+/// SIGINT and SIGTERM, each as often as it comes: none of them ends the process, which decides by itself when it does.
+#[derive(Debug)]
+pub struct StopSignals {
+    /// `None` under the simulated runtime, where no signal comes.
+    event: Option<File>,
+}
+
+impl StopSignals {
+    /// Catches the signals from now on.
+    ///
+    /// # Errors
+    /// The kernel's, if it gives no eventfd or takes no handler.
+    pub fn catch() -> Result<Self> {
+        Self::install(Repeated::IsCaught)
+    }
+
+    fn install(repeated: Repeated) -> Result<Self> {
+        if crate::shard::with_current(|shard| shard.world().is_some()) {
+            return Ok(StopSignals { event: None });
+        }
+        Ok(StopSignals { event: Some(File::from_descriptor(install(repeated)?, "stop signal")) })
+    }
+
+    /// Waits for the next signal. Signals that come between two calls count as one.
+    ///
+    /// # Errors
+    /// The kernel's, for reading the eventfd.
+    pub async fn next(&self) -> Result<()> {
+        match &self.event {
+            Some(event) => event.read_at(0, Buffer::new(8)).await.0.map(drop),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn install(repeated: Repeated) -> Result<OwnedFd> {
     let failed = |what: &str| Err(Error::from_io(&std::io::Error::last_os_error(), what));
     // SAFETY: no memory is passed.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
@@ -38,12 +74,16 @@ fn install() -> Result<OwnedFd> {
     }
     // The handler may use this one for ever, so it is never closed; the caller gets a duplicate.
     STOP_EVENT.store(fd, Ordering::Relaxed);
+    let once = match repeated {
+        Repeated::EndsProcess => libc::SA_RESETHAND,
+        Repeated::IsCaught => 0,
+    };
     for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: a sigaction of zeros is valid; the handler only calls what is async-signal-safe.
         let installed = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
-            action.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
+            action.sa_flags = libc::SA_RESTART | once;
             libc::sigaction(signal, &action, std::ptr::null_mut())
         };
         if installed != 0 {

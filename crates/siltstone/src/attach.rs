@@ -14,13 +14,14 @@
 //! Over ublk and NBD the kernel has the node, without a loop device; over NBD the holder passes the server's connections to it.
 //!
 //! One concept per module: [`folder`] the paths of an attachment, [`record`] what is known of it, [`driver`] what differs from driver to driver,
-//! [`machine`] the choice of one, [`node`] the node over any, [`handover`] the messages between holder and server, [`holder`] and [`server`] these two,
+//! [`machine`] the choice of one, [`node`] the node over any, [`handover`] the messages between holder and server, [`holder`] and [`server`] these two, [`launch`] the start of a server,
 //! [`process`] their memory, [`requests`] the messages between operators and holder, [`systemd`] units.
 
 pub mod driver;
 pub mod folder;
 pub mod handover;
 pub mod holder;
+pub mod launch;
 pub mod machine;
 pub mod node;
 pub mod process;

@@ -18,6 +18,7 @@ use runtime::Config;
 use serde_json::{Value, json};
 use stack::{Contract, Stack};
 use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -117,6 +118,10 @@ fn hold(
         rustix::process::setsid().map_err(|error| Failure::World(format!("setsid: {error}")))?;
     }
     let log_file = background.then(|| plan.folder.log());
+    let operator = match background {
+        true => Some(operators_pipe()?),
+        false => None,
+    };
     let attached = move |record: &Record| {
         // The operator may have gone.
         let _printed = match as_json || background {
@@ -132,7 +137,7 @@ fn hold(
         if let Some(log_file) = log_file {
             redirect_errors(&log_file)?;
         }
-        holder::hold(plan, lock, attached).await
+        holder::hold(plan, lock, operator, attached).await
     })?;
     match (held, background) {
         (Err(error), true) => {
@@ -149,8 +154,16 @@ fn link(record: &Value) -> String {
 
 /// Standard error of this process, and of servers, goes to a file from now on.
 fn redirect_errors(log: &Path) -> Result<()> {
-    let redirected = std::fs::File::create(log).and_then(|file| Ok(rustix::stdio::dup2_stderr(&file)?));
+    // For appending: the holder shortens it while others write.
+    let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
+    let redirected = opened.and_then(|file| Ok(rustix::stdio::dup2_stderr(&file)?));
     redirected.map_err(|error| Error::from_io(&error, &format!("the log {}", log.display())))
+}
+
+/// The pipe whose other end is closed by the end of the operator who has started this holder: its standard input, which servers don't inherit.
+fn operators_pipe() -> Result<OwnedFd> {
+    let pipe = std::io::stdin().as_fd().try_clone_to_owned();
+    pipe.map_err(|error| Error::from_io(&error, "duplicating standard input"))
 }
 
 /// Lets the operator's pipe end, who waits for what is printed.
@@ -177,7 +190,9 @@ fn hold_in_background(
     command.args(arguments.format.then_some("--format"));
     command.args(arguments.swap.then_some("--swap"));
     command.arg("--").arg(&arguments.stack);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(world)?;
+    // The holder sees by the end of its standard input that this process was ended, by Ctrl-C or otherwise.
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(world)?;
+    let _operator = child.stdin.take();
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut line).map_err(world)?;
@@ -204,7 +219,13 @@ pub fn list(arguments: &List) -> Result<(), Failure> {
     let mut all = Vec::new();
     for folder in Folder::all()? {
         let mut entry = match Record::read(&folder) {
-            Ok(Some(record)) => record.to_json(),
+            Ok(Some(record)) => {
+                if !record.has_node() && !folder.is_alive() {
+                    // Nobody else does it: the path of the node may be another device's by now.
+                    folder.remove_link();
+                }
+                record.to_json()
+            }
             // Only root may read it.
             Err(Error::PermissionDenied(_)) => json!({ "name": folder.name(), "state": "unknown" }),
             Err(error) => return Err(error.into()),
@@ -253,7 +274,8 @@ pub fn find(name: &str) -> Result<Folder, Failure> {
     let all = Folder::all()?;
     let path = std::fs::canonicalize(name).ok();
     let is_it = |folder: &&Folder| {
-        let node = Record::read(folder).ok().flatten().map(|record| record.node);
+        let record = Record::read(folder).ok().flatten().filter(Record::has_node);
+        let node = record.map(|record| record.node);
         folder.name() == name || folder.link() == Path::new(name) || node.is_some() && node == path
     };
     let names = || all.iter().map(Folder::name).collect::<Vec<_>>().join(", ");

@@ -109,7 +109,8 @@ fn space_of<'s>(folder: &Folder, record: &Record, spaces: &'s [Space]) -> Option
     let space = spaces.iter().find(|(node, ..)| Path::new(node) == record.node)?;
     let is_alive = folder.is_alive();
     let is_its = || record.driver.node_driver().nodes(&folder.volume()).contains(&record.node);
-    (is_alive || is_its()).then_some((space, is_alive))
+    let is_known = is_alive || record.diskseq.is_some() || is_its();
+    (record.has_node() && is_known).then_some((space, is_alive))
 }
 
 fn spaces() -> Result<Vec<Space>, Failure> {

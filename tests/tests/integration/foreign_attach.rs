@@ -323,6 +323,156 @@ assert sum(int(line[3]) for line in used) > 64 << 10, used
     attached.detach();
 }
 
+/// Both news come to the holder at once: that a server is ready, and that it has ended.
+#[test]
+fn a_server_that_dies_as_soon_as_it_is_ready_is_replaced() {
+    need!("jq", "losetup", "pgrep");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let attached = Attached::new("soon", &format!("file({}, size=16MiB)", path(&folder, "disk")), &[]);
+    let listed = attached.listed();
+    run_shell(&format!(
+        "holder={holder}
+         kill -9 {server}
+         for try in $(seq 200); do next=$(pgrep -P $holder | grep -vx {server} | head -n 1) && [ -n \"$next\" ] && break; sleep 0.01; done
+         kill -STOP $holder
+         sleep 1.5
+         kill -9 $next
+         kill -CONT $holder
+         for try in $(seq 300); do
+             sleep 0.1
+             {program} list --json | jq -e '.[] | select(.name == \"{name}\" and .state == \"attached\" and .server != '$next')' && break
+         done >/dev/null
+         timeout 30 dd if={link} of=/dev/null bs=1M count=1 iflag=direct status=none",
+        holder = listed["holder"],
+        server = listed["server"],
+        program = binary().display(),
+        name = attached.name(),
+        link = attached.link,
+    ))
+    .ok();
+    assert!(attached.listed()["lost_servers"].as_u64() >= Some(2), "{}", attached.listed());
+    attached.detach();
+}
+
+#[test]
+fn signals_leave_the_holder_of_a_node_in_use() {
+    need!("mkfs.ext4", "jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = with_tree(24);
+    let attached = Attached::new("signals", &format!("file({}, size=32MiB)", path(&folder, "disk")), &[]);
+    let (holder, mnt) = (attached.listed()["holder"].clone(), path(&folder, "mnt"));
+    run_shell(&format!(
+        "mkfs.ext4 -q {link}; mount {link} {mnt}; trap 'umount {mnt}' EXIT
+         for signal in TERM TERM INT INT TERM; do kill -$signal {holder}; sleep 0.1; done
+         sleep 2
+         kill -0 {holder}
+         cp {mnt}/../tree/file9 {mnt}/; sync -f {mnt}",
+        link = attached.link
+    ))
+    .ok();
+    assert_eq!(attached.listed()["state"], "attached");
+    attached.detach();
+}
+
+/// The stack waits for a server that accepts and says nothing.
+#[test]
+fn an_operator_who_ends_cancels_the_attachment() {
+    need!("jq", "losetup", "python3");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let name = format!("test-cancel-{}", std::process::id());
+    run_shell(&format!(
+        "python3 -c 'import socket, time
+s = socket.socket(socket.AF_UNIX); s.bind(\"{socket}\"); s.listen(); time.sleep(60)' & silent=$!
+         trap 'kill $silent' EXIT
+         for try in $(seq 100); do [ -S {socket} ] && break; sleep 0.05; done
+         {program} attach 'nbd-client(unix:{socket})' --name {name} & operator=$!
+         for try in $(seq 100); do [ -S /run/siltstone/{name}/holder.sock ] && break; sleep 0.05; done
+         sleep 0.3
+         kill -INT $operator || kill -TERM $operator
+         sleep 0.2
+         kill -KILL $operator || true
+         for try in $(seq 200); do [ ! -e /run/siltstone/{name} ] && exit; sleep 0.1; done
+         ls /run/siltstone/{name}; exit 1",
+        socket = path(&folder, "silent.sock"),
+        program = binary().display(),
+    ))
+    .ok();
+}
+
+/// Another program removes the loop device, whose number is given to the next one.
+#[test]
+fn a_link_never_leads_to_the_device_of_others() {
+    need!("jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let (disk, other) = (path(&folder, "disk"), path(&folder, "other"));
+    let attached = Attached::new("link", &format!("file({disk}, size=16MiB)"), &["--via=fuse"]);
+    run_shell(&format!(
+        "truncate -s 1M {other}
+         losetup -d {node}
+         for try in $(seq 100); do [ ! -L {link} ] && exit; sleep 0.1; done; exit 1",
+        node = attached.node,
+        link = attached.link
+    ))
+    .ok();
+    assert_eq!(attached.listed()["state"], "failed");
+    attached.detach();
+    let attached = Attached::new("link", &format!("file({disk}, size=16MiB)"), &["--via=fuse"]);
+    let listed = attached.listed();
+    run_shell(&format!(
+        "kill -9 {holder} {server}; sleep 0.5
+         losetup -d {node}
+         losetup {node} {other}; trap 'losetup -d {node}' EXIT
+         {program} list >/dev/null
+         [ ! -e {link} ]
+         {program} detach {name}
+         losetup {node} | grep -q {other}",
+        holder = listed["holder"],
+        server = listed["server"],
+        node = attached.node,
+        link = attached.link,
+        program = binary().display(),
+        name = attached.name(),
+    ))
+    .ok();
+    attached.is_detached();
+}
+
+/// Memory is locked page by page as it is used, and not more than there is.
+#[test]
+fn memory_of_a_ram_is_locked_as_it_is_used() {
+    need!("jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let attached = Attached::new("ram", "ram(size=3GiB)", &[]);
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", attached.listed()["server"])).expect("it lives");
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux tells");
+    let kib: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(kib < 1 << 20, "{kib} KiB are resident");
+    run_shell(&format!(
+        "dd if=/dev/urandom of={link} bs=1M count=64 oflag=direct status=none; cmp -n 1048576 -s {link} /dev/zero && exit 1; exit 0",
+        link = attached.link
+    ))
+    .ok();
+    attached.detach();
+    let said =
+        siltstone(&["attach", "ram(size=64TiB)", "--name", &format!("test-huge-{}", std::process::id())])
+            .refused();
+    assert!(said.contains("whose memory is locked"), "{said}");
+}
+
 #[test]
 fn wrong_use_is_told() {
     need!("jq", "losetup", "setpriv");

@@ -102,6 +102,24 @@ impl Budget {
         }
     }
 
+    /// Checks that a device of `bytes` bytes fits, where memory is locked: its process isn't ended when memory is short, and none of its
+    /// pages can be paged out. A limit or a pool decides for itself.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with what is available.
+    pub fn check_locked(&self, bytes: u64, is_locked: bool) -> Result<()> {
+        let Some((available, total)) = machine() else { return Ok(()) };
+        let most = available.saturating_sub(total / SPARED);
+        let wanted = self.limit.map_or(bytes, |limit| limit.min(bytes));
+        match is_locked && self.pool.is_none() && wanted > most {
+            true => Err(Error::out_of_memory(format!(
+                "ram of {wanted} bytes, whose memory is locked because the kernel uses it as a disk: at most {most} of the \
+                 machine's {available} available bytes can be taken; make it smaller, set limit, or end another program"
+            ))),
+            false => Ok(()),
+        }
+    }
+
     #[cold]
     fn look(&self, bytes: u64, taken: u64) -> Result<()> {
         let before = taken - bytes;
@@ -167,6 +185,18 @@ mod tests {
         let error = budget.take(total).expect_err("not so much");
         assert_eq!((error.errno(), budget.taken()), (libc::ENOSPC, 4096));
         assert!(error.to_string().contains("are spared"), "{error}");
+    }
+
+    #[test]
+    fn locked_memory_has_to_fit_the_machine() {
+        let (available, total) = machine().expect("Linux says it");
+        let budget = Budget::new(None);
+        budget.check_locked(1 << 20, true).expect("a megabyte is there");
+        let error = budget.check_locked(total, true).expect_err("not all of it");
+        assert_eq!(error.errno(), libc::ENOMEM);
+        assert!(error.to_string().contains(&format!("ram of {total} bytes")), "{error}");
+        budget.check_locked(16 * total, false).expect("memory that isn't locked is taken as it is used");
+        Budget::new(Some(available / 2)).check_locked(16 * total, true).expect("its limit fits");
     }
 
     #[test]

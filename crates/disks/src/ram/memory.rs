@@ -11,6 +11,7 @@
 use super::budget::{Budget, machine};
 use super::copy::copy_past_caches;
 use block::{Buffer, Error, Payload, Result};
+use runtime::locked_memory;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -58,13 +59,8 @@ impl Memory {
     /// [`Error::OutOfMemory`] if the kernel has no address space for them.
     pub fn new(bytes: u64, budget: Budget) -> Result<Self> {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: asks for new pages wherever the kernel likes.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
-        let start = NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED);
-        let start = start.ok_or_else(|| {
-            let error = std::io::Error::last_os_error();
+        budget.check_locked(bytes, locked_memory::is_locked())?;
+        let start = locked_memory::map_on_fault(length).map_err(|error| {
             Error::out_of_memory(format!(
                 "ram of {bytes} bytes: {error}; take less: a process has some tens of TiB of addresses, and with \
                  vm.overcommit_memory=2 no more than the machine has memory"

@@ -107,6 +107,11 @@ pub trait NodeDriver: Sync {
         false
     }
 
+    /// Whether the driver tells nodes apart by their numbers alone, which the kernel gives to other devices once they are free.
+    fn goes_by_number(&self) -> bool {
+        false
+    }
+
     /// Why no other server may take this connection over, if so.
     fn why_not_replaced(&self, _connection: &Connection) -> Option<&'static str> {
         None

@@ -4,7 +4,7 @@
 //! `volume` or the socket `volume.sock` of the NBD door, the socket `holder.sock` and the server's `log`. A folder whose holder doesn't listen any more is *stale*.
 
 use block::{Error, Result};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -239,6 +239,24 @@ impl Folder {
     }
 }
 
+/// Removes the beginning of a log, but for its last `kept` bytes at most. Its writers append, so they continue behind the rest; a line that is
+/// written in the same moment may be lost.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn shorten_log(path: &Path, kept: u64) -> Result<()> {
+    let failed = |error: std::io::Error| Error::from_io(&error, &format!("shortening {}", path.display()));
+    let mut log = std::fs::OpenOptions::new().read(true).append(true).open(path).map_err(failed)?;
+    let length = log.metadata().map_err(failed)?.len();
+    let mut rest = Vec::new();
+    log.seek(SeekFrom::Start(length.saturating_sub(kept)))
+        .and_then(|_| log.read_to_end(&mut rest))
+        .map_err(failed)?;
+    let line = rest.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    log.set_len(0).and_then(|()| log.write_all(b"(earlier lines were removed)\n")).map_err(failed)?;
+    log.write_all(&rest[line..]).map_err(failed)
+}
+
 /// The lock of an attachment's folder, until it is dropped.
 #[derive(Debug)]
 pub struct FolderLock(#[allow(dead_code)] std::fs::File);
@@ -246,6 +264,19 @@ pub struct FolderLock(#[allow(dead_code)] std::fs::File);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shortened_log_keeps_its_last_lines_and_its_writers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut writer = std::fs::OpenOptions::new().create(true).append(true).open(&path).unwrap();
+        (0..1000).for_each(|line| writeln!(writer, "line {line}").unwrap());
+        shorten_log(&path, 100).unwrap();
+        writeln!(writer, "line 1000").unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.len() < 200 && text.starts_with("(earlier lines were removed)\nline 99"), "{text}");
+        assert!(text.ends_with("line 999\nline 1000\n"), "{text}");
+    }
 
     #[test]
     fn names_are_one_component_of_a_path() {

@@ -4,33 +4,35 @@
 //! - A server that ends without having been told so is replaced, by one with the stack as it was when it was attached. Requests wait for at most
 //!   [`Plan::recover_within`]; then the connection is aborted and they fail. They fail at once where the server had acknowledged
 //!   writes from its own memory ([`block::DevicePart::keeps_acknowledged`]): a file system that went on would find them missing.
-//! - The node is only detached while nobody uses it. A signal that comes while it is in use is reported, and changes nothing.
+//! - The node is only detached while nobody uses it. A signal that comes while it is in use is reported, and changes nothing, however
+//!   often it comes.
+//! - Until the node is there, a signal cancels the attachment, and so does the end of the operator who waits for it.
 //! - What fails before the node is there leaves nothing behind.
 //! - Its memory is locked, and it is the out-of-memory killer skips it (oom_score_adj -1000).
 //!
 //! Everything that takes time (starting a server, making the node) is a task of its own whose end is an event, so a holder
 //! always answers. The holder does no I/O on the volume.
 
-use super::driver::{Driver, NodeDriver, NodeRequest};
-use super::folder::{Folder, FolderLock, OWNER_ONLY};
-use super::handover::{self, Connection, Ready, Start};
+use super::driver::{Driver, NodeRequest};
+use super::folder::{self, Folder, FolderLock, OWNER_ONLY};
+use super::handover::{Connection, Ready, Start};
+use super::launch::{self, KeptMemory, LeftConnection, Process, Server, duplicates, to_pass_on};
 use super::node::{self, LARGEST_SECTOR};
 use super::process::protect;
 use super::record::{Record, State};
 use super::requests::{DETACH, DONE, LONGEST};
 use super::systemd;
 use block::{Buffer, Data, Error, Result};
-use runtime::JoinHandle;
 use runtime::net::{Access, Listener, SocketFolder, Stream};
-use runtime::shared_memory::SharedMemory;
 use runtime::sync::Notify;
-use rustix::process::{Pid, PidfdFlags, Signal};
+use runtime::{JoinHandle, StopSignals};
+use rustix::process::Signal;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -40,6 +42,14 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const MOST_REQUESTS: usize = 16;
 /// Pause between attempts to start a server.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
+/// Time between two looks at the log's size.
+const LOG_CHECK: Duration = Duration::from_secs(5);
+/// Size of the log in bytes at which its beginning is removed.
+const LOG_LIMIT: u64 = 1 << 20;
+/// Bytes at the log's end that are kept then.
+const LOG_KEPT: u64 = 256 << 10;
+/// Time between two looks at whether the node is still the attachment's.
+const NODE_CHECK: Duration = Duration::from_secs(2);
 /// Time for a server to close its stack.
 const STOP_LIMIT: Duration = Duration::from_secs(3600);
 /// This program, also after its file was replaced: both processes have the same version.
@@ -68,47 +78,20 @@ pub struct Plan {
     pub recover_within: Duration,
 }
 
-/// Memory for a part of the stack that outlives a server: empty until a server has made it as large as it needs it.
-struct KeptMemory {
-    descriptor: OwnedFd,
-    /// Locked with all memory of this process, so that it isn't swapped out while no server has it.
-    mapped: RefCell<Option<SharedMemory>>,
-}
-
-impl KeptMemory {
-    fn new() -> Result<Self> {
-        let made = rustix::fs::memfd_create("siltstone-kept", rustix::fs::MemfdFlags::CLOEXEC);
-        let descriptor = made.map_err(|error| Error::from_io(&error.into(), "creating kept memory"))?;
-        Ok(KeptMemory { descriptor, mapped: RefCell::default() })
-    }
-
-    fn descriptor(&self) -> Result<OwnedFd> {
-        let duplicate = self.descriptor.try_clone();
-        duplicate.map_err(|error| Error::from_io(&error, "duplicating the descriptor of kept memory"))
-    }
-
-    /// Maps the memory, if a server uses it.
-    fn lock(&self) -> Result<()> {
-        let status = rustix::fs::fstat(&self.descriptor);
-        let length =
-            status.map_err(|error| Error::from_io(&error.into(), "looking at kept memory"))?.st_size as u64;
-        if length > 0 && self.mapped.borrow().is_none() {
-            self.mapped.replace(Some(SharedMemory::map(&self.descriptor, 0, length)?));
-        }
-        Ok(())
-    }
-}
-
 /// What the holder waits for.
 enum Event {
     Signal,
     Request(String, Stream),
+    /// The operator who waits for the node has ended.
+    OperatorEnded,
     /// An attempt to start a server has ended.
     Started(Result<Server>),
-    /// The server of this number has ended.
+    /// The server of this number has ended. Comes after its [`Event::Started`].
     Ended(u64, ExitStatus),
     /// An attempt to make the node has ended.
     Node(Result<PathBuf>),
+    /// It is time to look whether the node is still the attachment's.
+    LookAtNode,
     /// The time for replacing the n-th lost server is over.
     Deadline(u64),
 }
@@ -126,6 +109,20 @@ impl Events {
         self.arrived.notify_one();
     }
 
+    fn forget_signals(&self) {
+        self.queue.borrow_mut().retain(|event| !matches!(event, Event::Signal));
+    }
+
+    /// Takes the server that has started, if nobody has seen that yet.
+    fn take_started(&self) -> Option<Server> {
+        let mut queue = self.queue.borrow_mut();
+        let place = queue.iter().position(|event| matches!(event, Event::Started(Ok(_))))?;
+        match queue.remove(place) {
+            Some(Event::Started(started)) => started.ok(),
+            _ => None,
+        }
+    }
+
     async fn next(&self) -> Event {
         loop {
             let event = self.queue.borrow_mut().pop_front();
@@ -135,30 +132,6 @@ impl Events {
             self.arrived.notified().await;
         }
     }
-}
-
-/// A process that is or becomes a server.
-#[derive(Clone)]
-struct Process {
-    number: u64,
-    id: u32,
-    descriptor: Rc<OwnedFd>,
-}
-
-impl Process {
-    fn signal(&self, signal: Signal) {
-        // It may have ended.
-        let _sent = rustix::process::pidfd_send_signal(&*self.descriptor, signal);
-    }
-}
-
-/// A server that has told that it serves.
-struct Server {
-    process: Process,
-    ready: Ready,
-    descriptors: Vec<OwnedFd>,
-    /// Kept until the server has ended: its standard input.
-    socket: OwnedFd,
 }
 
 /// Phase of an attachment.
@@ -192,13 +165,19 @@ struct Holder {
     is_removed: bool,
 }
 
-/// Attaches, tells `attached` the record, and holds until the node is detached. The folder has been created, and is removed.
+/// Attaches, tells `attached` the record, and holds until the node is detached. The folder has been created, and is removed. The other end of
+/// the pipe `operator` is closed by the end of an operator who waits for the node.
 ///
 /// # Errors
 /// Those of the first server, of the node and of the folder; everything is undone then.
-pub async fn hold(plan: Plan, lock: FolderLock, attached: impl FnOnce(&Record)) -> Result<()> {
+pub async fn hold(
+    plan: Plan,
+    lock: FolderLock,
+    operator: Option<OwnedFd>,
+    attached: impl FnOnce(&Record),
+) -> Result<()> {
     let plan = Rc::new(plan);
-    let held = attach_and_hold(&plan, attached).await;
+    let held = attach_and_hold(&plan, operator, attached).await;
     let removed = plan.folder.remove();
     drop(lock);
     let stream = held?;
@@ -209,13 +188,21 @@ pub async fn hold(plan: Plan, lock: FolderLock, attached: impl FnOnce(&Record)) 
 }
 
 /// Holds until the node is detached. Returns the connection of the operator who asked for that.
-async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Result<Option<Stream>> {
+async fn attach_and_hold(
+    plan: &Rc<Plan>,
+    operator: Option<OwnedFd>,
+    attached: impl FnOnce(&Record),
+) -> Result<Option<Stream>> {
     let socket = plan.folder.socket();
     let listener = SocketFolder::of(&socket)?.listen(&socket, Access::with_mode(OWNER_ONLY))?;
     let events: Rc<Events> = Rc::default();
     protect();
     listen(listener, events.clone());
-    wait_for_signal(&events);
+    watch_signals(&events)?;
+    if let Some(operator) = operator {
+        watch_operator(operator, &events);
+    }
+    bound_log(plan.folder.log());
     let mut holder = Holder {
         plan: plan.clone(),
         events,
@@ -237,13 +224,46 @@ async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Res
     outcome
 }
 
-/// Pushes an event for the next signal.
-fn wait_for_signal(events: &Rc<Events>) {
+/// Pushes an event for each signal.
+///
+/// # Errors
+/// Those of [`StopSignals::catch`].
+fn watch_signals(events: &Rc<Events>) -> Result<()> {
+    let (signals, events) = (StopSignals::catch()?, events.clone());
+    runtime::spawn(async move {
+        loop {
+            match signals.next().await {
+                Ok(()) => events.push(Event::Signal),
+                Err(error) => return tracing::error!("{error}"),
+            }
+        }
+    })
+    .detach();
+    Ok(())
+}
+
+/// Pushes an event when the operator's end of a pipe is closed.
+fn watch_operator(pipe: OwnedFd, events: &Rc<Events>) {
     let events = events.clone();
     runtime::spawn(async move {
-        match runtime::stop_signal().await {
-            Ok(()) => events.push(Event::Signal),
-            Err(error) => tracing::error!("{error}"),
+        // Nothing is ever written to it.
+        let _ended = runtime::blocking(move || std::fs::File::from(pipe).read(&mut [0])).await;
+        events.push(Event::OperatorEnded);
+    })
+    .detach();
+}
+
+/// Keeps the log from filling the memory that `/run` is: looks at its size every [`LOG_CHECK`].
+fn bound_log(path: PathBuf) {
+    runtime::spawn(async move {
+        loop {
+            runtime::sleep(LOG_CHECK).await;
+            // The log may be that of systemd, without a file.
+            if std::fs::metadata(&path).is_ok_and(|log| log.len() > LOG_LIMIT)
+                && let Err(error) = folder::shorten_log(&path, LOG_KEPT)
+            {
+                tracing::warn!("{error}");
+            }
         }
     })
     .detach();
@@ -293,115 +313,6 @@ async fn answer(stream: &Stream, text: &str) {
     let _sent = runtime::timeout(REQUEST_LIMIT, stream.send(Data::copy_of(line.as_bytes()).into())).await;
 }
 
-/// Connection that a server has left, to be taken over by the next one.
-struct LeftConnection {
-    descriptors: Vec<OwnedFd>,
-    ready: Ready,
-    /// The node, if it is there.
-    node: Option<PathBuf>,
-}
-
-/// Starts a server, and waits until it serves or has ended. It takes over the connection `left`.
-async fn start_server(
-    plan: &Plan,
-    kept_memory: &KeptMemory,
-    number: u64,
-    left: Option<LeftConnection>,
-    starting: &RefCell<Option<Process>>,
-    events: &Rc<Events>,
-) -> Result<Server> {
-    let doing = |error: std::io::Error| Error::from_io(&error, "starting a server");
-    let (socket, other) = handover::pair()?;
-    let mut command = Command::new(PROGRAM);
-    command.args(&plan.server_arguments).stdin(Stdio::from(other)).stdout(Stdio::null());
-    command.arg0(NAME);
-    // Ctrl-C is for the holder.
-    command.process_group(0);
-    if plan.format && number == 1 {
-        command.arg("--format");
-    }
-    let start = Start {
-        driver: plan.driver,
-        volume: plan.folder.volume(),
-        text: plan.text.clone(),
-        left: left.as_ref().map(|left| left.ready.connection.clone()),
-    };
-    let mut child = command.spawn().map_err(doing)?;
-    // It has the other end of the socket; this process would wait for itself.
-    drop(command);
-    let id = child.id();
-    let descriptor = match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-        Ok(descriptor) => Rc::new(descriptor),
-        Err(error) => {
-            let _ended = child.kill().and_then(|()| child.wait());
-            return Err(Error::from_io(&error.into(), "watching a server"));
-        }
-    };
-    let process = Process { number, id, descriptor };
-    *starting.borrow_mut() = Some(process.clone());
-    let ended = events.clone();
-    runtime::spawn(async move {
-        let status = runtime::blocking(move || wait(&mut child)).await;
-        ended.push(Event::Ended(number, status));
-    })
-    .detach();
-    let memory = kept_memory.descriptor()?;
-    // Opening a stack takes as long as it takes; the socket is closed when the server ends.
-    let (driver, volume) = (plan.driver.node_driver(), plan.folder.volume());
-    let talking = runtime::blocking(move || {
-        let left_descriptors = left.as_ref().map_or(&[][..], |left| &left.descriptors);
-        handover::send(&socket, &start, left_descriptors, Some(&memory))?;
-        let before = left.map(|left| (left.ready, left.node));
-        let (ready, descriptors) = handover::receive::<Ready>(&socket)?;
-        if let Some((before, Some(node))) = before
-            && before.can_be_answered_by(&ready)
-        {
-            driver.take_over(&node, &volume, to_pass_on(driver, &descriptors)?)?;
-        }
-        Ok(((ready, descriptors), socket))
-    });
-    // The server has made the memory as large as it needs it.
-    let talked = talking.await.and_then(|served| kept_memory.lock().map(|()| served));
-    match talked {
-        Ok(((ready, descriptors), socket)) => Ok(Server { process, ready, descriptors, socket }),
-        Err(error) => {
-            process.signal(Signal::KILL);
-            match error {
-                Error::Closed(_) => Err(Error::io(said_last(plan))),
-                error => Err(error),
-            }
-        }
-    }
-}
-
-/// Takes those of a server's descriptors that its driver passes on.
-fn to_pass_on(driver: &dyn NodeDriver, descriptors: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
-    match driver.passes_descriptors_on() {
-        true => duplicates(descriptors),
-        false => Ok(Vec::new()),
-    }
-}
-
-fn duplicates(descriptors: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
-    let duplicates = descriptors.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>();
-    duplicates.map_err(|error| Error::from_io(&error, "duplicating a descriptor of the connection"))
-}
-
-fn wait(child: &mut Child) -> ExitStatus {
-    // Fails only for a process that isn't a child.
-    child.wait().unwrap_or_default()
-}
-
-/// The last line of the log: the error of a server that has ended.
-fn said_last(plan: &Plan) -> String {
-    let log = std::fs::read_to_string(plan.folder.log()).unwrap_or_default();
-    let last = log.lines().rev().find(|line| !line.trim().is_empty());
-    last.map_or_else(
-        || "the server ended before it served; its error is on standard error of attach".to_owned(),
-        str::to_owned,
-    )
-}
-
 impl Holder {
     /// Handles events until the node is detached. Returns the connection of the operator who asked for that.
     async fn run(&mut self, attached: impl FnOnce(&Record)) -> Result<Option<Stream>> {
@@ -414,12 +325,18 @@ impl Holder {
                         "the attachment was stopped by a signal before the node was there",
                     ));
                 }
+                Event::OperatorEnded if self.phase != Phase::Held => {
+                    return Err(Error::cancelled(
+                        "the attachment was cancelled: siltstone attach ended before the node was there",
+                    ));
+                }
+                Event::OperatorEnded => {}
                 Event::Signal => match self.detach().await {
                     Ok(()) => return Ok(None),
                     Err(error) => {
                         tracing::error!("{error}");
-                        // The first signal of each kind was caught.
-                        wait_for_signal(&self.events);
+                        // Those that came meanwhile asked for the same, which isn't done later behind the users' backs.
+                        self.events.forget_signals();
                     }
                 },
                 Event::Request(line, stream) => match self.may_detach(&line) {
@@ -438,6 +355,7 @@ impl Holder {
                         systemd::notify_ready().unwrap_or_else(|error| tracing::warn!("{error}"));
                     }
                 }
+                Event::LookAtNode => self.look_at_node(),
                 Event::Deadline(loss) => self.deadline(loss),
             }
         }
@@ -486,14 +404,29 @@ impl Holder {
             Ok::<_, Error>(LeftConnection { descriptors, ready: ready.clone(), node })
         };
         let left = self.connection.as_ref().map(copied).transpose();
+        // One task for all that a server does: its end is an event after its start, however soon it ends.
         runtime::spawn(async move {
             runtime::sleep(pause).await;
-            let outcome = match left {
-                Ok(left) => start_server(&plan, &memory, number, left, &starting, &events).await,
-                Err(error) => Err(error),
+            let spawned = left.and_then(|left| Ok((left, launch::spawn(&plan, number)?)));
+            let (left, (mut child, process, socket)) = match spawned {
+                Ok(spawned) => spawned,
+                Err(error) => return events.push(Event::Started(Err(error))),
             };
+            *starting.borrow_mut() = Some(process.clone());
+            let start = Start {
+                driver: plan.driver,
+                volume: plan.folder.volume(),
+                text: plan.text.clone(),
+                left: left.as_ref().map(|left| left.ready.connection.clone()),
+            };
+            let outcome = launch::greet(&plan, &memory, start, left, (process.clone(), socket)).await;
+            if outcome.is_err() {
+                process.signal(Signal::KILL);
+            }
             *starting.borrow_mut() = None;
             events.push(Event::Started(outcome));
+            let status = runtime::blocking(move || launch::wait(&mut child)).await;
+            events.push(Event::Ended(number, status));
         })
         .detach();
     }
@@ -594,6 +527,25 @@ impl Holder {
         Ok(())
     }
 
+    /// Lets the link to a node end that somebody else has removed: its path may be another device's soon.
+    fn look_at_node(&mut self) {
+        let Some(record) = self.record.as_ref().filter(|record| !record.has_node()) else { return };
+        if record.state != State::Failed {
+            tracing::error!(
+                "{} was removed by another program; detach {}",
+                record.node.display(),
+                record.name
+            );
+            self.plan.folder.remove_link();
+            self.fail();
+        }
+    }
+
+    /// Whether the path of the node, if it was made, is that of another device by now.
+    fn has_lost_node(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| !record.has_node())
+    }
+
     /// Ends the attempts to replace a server.
     fn deadline(&mut self, loss: u64) {
         let lost = self.record.as_ref().map(|record| record.lost_servers);
@@ -623,6 +575,9 @@ impl Holder {
         let (driver, volume) = (self.plan.driver.node_driver(), self.plan.folder.volume());
         if driver.frees_number_on_abort() {
             self.plan.folder.remove_link();
+        }
+        if driver.goes_by_number() && self.has_lost_node() {
+            return;
         }
         let aborted = connection.clone();
         let aborting = runtime::spawn(async move {
@@ -656,14 +611,14 @@ impl Holder {
 
     fn node_made(&mut self, node: PathBuf) -> Result<()> {
         let (Some((process, _)), Some((_, ready))) = (&self.server, &self.connection) else {
-            return Err(
-                Error::io(said_last(&self.plan)).in_context("the server ended while the node was made")
-            );
+            return Err(Error::io(launch::said_last(&self.plan))
+                .in_context("the server ended while the node was made"));
         };
         let record = Record {
             name: self.plan.folder.name().to_owned(),
             stack: self.plan.stack.clone(),
             driver: self.plan.driver,
+            diskseq: node::sequence_number(&node),
             node,
             bytes: ready.bytes,
             state: State::Attached,
@@ -675,6 +630,14 @@ impl Holder {
         record.write(&self.plan.folder)?;
         self.record = Some(record);
         self.phase = Phase::Held;
+        let events = self.events.clone();
+        runtime::spawn(async move {
+            loop {
+                runtime::sleep(NODE_CHECK).await;
+                events.push(Event::LookAtNode);
+            }
+        })
+        .detach();
         Ok(())
     }
 
@@ -682,9 +645,14 @@ impl Holder {
     async fn detach(&mut self) -> Result<()> {
         let Some(node) = self.record.as_ref().map(|record| record.node.clone()) else { return Ok(()) };
         let (driver, volume) = (self.plan.driver, self.plan.folder.volume());
-        node::remove_unused(driver, &node, &volume).await?;
-        self.is_removed = true;
-        node::released(driver, &node, &volume).await?;
+        if !self.has_lost_node() {
+            node::remove_unused(driver, &node, &volume).await?;
+            self.is_removed = true;
+            node::released(driver, &node, &volume).await?;
+        } else {
+            driver.node_driver().close_volume(&volume).await?;
+            self.is_removed = true;
+        }
         self.connection = None;
         self.stop_server().await;
         Ok(())
@@ -699,9 +667,14 @@ impl Holder {
             aborting.await;
             connection = connection.or(Some(aborted));
         }
-        if let Some(process) = self.starting.take() {
+        let starting = self.starting.take();
+        if let Some(process) = starting {
             process.signal(Signal::TERM);
-            self.ended(&process).await;
+            connection = connection.or(self.ended(&process).await);
+        }
+        if let Some(server) = self.events.take_started() {
+            connection = connection.or(Some(server.ready.connection));
+            self.server = self.server.take().or(Some((server.process, server.socket)));
         }
         let (driver, volume) = (self.plan.driver.node_driver(), self.plan.folder.volume());
         let removed = runtime::blocking(move || driver.remove_all(connection.as_ref(), &volume));
@@ -717,13 +690,19 @@ impl Holder {
         self.ended(&process).await;
     }
 
-    /// Waits for the end of a process. Other events are dropped, and operators told.
-    async fn ended(&self, process: &Process) {
+    /// Waits for the end of a process. Other events are dropped, and operators told. Returns the connection of a server that
+    /// had begun to serve meanwhile.
+    async fn ended(&self, process: &Process) -> Option<Connection> {
+        let mut connection = None;
         let ended = async {
             loop {
                 match self.events.next().await {
                     Event::Ended(number, status) if number == process.number => return status,
                     Event::Request(_, stream) => answer(&stream, "the node is being detached").await,
+                    // It was told to end after it had begun to serve.
+                    Event::Started(Ok(server)) if server.process.number == process.number => {
+                        connection = Some(server.ready.connection);
+                    }
                     _ => {}
                 }
             }
@@ -735,5 +714,6 @@ impl Holder {
                 tracing::error!("the server (process {}) doesn't end; kill it with kill -9", process.id)
             }
         }
+        connection
     }
 }

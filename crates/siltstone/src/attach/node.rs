@@ -45,6 +45,12 @@ pub fn claim(node: &Path) -> Result<OwnedFd> {
     }
 }
 
+/// The kernel's sequence number of a block device: grows with each device and each medium, and never comes again until the machine starts
+/// anew (`/sys/block/…/diskseq`, Linux 5.15). `None` for a device that isn't there.
+pub fn sequence_number(node: &Path) -> Option<u64> {
+    sysfs::attribute(node, "diskseq")?.parse().ok()
+}
+
 /// Device numbers of a node and of its partitions.
 fn devices(node: &Path) -> std::io::Result<Vec<u64>> {
     let mut devices = vec![std::fs::metadata(node)?.rdev()];
@@ -139,7 +145,8 @@ pub async fn detach_lost(folder: &Folder) -> Result<()> {
     for driver in Driver::PREFERENCE {
         driver.node_driver().abort_without_server(&volume)?;
     }
-    if let Some(record) = Record::read(folder)? {
+    // The node may be another one's by now.
+    if let Some(record) = Record::read(folder)?.filter(Record::has_node) {
         detach(record.driver, &record.node, &volume).await?;
     }
     for driver in Driver::PREFERENCE {

@@ -18,8 +18,7 @@ pub fn protect() {
 /// Beside paging, this keeps recoveries free of errors: when a server is killed while the kernel copies a request to a page that isn't
 /// there yet, the kernel fails the request (EIO) instead of sending it to the next server.
 pub fn lock_memory() {
-    use rustix::mm::MlockAllFlags;
-    if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
+    if let Err(error) = runtime::locked_memory::lock() {
         tracing::warn!("locking memory: {error}");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::driver::Driver;
 use super::folder::{Folder, link_of};
+use super::node;
 use block::{Error, Result};
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -40,6 +41,8 @@ pub struct Record {
     pub driver: Driver,
     /// Block device node.
     pub node: PathBuf,
+    /// The kernel's sequence number of the node, which no other device ever gets ([`node::sequence_number`]); `None` before Linux 5.15.
+    pub diskseq: Option<u64>,
     /// Size in bytes.
     pub bytes: u64,
     /// State.
@@ -79,12 +82,18 @@ impl Record {
         record.map(Some).ok_or_else(wrong)
     }
 
+    /// Whether the node is still the attachment's: its path may be another device's by now.
+    pub fn has_node(&self) -> bool {
+        self.diskseq.is_none() || node::sequence_number(&self.node) == self.diskseq
+    }
+
     /// The record as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "name": self.name,
             "stack": self.stack,
             "node": self.node,
+            "diskseq": self.diskseq,
             "link": link_of(&self.name),
             "bytes": self.bytes,
             "via": self.driver.word(),
@@ -104,6 +113,7 @@ impl Record {
             stack: text("stack")?,
             driver: Driver::from_str(value["via"].as_str()?, false).ok()?,
             node: text("node")?.into(),
+            diskseq: value["diskseq"].as_u64(),
             bytes: value["bytes"].as_u64()?,
             state: State::ALL.iter().find(|(_, known)| *known == word)?.0,
             lost_servers: value["lost_servers"].as_u64()?,
@@ -124,6 +134,7 @@ mod tests {
             stack: "/a/vol.toml".into(),
             driver: Driver::Ublk,
             node: "/dev/ublkb3".into(),
+            diskseq: Some(17),
             bytes: 1 << 40,
             state: State::Recovering,
             lost_servers: 2,

@@ -40,6 +40,10 @@ impl NodeDriver for UblkNodes {
         control::check_zoned()
     }
 
+    fn goes_by_number(&self) -> bool {
+        true
+    }
+
     fn sets_sector_size(&self) -> bool {
         false
     }
