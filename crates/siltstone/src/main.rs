@@ -39,6 +39,9 @@ use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
+    if fuse::run_if_asked() {
+        return ExitCode::SUCCESS;
+    }
     let command_line = CommandLine::parse();
     start_log(command_line.log);
     match carry_out(command_line.verb, command_line.log) {
