@@ -19,7 +19,7 @@ use runtime::{Answering, RemoteHandle};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -136,7 +136,7 @@ fn calls_of_thread((socket, device): &(OwnedFd, OwnedFd)) {
 struct Waiting {
     number: u64,
     /// `None` after the end of the process.
-    calls: Option<HashMap<u64, Answering<i32>>>,
+    calls: Option<BTreeMap<u64, Answering<i32>>>,
 }
 
 struct Shared {
@@ -212,7 +212,7 @@ impl Apart {
                 None
             }
         };
-        let waiting = Waiting { number: 0, calls: Some(HashMap::new()) };
+        let waiting = Waiting { number: 0, calls: Some(BTreeMap::new()) };
         let shared = Arc::new(Shared { socket, waiting: Mutex::new(waiting) });
         let its = shared.clone();
         let received = move || {

@@ -43,7 +43,7 @@ fn topmost(text: &str, path: &Path) -> Option<Found> {
         let kind = last.next()?;
         Some((kind == TYPE, Found { connection: minor.parse().ok()?, path: at, source: decoded(last.next()?) }))
     };
-    let (is_ours, found) = text.lines().filter_map(of_line).filter(|(_, found)| found.path == path).last()?;
+    let (is_ours, found) = text.lines().filter_map(of_line).rfind(|(_, found)| found.path == path)?;
     is_ours.then_some(found)
 }
 

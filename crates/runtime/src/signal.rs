@@ -4,9 +4,10 @@
 use crate::file::File;
 use block::{Buffer, Error, Result};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
+static CATCHES_ALL: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_signal(_signal: libc::c_int) {
     let one = 1_u64;
@@ -14,8 +15,14 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     unsafe { libc::write(STOP_EVENT.load(Ordering::Relaxed), std::ptr::from_ref(&one).cast(), 8) };
 }
 
+/// From now on [`stop_signal`] catches every SIGINT and SIGTERM. Signals between two calls of it are kept as one. For processes that
+/// others depend on until they have ended in good order: SIGKILL still ends them.
+pub fn catch_all_stop_signals() {
+    CATCHES_ALL.store(true, Ordering::SeqCst);
+}
+
 /// Waits for SIGINT or SIGTERM. The first signal of each kind after the first call is caught; the second one ends the
-/// process, as by default.
+/// process, as by default, unless [all are caught](catch_all_stop_signals).
 ///
 /// # Errors
 /// The kernel's, if it gives no eventfd or takes no handler.
@@ -31,8 +38,14 @@ pub async fn stop_signal() -> Result<()> {
 
 fn install() -> Result<OwnedFd> {
     let failed = |what: &str| Err(Error::from_io(&std::io::Error::last_os_error(), what));
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    let catches_all = CATCHES_ALL.load(Ordering::SeqCst);
+    let before = STOP_EVENT.load(Ordering::Relaxed);
+    let fd = match catches_all && before >= 0 {
+        // It has the signals since the last call.
+        true => before,
+        // SAFETY: no memory is passed.
+        false => unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) },
+    };
     if fd < 0 {
         return failed("creating an eventfd for signals");
     }
@@ -43,7 +56,7 @@ fn install() -> Result<OwnedFd> {
         let installed = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
-            action.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
+            action.sa_flags = libc::SA_RESTART | if catches_all { 0 } else { libc::SA_RESETHAND };
             libc::sigaction(signal, &action, std::ptr::null_mut())
         };
         if installed != 0 {

@@ -111,6 +111,7 @@ fn hold(
         format: arguments.format,
         sector_size: arguments.sector_size,
         recover_within: arguments.recover_within,
+        is_in_background: arguments.background,
     };
     let (as_json, background) = (arguments.json, arguments.background);
     if background {
@@ -118,14 +119,17 @@ fn hold(
     }
     let log_file = background.then(|| plan.folder.log());
     let attached = move |record: &Record| {
-        // The operator may have gone.
-        let _printed = match as_json || background {
+        let printed = match as_json || background {
             true => print_line(&record.to_json().to_string()),
             false => print_line(&link(&record.to_json())),
         };
         if background {
+            // Without its operator nobody would know of the node.
+            let gone = |_| Error::cancelled("attach ended before the node was there");
+            printed.map_err(gone)?;
             leave_output();
         }
+        Ok(())
     };
     let held = runtime::run(Config::default(), move || async move {
         let lock = plan.folder.create()?;

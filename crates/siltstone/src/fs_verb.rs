@@ -293,7 +293,9 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
 /// Mounts, and waits for a signal or an unmount.
 async fn serve(files: &FileSystem, image: &str, config: MountConfig) -> Result<(), Failure> {
     let mounted = Mounted::mount(files, config).await?;
-    // The handler is installed before the line is printed: a program that reads the line may send a signal.
+    // The handler is installed before the line is printed: a program that reads the line may send a signal. A second one while the mount is
+    // being stopped would leave it without a server.
+    runtime::catch_all_stop_signals();
     let mut signal = std::pin::pin!(runtime::stop_signal());
     let mut ended = std::pin::pin!(mounted.ended());
     let early = std::future::poll_fn(|context| Poll::Ready(signal.as_mut().poll(context))).await;

@@ -107,7 +107,15 @@ async fn open(
     // It comes first: a second server of a stack is refused before it opens anything, and requests are meanwhile
     // answered with the error that the stack is being opened.
     let control = match &place {
-        Some(place) => Some(ControlServer::start(place).await?),
+        Some(place) => match ControlServer::start(place).await {
+            Ok(control) => Some(control),
+            // The node goes on; a stack has one server at a time, whose socket was lost with it.
+            Err(error) if doors.holder.is_some() => {
+                tracing::error!("going on without a control socket: {error}");
+                None
+            }
+            Err(error) => return Err(error.into()),
+        },
         None => None,
     };
     let (outcome, stack) = match open_stack(plan, name, doors).await {
@@ -220,7 +228,11 @@ async fn until_stopped(
     as_json: bool,
 ) -> Result<(), Failure> {
     let addresses = stack.addresses();
-    // The handler stands before anybody can know that there is something to stop.
+    // The handler stands before anybody can know that there is something to stop. A second signal while a mount or a node is being stopped
+    // would leave it without a server.
+    if attached.is_some() || stack.built.doors().any(|(_, door)| door.is_mount()) {
+        runtime::catch_all_stop_signals();
+    }
     let mut signal = std::pin::pin!(runtime::stop_signal());
     let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
     if let Some(attached) = attached {
@@ -236,14 +248,29 @@ async fn until_stopped(
     if let std::task::Poll::Ready(result) = early {
         return Ok(result?);
     }
-    let Some(attached) = attached else { return Ok(signal.await?) };
-    // After an error the holder starts another server.
-    let mut ended = std::pin::pin!(attached.ended());
+    let ended = async {
+        match attached {
+            // After an error the holder starts another server.
+            Some(attached) => attached.ended().await,
+            None => all_ended(stack).await,
+        }
+    };
+    let mut ended = std::pin::pin!(ended);
     let outcome = std::future::poll_fn(|context| match signal.as_mut().poll(context) {
         std::task::Poll::Ready(result) => std::task::Poll::Ready(result),
         std::task::Poll::Pending => ended.as_mut().poll(context),
     });
     Ok(outcome.await?)
+}
+
+/// Waits until all doors have been ended by others, as a mount by umount(8).
+async fn all_ended(stack: &OperatedStack) -> Result<()> {
+    let doors = stack.built.doors().map(|(_, door)| door).chain(stack.extra_doors.iter().map(|it| &it.door));
+    let mut outcome = Ok(());
+    for door in doors {
+        outcome = outcome.and(door.ended().await);
+    }
+    outcome
 }
 
 /// Name in the stack of a part that is this device.

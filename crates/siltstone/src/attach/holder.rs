@@ -66,6 +66,8 @@ pub struct Plan {
     pub sector_size: Option<u32>,
     /// Time in which a server that was lost has to be replaced.
     pub recover_within: Duration,
+    /// Another program waits for the standard output until the node is there; if it ends before, the attachment is cancelled.
+    pub is_in_background: bool,
 }
 
 /// Memory for a part of the stack that outlives a server: empty until a server has made it as large as it needs it.
@@ -102,6 +104,8 @@ impl KeptMemory {
 /// What the holder waits for.
 enum Event {
     Signal,
+    /// The program that has started the holder, and waits for its output, has ended.
+    OperatorGone,
     Request(String, Stream),
     /// An attempt to start a server has ended.
     Started(Result<Server>),
@@ -192,11 +196,16 @@ struct Holder {
     is_removed: bool,
 }
 
-/// Attaches, tells `attached` the record, and holds until the node is detached. The folder has been created, and is removed.
+/// Attaches, tells `attached` the record, and holds until the node is detached. The folder has been created, and is removed. An error of
+/// `attached` cancels the attachment.
 ///
 /// # Errors
 /// Those of the first server, of the node and of the folder; everything is undone then.
-pub async fn hold(plan: Plan, lock: FolderLock, attached: impl FnOnce(&Record)) -> Result<()> {
+pub async fn hold(
+    plan: Plan,
+    lock: FolderLock,
+    attached: impl FnOnce(&Record) -> Result<()>,
+) -> Result<()> {
     let plan = Rc::new(plan);
     let held = attach_and_hold(&plan, attached).await;
     let removed = plan.folder.remove();
@@ -209,13 +218,20 @@ pub async fn hold(plan: Plan, lock: FolderLock, attached: impl FnOnce(&Record)) 
 }
 
 /// Holds until the node is detached. Returns the connection of the operator who asked for that.
-async fn attach_and_hold(plan: &Rc<Plan>, attached: impl FnOnce(&Record)) -> Result<Option<Stream>> {
+async fn attach_and_hold(
+    plan: &Rc<Plan>,
+    attached: impl FnOnce(&Record) -> Result<()>,
+) -> Result<Option<Stream>> {
     let socket = plan.folder.socket();
     let listener = SocketFolder::of(&socket)?.listen(&socket, Access::with_mode(OWNER_ONLY))?;
     let events: Rc<Events> = Rc::default();
     protect();
     listen(listener, events.clone());
+    runtime::catch_all_stop_signals();
     wait_for_signal(&events);
+    if plan.is_in_background {
+        watch_operator(&events)?;
+    }
     let mut holder = Holder {
         plan: plan.clone(),
         events,
@@ -247,6 +263,25 @@ fn wait_for_signal(events: &Rc<Events>) {
         }
     })
     .detach();
+}
+
+/// Pushes an event when the program that reads the standard output has ended.
+fn watch_operator(events: &Rc<Events>) -> Result<()> {
+    use rustix::event::{PollFd, PollFlags};
+    let output = std::os::fd::AsFd::as_fd(&std::io::stdout()).try_clone_to_owned();
+    let output = output.map_err(|error| Error::from_io(&error, "watching standard output"))?;
+    let events = events.clone();
+    runtime::spawn(async move {
+        runtime::blocking(move || {
+            // Of a pipe without a reader the kernel tells an error, which needn't be asked for.
+            let mut polled = [PollFd::new(&output, PollFlags::empty())];
+            while rustix::event::poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
+        })
+        .await;
+        events.push(Event::OperatorGone);
+    })
+    .detach();
+    Ok(())
 }
 
 /// Accepts operators' connections, and receives their requests.
@@ -301,14 +336,15 @@ struct LeftConnection {
     node: Option<PathBuf>,
 }
 
-/// Starts a server, and waits until it serves or has ended. It takes over the connection `left`.
+/// Starts a server, and waits until it serves or has ended. It takes over the connection `left`. `ending` gets the task that waits for the end of
+/// its process.
 async fn start_server(
     plan: &Plan,
     kept_memory: &KeptMemory,
     number: u64,
     left: Option<LeftConnection>,
     starting: &RefCell<Option<Process>>,
-    events: &Rc<Events>,
+    ending: &RefCell<Option<JoinHandle<ExitStatus>>>,
 ) -> Result<Server> {
     let doing = |error: std::io::Error| Error::from_io(&error, "starting a server");
     let (socket, other) = handover::pair()?;
@@ -339,12 +375,7 @@ async fn start_server(
     };
     let process = Process { number, id, descriptor };
     *starting.borrow_mut() = Some(process.clone());
-    let ended = events.clone();
-    runtime::spawn(async move {
-        let status = runtime::blocking(move || wait(&mut child)).await;
-        ended.push(Event::Ended(number, status));
-    })
-    .detach();
+    *ending.borrow_mut() = Some(runtime::spawn(runtime::blocking(move || wait(&mut child))));
     let memory = kept_memory.descriptor()?;
     // Opening a stack takes as long as it takes; the socket is closed when the server ends.
     let (driver, volume) = (plan.driver.node_driver(), plan.folder.volume());
@@ -404,7 +435,10 @@ fn said_last(plan: &Plan) -> String {
 
 impl Holder {
     /// Handles events until the node is detached. Returns the connection of the operator who asked for that.
-    async fn run(&mut self, attached: impl FnOnce(&Record)) -> Result<Option<Stream>> {
+    async fn run(
+        &mut self,
+        attached: impl FnOnce(&Record) -> Result<()>,
+    ) -> Result<Option<Stream>> {
         let mut attached = Some(attached);
         let events = self.events.clone();
         loop {
@@ -414,14 +448,17 @@ impl Holder {
                         "the attachment was stopped by a signal before the node was there",
                     ));
                 }
-                Event::Signal => match self.detach().await {
-                    Ok(()) => return Ok(None),
-                    Err(error) => {
-                        tracing::error!("{error}");
-                        // The first signal of each kind was caught.
-                        wait_for_signal(&self.events);
+                Event::OperatorGone if self.phase != Phase::Held => {
+                    return Err(Error::cancelled("attach ended before the node was there"));
+                }
+                Event::OperatorGone => {}
+                Event::Signal => {
+                    wait_for_signal(&self.events);
+                    match self.detach().await {
+                        Ok(()) => return Ok(None),
+                        Err(error) => tracing::error!("{error}"),
                     }
-                },
+                }
                 Event::Request(line, stream) => match self.may_detach(&line) {
                     Ok(()) => match self.detach().await {
                         Ok(()) => return Ok(Some(stream)),
@@ -434,7 +471,7 @@ impl Holder {
                 Event::Node(outcome) => {
                     self.node_made(outcome?)?;
                     if let (Some(attached), Some(record)) = (attached.take(), &self.record) {
-                        attached(record);
+                        attached(record)?;
                         systemd::notify_ready().unwrap_or_else(|error| tracing::warn!("{error}"));
                     }
                 }
@@ -488,12 +525,18 @@ impl Holder {
         let left = self.connection.as_ref().map(copied).transpose();
         runtime::spawn(async move {
             runtime::sleep(pause).await;
+            let ending = RefCell::default();
             let outcome = match left {
-                Ok(left) => start_server(&plan, &memory, number, left, &starting, &events).await,
+                Ok(left) => start_server(&plan, &memory, number, left, &starting, &ending).await,
                 Err(error) => Err(error),
             };
             *starting.borrow_mut() = None;
+            // One task for both events: the end of a server comes after its beginning, also where it died right after it was ready.
             events.push(Event::Started(outcome));
+            let ending = ending.take();
+            if let Some(ending) = ending {
+                events.push(Event::Ended(number, ending.await));
+            }
         })
         .detach();
     }
@@ -699,9 +742,18 @@ impl Holder {
             aborting.await;
             connection = connection.or(Some(aborted));
         }
-        if let Some(process) = self.starting.take() {
+        let starting = self.starting.take();
+        if let Some(process) = starting {
             process.signal(Signal::TERM);
             self.ended(&process).await;
+        }
+        // A server may have become ready at the same time.
+        let events = std::mem::take(&mut *self.events.queue.borrow_mut());
+        for event in events {
+            match event {
+                Event::Started(Ok(Server { process, socket, .. })) => self.server = Some((process, socket)),
+                other => self.events.push(other),
+            }
         }
         let (driver, volume) = (self.plan.driver.node_driver(), self.plan.folder.volume());
         let removed = runtime::blocking(move || driver.remove_all(connection.as_ref(), &volume));
@@ -724,6 +776,8 @@ impl Holder {
                 match self.events.next().await {
                     Event::Ended(number, status) if number == process.number => return status,
                     Event::Request(_, stream) => answer(&stream, "the node is being detached").await,
+                    // Nobody has it by now.
+                    Event::Started(Ok(server)) => server.process.signal(Signal::TERM),
                     _ => {}
                 }
             }
