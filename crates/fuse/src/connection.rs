@@ -41,7 +41,10 @@ fn topmost(text: &str, path: &Path) -> Option<Found> {
         let at = PathBuf::from(decoded(first.nth(1)?));
         let mut last = last.split(' ');
         let kind = last.next()?;
-        Some((kind == TYPE, Found { connection: minor.parse().ok()?, path: at, source: decoded(last.next()?) }))
+        Some((
+            kind == TYPE,
+            Found { connection: minor.parse().ok()?, path: at, source: decoded(last.next()?) },
+        ))
     };
     let (is_ours, found) = text.lines().filter_map(of_line).rfind(|(_, found)| found.path == path)?;
     is_ours.then_some(found)
@@ -134,10 +137,8 @@ mod tests {
         let path = folder.path().join("mounted");
         std::fs::create_dir(&path).expect("a folder");
         let device = runtime::message_device::open(Path::new(crate::mount::DEVICE)).expect("opened");
-        let data = format!(
-            "fd={},rootmode=40000,user_id=0,group_id=0",
-            std::os::fd::AsRawFd::as_raw_fd(&device)
-        );
+        let data =
+            format!("fd={},rootmode=40000,user_id=0,group_id=0", std::os::fd::AsRawFd::as_raw_fd(&device));
         let data = std::ffi::CString::new(data).expect("text");
         let flags = rustix::mount::MountFlags::NOSUID;
         rustix::mount::mount("/srv/a.img", &path, TYPE, flags, data.as_c_str()).expect("mounted");

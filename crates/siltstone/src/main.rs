@@ -20,6 +20,7 @@ mod memory_node_verb;
 mod message_verb;
 mod model_verb;
 mod output;
+mod overwriting;
 mod progress;
 mod record_verb;
 mod serve_verb;

@@ -7,11 +7,13 @@ use crate::attach::server::{Attached, HolderConnection};
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::{ControlAddress, Identity};
 use crate::control::server::ControlServer;
+use crate::control::turn::{self, PAUSE, WAIT_LIMIT, Wanted};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::output::{print_json, print_line};
-use block::{DevicePart, Result};
+use crate::overwriting;
+use block::{DevicePart, Error, Result};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::ublk::backing::Backing;
@@ -59,6 +61,14 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     }
     let place = control_place(arguments, &stack)?;
     let plan = stack.check(arguments.format)?;
+    // The holder's operator has been asked already.
+    if doors.holder.is_none() {
+        overwriting::check(
+            &stack,
+            &arguments.format.into(),
+            "if it may be lost, run siltstone format with --force first, and serve without --format",
+        )?;
+    }
     let (name, as_json) = (arguments.stack.clone(), arguments.json);
     // Threads of a server of swap space are real-time: polling would keep a processor from the program that waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
@@ -141,7 +151,7 @@ async fn open_stack(
     name: String,
     doors: Doors,
 ) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
-    let built = plan.build().await?;
+    let built = build_in_turn(plan, &name).await?;
     match extra_doors(plan.stack(), &built, doors) {
         Ok((extra_doors, attached)) => {
             let server = Some(ServerFacts { stack: name, since: runtime::now() });
@@ -152,6 +162,23 @@ async fn open_stack(
             let _ = built.close().await;
             Err(error)
         }
+    }
+}
+
+/// Builds a stack. While another program that was started at the same time has it open for a request, it waits.
+async fn build_in_turn(plan: &Plan, name: &str) -> Result<BuiltStack> {
+    let (mut waiting, begun) = (false, runtime::now());
+    loop {
+        let error = match plan.build().await {
+            Err(error @ Error::Busy(_)) if begun.elapsed() < WAIT_LIMIT => error,
+            other => return other,
+        };
+        // It may have just ended.
+        let Some(process) = turn::other(Wanted::Verb, name) else {
+            return if waiting { plan.build().await } else { Err(error) };
+        };
+        turn::tell(&mut waiting, "a program that has the stack open", process);
+        runtime::sleep(PAUSE).await;
     }
 }
 
@@ -331,6 +358,9 @@ pub fn format(arguments: &Format) -> Result<(), Failure> {
         only.push(part.name().to_owned());
     }
     let format = if only.is_empty() { stack::Format::Everything } else { stack::Format::Only(only) };
+    if !arguments.force {
+        overwriting::check(&stack, &format, "give --force if it may be lost")?;
+    }
     let plan = stack.check(format)?;
     let config = Config::default().with_shards(stack.shards());
     let status = runtime::run(config, move || async move {

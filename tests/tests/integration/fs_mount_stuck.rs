@@ -102,7 +102,10 @@ fn seeks_on_as_many_dirty_files_as_there_are_workers_end_and_find_the_data() {
         join(threads);
         let found: Vec<_> = found.iter().collect();
         assert_eq!(found, vec![Ok(1 << 20); 2 * FILES]);
-        assert_eq!(mount.at(".snapshots/taken/f63").metadata().expect("there").len(), (1 << 20) + (256 << 10));
+        assert_eq!(
+            mount.at(".snapshots/taken/f63").metadata().expect("there").len(),
+            (1 << 20) + (256 << 10)
+        );
         let mount = mount.unmounted();
         mount.is_sound();
     });

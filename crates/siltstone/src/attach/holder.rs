@@ -201,11 +201,7 @@ struct Holder {
 ///
 /// # Errors
 /// Those of the first server, of the node and of the folder; everything is undone then.
-pub async fn hold(
-    plan: Plan,
-    lock: FolderLock,
-    attached: impl FnOnce(&Record) -> Result<()>,
-) -> Result<()> {
+pub async fn hold(plan: Plan, lock: FolderLock, attached: impl FnOnce(&Record) -> Result<()>) -> Result<()> {
     let plan = Rc::new(plan);
     let held = attach_and_hold(&plan, attached).await;
     let removed = plan.folder.remove();
@@ -435,10 +431,7 @@ fn said_last(plan: &Plan) -> String {
 
 impl Holder {
     /// Handles events until the node is detached. Returns the connection of the operator who asked for that.
-    async fn run(
-        &mut self,
-        attached: impl FnOnce(&Record) -> Result<()>,
-    ) -> Result<Option<Stream>> {
+    async fn run(&mut self, attached: impl FnOnce(&Record) -> Result<()>) -> Result<Option<Stream>> {
         let mut attached = Some(attached);
         let events = self.events.clone();
         loop {
