@@ -2,11 +2,12 @@
 //!
 //! # Promises
 //! - The type of the mount point (regular file or directory) is the type of the root node.
-//! - A mount whose server is gone (ENOTCONN) and that isn't in use is replaced; any other mount stays below the new one.
+//! - A mount whose server is gone (ENOTCONN) is replaced; its users go on to get errors. Any other mount stays below the new one.
 //! - [`Mount::unmount`] is never lazy; [`Mount::detach`] is.
 //!
 //! Calls that may wait for the file system run on threads of their own, so that the shards go on serving it.
 
+use crate::apart::Apart;
 use block::{Error, Result};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -77,6 +78,17 @@ impl Mount {
         runtime::blocking(move || unmount(&path, false)).await
     }
 
+    /// As [`unmount`](Self::unmount), by a process apart, which a killed server doesn't wait for.
+    pub(crate) async fn unmount_by(&self, apart: &Apart) -> Result<()> {
+        let Some(errno) = apart.unmount(&self.path).await else { return self.unmount().await };
+        let path = self.path.clone();
+        let outcome = match errno {
+            0 => Ok(()),
+            errno => Err(rustix::io::Errno::from_raw_os_error(errno)),
+        };
+        runtime::blocking(move || unmounted(&path, false, outcome)).await
+    }
+
     /// Removes the mount point and leaves the rest to the kernel, as soon as the last user closes its files (MNT_DETACH).
     ///
     /// # Errors
@@ -94,7 +106,7 @@ fn mount(options: &MountOptions) -> Result<(Mount, OwnedFd)> {
     let found = rustix::fs::statfs(&options.path).map_err(std::io::Error::from);
     let metadata = match found.and_then(|_| std::fs::metadata(&options.path)) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
-            unmount(&options.path, false)
+            detach_now(&options.path)
                 .map_err(|error| error.in_context(format_args!("the server of {given} is gone")))?;
             tracing::info!("{given}: unmounted, its server was gone");
             std::fs::metadata(&options.path).map_err(looking)?
@@ -188,11 +200,41 @@ fn run_helper(command: &mut Command, doing: &str) -> Result<()> {
     })
 }
 
-fn unmount(path: &Path, lazily: bool) -> Result<()> {
-    let doing = format!("unmounting {}", path.display());
+/// Unmounts with the privileges of this process.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn unmount_directly(path: &Path, lazily: bool) -> rustix::io::Result<()> {
     let mut flags = UnmountFlags::NOFOLLOW;
     flags.set(UnmountFlags::DETACH, lazily);
-    match rustix::mount::unmount(path, flags) {
+    rustix::mount::unmount(path, flags)
+}
+
+/// Removes a mount of a server that is gone, in use or not.
+pub(crate) fn detach_now(path: &Path) -> Result<()> {
+    match unmount(path, false) {
+        Err(Error::Busy(_)) => unmount(path, true),
+        other => other,
+    }
+}
+
+/// Path of a mount point without symbolic links, without a request to what is mounted there.
+pub(crate) fn own_path(path: &Path) -> std::io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => Ok(std::fs::canonicalize(parent)?.join(name)),
+        _ => std::fs::canonicalize(path),
+    }
+}
+
+fn unmount(path: &Path, lazily: bool) -> Result<()> {
+    unmounted(path, lazily, unmount_directly(path, lazily))
+}
+
+/// Outcome of an unmount, which a program without privileges does by `fusermount3`.
+fn unmounted(path: &Path, lazily: bool, outcome: rustix::io::Result<()>) -> Result<()> {
+    let doing = format!("unmounting {}", path.display());
+    match outcome {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::PERM) => {
             let mut command = Command::new(HELPER);

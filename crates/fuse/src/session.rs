@@ -14,6 +14,7 @@
 //! fails the unanswered requests of a device that is closed. A new server [adopts](Session::adopt) them with what INIT negotiated,
 //! and the kernel sends the unanswered requests again.
 
+use crate::apart::Apart;
 use crate::dispatch::{self, Outcome, Request};
 use crate::file_system::{FileSystem, FileSystemPart};
 use crate::mount::{DEVICE, Mount, MountOptions};
@@ -42,6 +43,9 @@ use zerocopy::IntoBytes;
 pub const READERS: usize = 4;
 /// Largest number of requests of a shard in progress.
 pub const REQUESTS: usize = 64;
+/// Largest number of requests of a shard that have left their workers, beside those: each waits until the kernel has written a file
+/// back, which takes workers. Further ones fail with EBUSY.
+pub const MOST_APART: usize = 256;
 /// Time within which the kernel sends INIT.
 const INIT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -107,6 +111,8 @@ impl Shared {
 pub struct Session {
     shared: Arc<Shared>,
     mount: Mount,
+    /// Process for calls that wait for the server, from the first one on.
+    apart: Mutex<Option<Arc<Apart>>>,
     negotiated: Negotiated,
 }
 
@@ -123,7 +129,7 @@ impl Session {
             Ok((start(part, vec![device], negotiated).await?, negotiated))
         };
         match started.await {
-            Ok((shared, negotiated)) => Ok(Session { shared, mount, negotiated }),
+            Ok((shared, negotiated)) => Ok(Session { shared, mount, apart: Mutex::default(), negotiated }),
             Err(error) => {
                 remove(&mount).await;
                 Err(error)
@@ -158,7 +164,7 @@ impl Session {
             |error: rustix::io::Errno| Error::from_io(&error.into(), "asking for unanswered requests");
         rustix::io::write(first, reply::notification(notify::RESEND).as_bytes()).map_err(doing)?;
         let shared = start(part, devices, negotiated).await?;
-        Ok(Session { shared, mount, negotiated })
+        Ok(Session { shared, mount, apart: Mutex::default(), negotiated })
     }
 
     /// Result of INIT.
@@ -179,14 +185,43 @@ impl Session {
         self.shared.devices().iter().map(duplicate).collect()
     }
 
-    /// Returns the sender of notifications. The connection lives as long as it does.
+    /// Returns the sender of notifications.
     ///
     /// # Errors
-    /// [`Error::Closed`] after the end; those of the kernel.
+    /// [`Error::Closed`] after the end; those of the kernel and of starting a process.
     pub fn notifier(&self) -> Result<Notifier> {
-        let devices = self.shared.devices();
-        let first = devices.first().ok_or_else(|| Error::closed("the FUSE session has ended"))?;
-        Ok(Notifier(Arc::new(duplicate(first)?)))
+        self.apart().map(Notifier)
+    }
+
+    /// Returns the process for calls that wait for the server.
+    fn apart(&self) -> Result<Arc<Apart>> {
+        // Nothing panics while the lock is held.
+        let mut apart = self.apart.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(apart) = &*apart {
+            return Ok(apart.clone());
+        }
+        let clone = {
+            let devices = self.shared.devices();
+            // The kernel fails the unanswered requests of a device when it is closed, so the process has one of its own.
+            clone_of(devices.first().ok_or_else(|| Error::closed("the FUSE session has ended"))?)?
+        };
+        let started = Arc::new(Apart::start(clone)?);
+        *apart = Some(started.clone());
+        Ok(started)
+    }
+
+    /// Ends the process for calls: it has a device of the session.
+    fn end_apart(&self) {
+        if let Some(apart) = self.apart.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            apart.end();
+        }
+    }
+
+    async fn unmount(&self) -> Result<()> {
+        match self.apart() {
+            Ok(apart) => self.mount.unmount_by(&apart).await,
+            Err(_) => self.mount.unmount().await,
+        }
     }
 
     /// Why the session ended; `None` while it is served.
@@ -202,6 +237,7 @@ impl Session {
     /// Ends the session after the requests in progress, and leaves the mount to another process that holds its devices. If there
     /// is none, users of the file system get errors, and the mount stays without a server.
     pub async fn leave(&self) {
+        self.end_apart();
         self.shared.end(Ended::Left);
         self.ended().await;
     }
@@ -214,10 +250,11 @@ impl Session {
     pub async fn stop(&self, limit: Duration) -> Result<()> {
         let unmounted = match self.outcome() {
             Some(Ended::Unmounted) => Ok(()),
-            _ => runtime::retry_while_busy(limit, async || self.mount.unmount().await).await,
+            _ => runtime::retry_while_busy(limit, async || self.unmount().await).await,
         };
         match unmounted {
             Ok(()) | Err(Error::NotFound(_)) => {
+                self.end_apart();
                 self.shared.end(Ended::Unmounted);
                 self.ended().await;
                 Ok(())
@@ -236,21 +273,17 @@ impl Session {
 
 /// Sends notifications to the kernel.
 #[derive(Debug, Clone)]
-pub struct Notifier(Arc<OwnedFd>);
+pub struct Notifier(Arc<Apart>);
 
 impl Notifier {
-    /// Has the kernel write back what it has cached of a node and forget it. Returns when the writes have been answered, by other
-    /// workers of the session meanwhile.
+    /// Has the kernel write back what it has cached of a node and forget it. Returns when the writes have been answered, by
+    /// workers of the session meanwhile: all of them may not wait here ([`MOST_APART`]).
     ///
     /// # Errors
-    /// Those of the kernel; a node that it doesn't know is none.
+    /// [`Error::Busy`] if too many files are being written back; [`Error::Closed`] after the end of the session; those of the kernel.
+    /// A node that it doesn't know is none.
     pub async fn write_back(&self, node: u64) -> Result<()> {
-        let device = self.0.clone();
-        runtime::blocking(move || match rustix::io::write(&*device, &reply::invalidation(node)) {
-            Ok(_) | Err(rustix::io::Errno::NOENT) => Ok(()),
-            Err(error) => Err(Error::from_io(&error.into(), "asking the kernel to write its cache back")),
-        })
-        .await
+        self.0.write_back(node).await
     }
 }
 
@@ -267,6 +300,14 @@ fn duplicate(device: &OwnedFd) -> Result<OwnedFd> {
     device
         .try_clone()
         .map_err(|error| Error::from_io(&error, &format!("duplicating a descriptor of {DEVICE}")))
+}
+
+/// Opens another device of the session that a device belongs to.
+fn clone_of(device: &OwnedFd) -> Result<OwnedFd> {
+    let clone = message_device::open(Path::new(DEVICE))?;
+    let doing = "cloning the FUSE device";
+    message_device::ioctl_with_descriptor(&clone, DEV_IOC_CLONE, device.as_fd(), doing)?;
+    Ok(clone)
 }
 
 /// Answers INIT.
@@ -308,9 +349,7 @@ async fn start(
     let shards = runtime::shard_count();
     devices.truncate(shards);
     while devices.len() < shards {
-        let clone = message_device::open(Path::new(DEVICE))?;
-        let doing = "cloning the FUSE device";
-        message_device::ioctl_with_descriptor(&clone, DEV_IOC_CLONE, devices[0].as_fd(), doing)?;
+        let clone = clone_of(&devices[0])?;
         devices.push(clone);
     }
     let shared = Arc::new(Shared {
@@ -342,6 +381,8 @@ struct Workers {
     readers: Rc<Semaphore>,
     /// Number of workers.
     count: Cell<usize>,
+    /// Number of requests that have left their workers.
+    apart: Cell<usize>,
     /// Number of workers without a request.
     idle: Cell<usize>,
     stopping: Cell<bool>,
@@ -371,6 +412,7 @@ async fn start_shard(
         negotiated,
         readers: Semaphore::new(READERS),
         count: Cell::new(0),
+        apart: Cell::new(0),
         idle: Cell::new(0),
         stopping: Cell::new(false),
         stop: Notify::new(),
@@ -386,7 +428,7 @@ async fn run_shard(workers: Rc<Workers>, served: Served) {
     workers.shared.stop.token().stopped().await;
     workers.stopping.set(true);
     workers.stop.notify_all();
-    while workers.count.get() > 0 {
+    while workers.count.get() + workers.apart.get() > 0 {
         workers.ended.notified().await;
     }
     workers.shared.left(1);
@@ -418,13 +460,38 @@ async fn work(workers: &Rc<Workers>, served: &Served) {
                 if workers.idle.get() < READERS && workers.count.get() < REQUESTS {
                     add_worker(workers, served);
                 }
-                answer(workers, served, request).await
+                match request.header.opcode {
+                    opcode::LSEEK => answer_apart(workers, served, request).await,
+                    _ => answer(workers, served, request).await,
+                }
             }
         };
         if let Err(ended) = ended {
             return workers.shared.end(ended);
         }
     }
+}
+
+/// Answers a request without its worker.
+async fn answer_apart(workers: &Rc<Workers>, served: &Served, request: Request) -> Result<(), Ended> {
+    if workers.apart.get() >= MOST_APART {
+        // Where the reply fails the request has ended.
+        let _sent = served.device.send(reply::error(request.header.unique, libc::EBUSY)).await;
+        return Ok(());
+    }
+    workers.apart.set(workers.apart.get() + 1);
+    let (workers, served) = (workers.clone(), served.clone());
+    runtime::spawn(async move {
+        let answered = answer(&workers, &served, request).await;
+        drop(served);
+        workers.apart.set(workers.apart.get() - 1);
+        workers.ended.notify_all();
+        if let Err(ended) = answered {
+            workers.shared.end(ended);
+        }
+    })
+    .detach();
+    Ok(())
 }
 
 /// Waits for a future, until the other one ends.

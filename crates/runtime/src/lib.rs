@@ -54,7 +54,7 @@ pub use home::Home;
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;
 pub use random::{Random, random_u64};
-pub use remote::{RemoteHandle, blocking, spawn_on};
+pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on};
 pub use requests::{RequestKey, Requests, Waiting};
 pub use shard::{Config, ShardIndex, current_shard, is_on_shard, is_simulated, run, shard_count, submit_now};
 pub use signal::{StopSignals, serve_write_back, stop_signal};

@@ -169,8 +169,15 @@ impl<T> Answer<T> {
     }
 }
 
-/// Sending side of an answer; dropped without an answer it reports that.
-struct Answering<T>(Arc<Answer<T>>);
+/// Sending side of an answer. Dropped without one, it reports that.
+pub struct Answering<T>(Arc<Answer<T>>);
+
+impl<T> Answering<T> {
+    /// Gives the answer, from any thread.
+    pub fn give(self, value: T) {
+        self.0.settle(Some(value));
+    }
+}
 
 impl<T> Drop for Answering<T> {
     fn drop(&mut self) {
@@ -178,7 +185,8 @@ impl<T> Drop for Answering<T> {
     }
 }
 
-fn answer<T>() -> (Answering<T>, RemoteHandle<T>) {
+/// Makes the two sides of an answer that another thread gives.
+pub fn answer<T>() -> (Answering<T>, RemoteHandle<T>) {
     let state = Mutex::new(AnswerState { value: None, waker: None, closed: false });
     let answer = Arc::new(Answer { state });
     (Answering(answer.clone()), RemoteHandle(answer))

@@ -20,7 +20,7 @@ extern "C" fn on_signal(_signal: libc::c_int) {
 /// # Errors
 /// The kernel's, if it gives no eventfd or takes no handler.
 pub async fn stop_signal() -> Result<()> {
-    StopSignals::install(Repeated::EndsProcess)?.next().await
+    StopSignals::catch_first()?.next().await
 }
 
 /// What a second SIGINT or SIGTERM does.
@@ -30,7 +30,7 @@ enum Repeated {
     IsCaught,
 }
 
-/// SIGINT and SIGTERM, each as often as it comes: none of them ends the process, which decides by itself when it does.
+/// SIGINT and SIGTERM, caught.
 #[derive(Debug)]
 pub struct StopSignals {
     /// `None` under the simulated runtime, where no signal comes.
@@ -38,7 +38,15 @@ pub struct StopSignals {
 }
 
 impl StopSignals {
-    /// Catches the signals from now on.
+    /// Catches the first signal of each kind; the second one ends the process, as by default.
+    ///
+    /// # Errors
+    /// As [`catch`](Self::catch).
+    pub fn catch_first() -> Result<Self> {
+        Self::install(Repeated::EndsProcess)
+    }
+
+    /// Catches all signals: none of them ends the process, which others depend on until it has ended in good order.
     ///
     /// # Errors
     /// The kernel's, if it gives no eventfd or takes no handler.

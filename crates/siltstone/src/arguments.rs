@@ -518,13 +518,16 @@ pub struct Dump {
   siltstone format stack.toml
   siltstone format stack.toml writecache        format the cache only, with its origin unchanged
 
-The contents of files stay as far as they aren't overwritten.")]
+The contents of files stay as far as they aren't overwritten. A file or device with a file system, a swap area, a partition table or the like of others is refused without --force.")]
 pub struct Format {
     #[arg(help = STACK_HELP)]
     pub stack: String,
     /// Format only these parts, by name, or by kind if there is one of it; all others are opened unchanged
     #[arg(value_name = "PART")]
     pub parts: Vec<String>,
+    /// Overwrite file systems, swap areas, partition tables and the like of others
+    #[arg(long)]
+    pub force: bool,
     /// Print the stack's status as JSON
     #[arg(long)]
     pub json: bool,

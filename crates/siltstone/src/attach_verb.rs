@@ -12,12 +12,13 @@ use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::output::{print_json, print_line, say};
+use crate::overwriting;
 use crate::table;
 use block::{Error, Result};
 use runtime::Config;
 use serde_json::{Value, json};
 use stack::{Contract, Stack};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,11 @@ fn attach_or_print(arguments: &Attach, log: LogLevel) -> Result<Option<Value>, F
     let stack = load::stack(&arguments.stack, &registry())?;
     let top = stack.top().map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     stack.check(arguments.format)?;
+    overwriting::check(
+        &stack,
+        &arguments.format.into(),
+        "if it may be lost, run siltstone format with --force first, and attach without --format",
+    )?;
     let name = arguments.name.clone().unwrap_or_else(|| folder::name_for(&arguments.stack, top.name()));
     let folder = Folder::of(&name).map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     if arguments.systemd {
@@ -123,14 +129,18 @@ fn hold(
         false => None,
     };
     let attached = move |record: &Record| {
-        // The operator may have gone.
-        let _printed = match as_json || background {
+        if background {
+            // Without its operator nobody would know of the node.
+            let gone = |_| Error::cancelled("siltstone attach ended before the node was there");
+            writeln!(std::io::stdout(), "{}", record.to_json()).map_err(gone)?;
+            leave_output();
+            return Ok(());
+        }
+        let _printed = match as_json {
             true => print_line(&record.to_json().to_string()),
             false => print_line(&link(&record.to_json())),
         };
-        if background {
-            leave_output();
-        }
+        Ok(())
     };
     let held = runtime::run(Config::default(), move || async move {
         let lock = plan.folder.create()?;

@@ -14,3 +14,4 @@ pub mod server;
 mod socket;
 #[cfg(test)]
 pub mod test_log;
+pub mod turn;

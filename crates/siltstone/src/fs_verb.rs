@@ -15,7 +15,7 @@ use block::{
 use fs::mount::kind::{allows_other_by_default, default_memory, status, zones_on};
 use fs::mount::mounted::STOP_LIMIT;
 use fs::{FileSystem, MountConfig, Mounted, Properties, Settings};
-use runtime::Config;
+use runtime::{Config, StopSignals};
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Plan, Stack, format_size};
 use std::path::Path;
@@ -253,15 +253,22 @@ async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings)
     })
 }
 
+/// Path of an image without symbolic links.
+fn absolute(image: &str) -> String {
+    let path = std::fs::canonicalize(image).ok();
+    path.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| image.to_owned())
+}
+
 fn mount(arguments: &FsMount) -> Result<(), Failure> {
     check_exists(&arguments.image)?;
     let stack = stack_of(&arguments.image, None)?;
     let plan = stack.check(false)?;
     let shards = (arguments.shards as usize).max(if is_stack(&arguments.image) { stack.shards() } else { 1 });
     let config = Config::default().with_shards(shards).polling();
+    let image = arguments.image.clone();
     let mount = MountConfig {
         path: arguments.directory.clone(),
-        source: arguments.image.clone(),
+        source: absolute(&arguments.image),
         allow_other: arguments.allow_other || allows_other_by_default(),
     };
     let settings = Settings {
@@ -272,8 +279,8 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
     runtime::run(config, move || async move {
         let built = plan.build().await?;
         let served = async {
-            let files = open(&built, &plan, &mount.source, &settings).await?;
-            let served = serve(&files, mount).await;
+            let files = open(&built, &plan, &image, &settings).await?;
+            let served = serve(&files, &image, mount).await;
             let closed = files.close().await;
             served.and_then(|()| Ok(closed?))
         };
@@ -284,11 +291,12 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
 }
 
 /// Mounts, and waits for a signal or an unmount.
-async fn serve(files: &FileSystem, config: MountConfig) -> Result<(), Failure> {
-    let image = config.source.clone();
+async fn serve(files: &FileSystem, image: &str, config: MountConfig) -> Result<(), Failure> {
     let mounted = Mounted::mount(files, config).await?;
-    // The handler is installed before the line is printed: a program that reads the line may send a signal.
-    let mut signal = std::pin::pin!(runtime::stop_signal());
+    // The handler is installed before the line is printed: a program that reads the line may send a signal. A second one while the mount is
+    // being stopped would leave it without a server.
+    let signals = StopSignals::catch()?;
+    let mut signal = std::pin::pin!(signals.next());
     let mut ended = std::pin::pin!(mounted.ended());
     let early = std::future::poll_fn(|context| Poll::Ready(signal.as_mut().poll(context))).await;
     let outcome = match (print_line(&format!("{image}: mounted at {}", mounted.path().display())), early) {

@@ -20,6 +20,7 @@ mod memory_node_verb;
 mod message_verb;
 mod model_verb;
 mod output;
+mod overwriting;
 mod progress;
 mod record_verb;
 mod serve_verb;
@@ -39,6 +40,9 @@ use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
+    if fuse::run_if_asked() {
+        return ExitCode::SUCCESS;
+    }
     let command_line = CommandLine::parse();
     start_log(command_line.log);
     match carry_out(command_line.verb, command_line.log) {

@@ -7,18 +7,20 @@ use crate::attach::server::{Attached, HolderConnection};
 use crate::control::operated::{ExtraDoor, OperatedStack, ServerFacts};
 use crate::control::place::{ControlAddress, Identity};
 use crate::control::server::ControlServer;
+use crate::control::turn::{self, PAUSE, WAIT_LIMIT, Wanted};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
 use crate::output::{print_json, print_line};
-use block::{DevicePart, Result};
+use crate::overwriting;
+use block::{DevicePart, Error, Result};
 use doors::nbd::door::NbdDoor;
 use doors::nbd::server::{ExportConfig, ServerConfig};
 use doors::ublk::backing::Backing;
 use doors::vhost_user::door::{DEFAULT_QUEUES, VhostUserConfig, VhostUserDoor};
 use doors::vhost_user::request::ID_BYTES;
-use runtime::Config;
 use runtime::net::{Access, Address};
+use runtime::{Config, StopSignals};
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Plan, Stack};
 use std::path::{Path, PathBuf};
@@ -59,6 +61,14 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     }
     let place = control_place(arguments, &stack)?;
     let plan = stack.check(arguments.format)?;
+    // The holder's operator has been asked already.
+    if doors.holder.is_none() {
+        overwriting::check(
+            &stack,
+            &arguments.format.into(),
+            "if it may be lost, run siltstone format with --force first, and serve without --format",
+        )?;
+    }
     let (name, as_json) = (arguments.stack.clone(), arguments.json);
     // Threads of a server of swap space are real-time: polling would keep a processor from the program that waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
@@ -107,7 +117,15 @@ async fn open(
     // It comes first: a second server of a stack is refused before it opens anything, and requests are meanwhile
     // answered with the error that the stack is being opened.
     let control = match &place {
-        Some(place) => Some(ControlServer::start(place).await?),
+        Some(place) => match ControlServer::start(place).await {
+            Ok(control) => Some(control),
+            // The node goes on; a stack has one server at a time, whose socket was lost with it.
+            Err(error) if doors.holder.is_some() => {
+                tracing::error!("going on without a control socket: {error}");
+                None
+            }
+            Err(error) => return Err(error.into()),
+        },
         None => None,
     };
     let (outcome, stack) = match open_stack(plan, name, doors).await {
@@ -133,7 +151,7 @@ async fn open_stack(
     name: String,
     doors: Doors,
 ) -> Result<(Rc<OperatedStack>, Option<Attached>), Failure> {
-    let built = plan.build().await?;
+    let built = build_in_turn(plan, &name).await?;
     match extra_doors(plan.stack(), &built, doors) {
         Ok((extra_doors, attached)) => {
             let server = Some(ServerFacts { stack: name, since: runtime::now() });
@@ -144,6 +162,23 @@ async fn open_stack(
             let _ = built.close().await;
             Err(error)
         }
+    }
+}
+
+/// Builds a stack. While another program that was started at the same time has it open for a request, it waits.
+async fn build_in_turn(plan: &Plan, name: &str) -> Result<BuiltStack> {
+    let (mut waiting, begun) = (false, runtime::now());
+    loop {
+        let error = match plan.build().await {
+            Err(error @ Error::Busy(_)) if begun.elapsed() < WAIT_LIMIT => error,
+            other => return other,
+        };
+        // It may have just ended.
+        let Some(process) = turn::other(Wanted::Verb, name) else {
+            return if waiting { plan.build().await } else { Err(error) };
+        };
+        turn::tell(&mut waiting, "a program that has the stack open", process);
+        runtime::sleep(PAUSE).await;
     }
 }
 
@@ -220,8 +255,13 @@ async fn until_stopped(
     as_json: bool,
 ) -> Result<(), Failure> {
     let addresses = stack.addresses();
-    // The handler stands before anybody can know that there is something to stop.
-    let mut signal = std::pin::pin!(runtime::stop_signal());
+    // The handler stands before anybody can know that there is something to stop. A second signal while a mount or a node is being stopped
+    // would leave it without a server.
+    let signals = match attached.is_some() || stack.built.doors().any(|(_, door)| door.is_mount()) {
+        true => StopSignals::catch()?,
+        false => StopSignals::catch_first()?,
+    };
+    let mut signal = std::pin::pin!(signals.next());
     let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
     if let Some(attached) = attached {
         attached.ready().await?;
@@ -236,14 +276,29 @@ async fn until_stopped(
     if let std::task::Poll::Ready(result) = early {
         return Ok(result?);
     }
-    let Some(attached) = attached else { return Ok(signal.await?) };
-    // After an error the holder starts another server.
-    let mut ended = std::pin::pin!(attached.ended());
+    let ended = async {
+        match attached {
+            // After an error the holder starts another server.
+            Some(attached) => attached.ended().await,
+            None => all_ended(stack).await,
+        }
+    };
+    let mut ended = std::pin::pin!(ended);
     let outcome = std::future::poll_fn(|context| match signal.as_mut().poll(context) {
         std::task::Poll::Ready(result) => std::task::Poll::Ready(result),
         std::task::Poll::Pending => ended.as_mut().poll(context),
     });
     Ok(outcome.await?)
+}
+
+/// Waits until all doors have been ended by others, as a mount by umount(8).
+async fn all_ended(stack: &OperatedStack) -> Result<()> {
+    let doors = stack.built.doors().map(|(_, door)| door).chain(stack.extra_doors.iter().map(|it| &it.door));
+    let mut outcome = Ok(());
+    for door in doors {
+        outcome = outcome.and(door.ended().await);
+    }
+    outcome
 }
 
 /// Name in the stack of a part that is this device.
@@ -304,6 +359,9 @@ pub fn format(arguments: &Format) -> Result<(), Failure> {
         only.push(part.name().to_owned());
     }
     let format = if only.is_empty() { stack::Format::Everything } else { stack::Format::Only(only) };
+    if !arguments.force {
+        overwriting::check(&stack, &format, "give --force if it may be lost")?;
+    }
     let plan = stack.check(format)?;
     let config = Config::default().with_shards(stack.shards());
     let status = runtime::run(config, move || async move {

@@ -296,6 +296,20 @@ pub trait Door: Part {
     /// Takes note of devices that have grown. Called after each message that a part of the stack has carried out, on any shard; it
     /// waits for nothing.
     fn refresh(&self) {}
+
+    /// Whether it is a mount: without its server every access to it would fail.
+    fn is_mount(&self) -> bool {
+        false
+    }
+
+    /// Waits until others than [`stop`](Self::stop) have ended it, as umount(8) does with a mount. Never returns for a door that nobody
+    /// else can end.
+    ///
+    /// # Errors
+    /// Any other end of a mount.
+    fn ended(&self) -> Call<'_, Result<()>> {
+        Call::new(std::future::pending())
+    }
 }
 
 /// Result of [`Kind::build`], of the contract that the kind declares.

@@ -134,15 +134,38 @@ pub fn describe(bytes: &[u8]) -> &'static str {
         () if at(0, b"SILTMBIT") => "a piece of the bitmap of a mirror of Siltstone's",
         () if at(0, b"SILTWCSB") => "a write cache of Siltstone's",
         () if at(0, b"SILTTSUP") => "the table of a cache of Siltstone's",
+        () if at(0, b"SILT") => "data of Siltstone's",
+        () => foreign(bytes).unwrap_or("data that Siltstone doesn't know"),
+    }
+}
+
+/// Returns what the first bytes of a device are by the signature of another program's format, as wipefs(8) tells it; `None` for Siltstone's own
+/// formats and for what isn't recognised. With 128 KiB or more it recognizes everything that it can.
+pub fn foreign(bytes: &[u8]) -> Option<&'static str> {
+    let at = |offset: usize, magic: &[u8]| bytes.get(offset..offset + magic.len()) == Some(magic);
+    let label = |sector: usize| at(sector * 512, b"LABELONE");
+    Some(match () {
+        () if at(0, b"SILT") => return None,
         () if at(0, b"XFSB") => "an XFS file system",
         () if at(0, b"QFI\xfb") => "a qcow2 image",
         () if at(0, b"LUKS\xba\xbe") => "a LUKS volume",
-        () if at(512, b"LABELONE") => "an LVM physical volume",
+        () if (0..4).any(label) => "an LVM physical volume",
         () if at(1080, b"\x53\xef") => "an ext2, ext3 or ext4 file system",
+        () if at(0x10040, b"_BHRfS_M") => "a btrfs file system",
+        () if at(4086, b"SWAPSPACE2") || at(4086, b"SWAP-SPACE") => "a swap area",
+        () if at(1024, b"\x10\x20\xf5\xf2") => "an F2FS file system",
+        () if at(1024, b"\xe2\xe1\xf5\xe0") => "an EROFS file system",
+        () if at(0, b"hsqs") => "a squashfs file system",
+        () if at(0x8001, b"CD001") => "an ISO 9660 file system",
+        () if at(3, b"NTFS    ") => "an NTFS file system",
+        () if at(3, b"EXFAT   ") => "an exFAT file system",
+        () if at(0, b"\xfc\x4e\x2b\xa9") || at(4096, b"\xfc\x4e\x2b\xa9") => "a member of an md array",
+        () if at(0, b"vhdxfile") => "a VHDX image",
+        () if at(0, b"KDMV") => "a VMDK image",
         () if at(512, b"EFI PART") || at(4096, b"EFI PART") => "a GPT partition table",
         () if at(510, b"\x55\xaa") => "a boot sector or a partition table",
-        () => "data that Siltstone doesn't know",
-    }
+        () => return None,
+    })
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ mod foreign_nbd;
 mod fs_mount;
 mod fs_mount_large;
 mod fs_mount_programs;
+mod fs_mount_stuck;
 mod fs_sqlite;
 mod guest_dax;
 mod guest_dm;

@@ -211,6 +211,23 @@ impl Door for FuseDoor {
     fn addresses(&self) -> Vec<String> {
         vec![self.config.path.display().to_string()]
     }
+
+    fn is_mount(&self) -> bool {
+        true
+    }
+
+    fn ended(&self) -> Call<'_, Result<()>> {
+        let session = self.session();
+        Call::new(async move {
+            let Some(session) = session else { return Ok(()) };
+            session.ended().await;
+            match session.outcome() {
+                Some(fuse::Ended::Aborted) => Err(Error::closed("the connection of the mount was aborted")),
+                Some(fuse::Ended::Failed(error)) => Err(error.clone()),
+                _ => Ok(()),
+            }
+        })
+    }
 }
 
 /// Declaration of the kind.

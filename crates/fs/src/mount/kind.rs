@@ -251,4 +251,18 @@ impl Door for FsDoor {
     fn addresses(&self) -> Vec<String> {
         vec![self.path().display().to_string()]
     }
+
+    fn is_mount(&self) -> bool {
+        true
+    }
+
+    fn ended(&self) -> Call<'_, Result<()>> {
+        let mounted = self.mounted().clone();
+        Call::new(async move {
+            match mounted {
+                Some(mounted) => mounted.ended().await,
+                None => Ok(()),
+            }
+        })
+    }
 }

@@ -23,7 +23,7 @@ pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 pub struct MountConfig {
     /// Mount point: an existing directory.
     pub path: PathBuf,
-    /// Name in the first column of `/proc/mounts`.
+    /// Name in the first column of `/proc/mounts`: for an image its absolute path, by which a mount of a lost server is told.
     pub source: String,
     /// Let users other than the mounting one use the file system, as its permissions allow.
     pub allow_other: bool,
@@ -50,8 +50,12 @@ impl Mounted {
     /// [`Error::NotFound`] without the directory or `/dev/fuse`, [`Error::Invalid`] for a mount point that isn't a directory,
     /// [`Error::PermissionDenied`]; those of the kernel.
     pub async fn mount(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
-        let path = config.path.clone();
-        runtime::blocking(move || check_directory(&path)).await?;
+        let (path, source) = (config.path.clone(), config.source.clone());
+        let check = move || {
+            fuse::connection::remove_lost(&path, &source)?;
+            check_directory(&path)
+        };
+        runtime::blocking(check).await?;
         let options = MountOptions {
             path: config.path,
             source: config.source,

@@ -29,6 +29,8 @@ use std::time::Duration;
 
 /// Name of the directory in the root.
 const NAME: &[u8] = b".snapshots";
+/// Time for a snapshot to have a file written back while seeks have all others written back.
+const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
 /// Bits of a node that are those of an inode.
 const INODE_BITS: u32 = 48;
 /// The directory of snapshots.
@@ -162,7 +164,8 @@ impl WithSnapshots {
             for core in self.cores().all() {
                 let written = |core: Rc<Core>| async move { Ok(core.nodes.written_by_mount()) };
                 for inode in core.with(written).await? {
-                    notifier.write_back(inode).await?;
+                    let write_back = async || notifier.write_back(inode).await;
+                    runtime::retry_while_busy(WRITE_BACK_LIMIT, write_back).await?;
                 }
             }
         }

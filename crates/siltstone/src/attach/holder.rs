@@ -166,7 +166,7 @@ struct Holder {
 }
 
 /// Attaches, tells `attached` the record, and holds until the node is detached. The folder has been created, and is removed. The other end of
-/// the pipe `operator` is closed by the end of an operator who waits for the node.
+/// the pipe `operator` is closed by the end of an operator who waits for the node. An error of `attached` cancels the attachment.
 ///
 /// # Errors
 /// Those of the first server, of the node and of the folder; everything is undone then.
@@ -174,7 +174,7 @@ pub async fn hold(
     plan: Plan,
     lock: FolderLock,
     operator: Option<OwnedFd>,
-    attached: impl FnOnce(&Record),
+    attached: impl FnOnce(&Record) -> Result<()>,
 ) -> Result<()> {
     let plan = Rc::new(plan);
     let held = attach_and_hold(&plan, operator, attached).await;
@@ -191,7 +191,7 @@ pub async fn hold(
 async fn attach_and_hold(
     plan: &Rc<Plan>,
     operator: Option<OwnedFd>,
-    attached: impl FnOnce(&Record),
+    attached: impl FnOnce(&Record) -> Result<()>,
 ) -> Result<Option<Stream>> {
     let socket = plan.folder.socket();
     let listener = SocketFolder::of(&socket)?.listen(&socket, Access::with_mode(OWNER_ONLY))?;
@@ -315,7 +315,7 @@ async fn answer(stream: &Stream, text: &str) {
 
 impl Holder {
     /// Handles events until the node is detached. Returns the connection of the operator who asked for that.
-    async fn run(&mut self, attached: impl FnOnce(&Record)) -> Result<Option<Stream>> {
+    async fn run(&mut self, attached: impl FnOnce(&Record) -> Result<()>) -> Result<Option<Stream>> {
         let mut attached = Some(attached);
         let events = self.events.clone();
         loop {
@@ -351,7 +351,7 @@ impl Holder {
                 Event::Node(outcome) => {
                     self.node_made(outcome?)?;
                     if let (Some(attached), Some(record)) = (attached.take(), &self.record) {
-                        attached(record);
+                        attached(record)?;
                         systemd::notify_ready().unwrap_or_else(|error| tracing::warn!("{error}"));
                     }
                 }

@@ -14,6 +14,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 pub struct Client {
     path: PathBuf,
     stream: BufReader<UnixStream>,
+    /// Process of a server that had not opened its stack yet.
+    opening: Option<u32>,
 }
 
 /// Reason for a missing answer.
@@ -33,7 +35,7 @@ impl Client {
         let limit = |limit| stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit));
         let set = limit(Some(HELLO_LIMIT));
         set.map_err(|error| Failure::World(format!("control socket {}: {error}", path.display())))?;
-        let mut client = Client { path, stream: BufReader::new(stream) };
+        let mut client = Client { path, stream: BufReader::new(stream), opening: None };
         let hello = match client.exchange(&Request::Hello) {
             Ok(Ok(hello)) => hello,
             Ok(Err(refusal)) => return Err(client.failed(&refusal.to_string())),
@@ -47,11 +49,18 @@ impl Client {
                  use the program that the server was started with"
             )));
         }
+        let process = hello["process"].as_u64().unwrap_or(0) as u32;
+        client.opening = (hello["opening"] == true).then_some(process);
         // A message takes as long as it takes.
         let stream = client.stream.get_ref();
         let unset = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
         unset.map_err(|error| client.failed(&error.to_string()))?;
         Ok(Some(client))
+    }
+
+    /// Process of the server, if it had not opened its stack yet.
+    pub fn is_opening(&self) -> Option<u32> {
+        self.opening
     }
 
     /// Path of the socket.

@@ -11,9 +11,9 @@
 //! - A *flash chip* is identified by its image's absolute path, or without an image by its server's process. Chips have
 //!   names of their own, so that all served ones are found.
 //!
-//! The folder is `siltstone` in `XDG_RUNTIME_DIR` if that is a folder of this user, else `/tmp/siltstone-UID`. A server
-//! may have been started in another environment than its operator's, so both are searched. A folder that others may
-//! write to is never used: they could pose as the server.
+//! The folder is `siltstone` in `XDG_RUNTIME_DIR` if that is a folder of this user; else `/run/siltstone-control` for root, `siltstone` in
+//! `/run/user/UID` for others; `/tmp/siltstone-UID`, which anybody may have made before, comes last. A server may have been started in another
+//! environment than its operator's, so all are searched. A folder that others may write to is never used: they could pose as the server.
 
 use crate::failure::Failure;
 use block::{Error, Result};
@@ -129,7 +129,10 @@ fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Folders, existing or not; new sockets go to the first one.
+/// Folder of root's control sockets, where nobody else may make files.
+const FOLDER_OF_ROOT: &str = "/run/siltstone-control";
+
+/// Folders, existing or not; new sockets go to the first one that can be used.
 fn folders() -> Vec<PathBuf> {
     let own = |path: &PathBuf| {
         let found = std::fs::metadata(path);
@@ -137,8 +140,16 @@ fn folders() -> Vec<PathBuf> {
         fits && path.is_absolute() && found.is_ok_and(|found| found.is_dir() && found.uid() == own_user())
     };
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(own);
-    let fallback = PathBuf::from(format!("/tmp/siltstone-{}", own_user()));
-    runtime.map(|folder| folder.join("siltstone")).into_iter().chain([fallback]).collect()
+    let of_user = || Some(PathBuf::from(format!("/run/user/{}", own_user()))).filter(own);
+    let first = runtime.map(|folder| folder.join("siltstone"));
+    let second = match own_user() {
+        0 => Some(PathBuf::from(FOLDER_OF_ROOT)),
+        _ => of_user().map(|folder| folder.join("siltstone")),
+    };
+    let last = PathBuf::from(format!("/tmp/siltstone-{}", own_user()));
+    let mut folders: Vec<_> = first.into_iter().chain(second).chain([last]).collect();
+    folders.dedup();
+    folders
 }
 
 /// Whether a folder exists and only its user may write to it.
@@ -166,9 +177,25 @@ fn is_ready(folder: &Path) -> Result<bool> {
 /// # Errors
 /// If it can't be created, or others may write to it.
 pub fn make_folder() -> Result<PathBuf> {
-    let folder = folders().swap_remove(0);
-    if !is_ready(&folder)? {
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+    first_usable(&folders())
+}
+
+/// The first folder that exists or can be made; the error of the first if there is none.
+fn first_usable(folders: &[PathBuf]) -> Result<PathBuf> {
+    let mut first = None;
+    for folder in folders {
+        match made(folder) {
+            Ok(folder) => return Ok(folder),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    Err(first.unwrap_or_else(|| Error::not_found("a folder for control sockets; give --control PATH")))
+}
+
+/// Makes a folder, if it doesn't exist.
+fn made(folder: &Path) -> Result<PathBuf> {
+    if !is_ready(folder)? {
+        let made = std::fs::DirBuilder::new().mode(0o700).create(folder);
         if let Err(error) = made
             && error.kind() != ErrorKind::AlreadyExists
         {
@@ -178,9 +205,9 @@ pub fn make_folder() -> Result<PathBuf> {
             );
             return Err(Error::from_io(&error, &doing));
         }
-        is_ready(&folder)?;
+        is_ready(folder)?;
     }
-    Ok(folder)
+    Ok(folder.to_owned())
 }
 
 /// Connects to a socket; `None` without a server: no file, or one that a killed server has left.
@@ -273,6 +300,23 @@ mod tests {
         assert_eq!(hash(&[]), 0xcbf2_9ce4_8422_2325);
         assert_eq!(hash(&[b""]), 0xaf63_bd4c_8601_b7df);
         assert_eq!(hash(&[b"foobar"]), 0x3453_1ca7_168b_8f38);
+    }
+
+    #[test]
+    fn a_folder_that_another_user_has_made_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let (blocked, free) = (folder.path().join("blocked"), folder.path().join("free"));
+        std::fs::create_dir(&blocked).unwrap();
+        std::fs::set_permissions(&blocked, PermissionsExt::from_mode(0o777)).unwrap();
+        assert_eq!(first_usable(&[blocked.clone(), free.clone()]), Ok(free));
+        assert!(matches!(first_usable(&[blocked]), Err(Error::PermissionDenied(_))));
+        if own_user() == 0 {
+            let of_root = Path::new(FOLDER_OF_ROOT).to_owned();
+            let tmp = PathBuf::from("/tmp/siltstone-0");
+            let all = folders();
+            let at = |path: &PathBuf| all.iter().position(|folder| folder == path);
+            assert!(at(&of_root) < at(&tmp) && at(&of_root).is_some(), "{all:?}");
+        }
     }
 
     #[test]

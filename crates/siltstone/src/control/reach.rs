@@ -5,6 +5,7 @@ use super::client::Client;
 use super::operated::OperatedStack;
 use super::place::{self, Identity};
 use super::protocol::{Answer, Request};
+use super::turn::{self, Wanted};
 use crate::arguments::Operated;
 use crate::failure::Failure;
 use crate::load;
@@ -167,6 +168,7 @@ fn find(operated: &Operated, registry: &Registry) -> Result<Found, Failure> {
             ))
         });
     }
+    await_server(argument, registry)?;
     // A server is asked even if its file has been changed since, and is wrong by now.
     if let Some(identity) = Identity::of_file(argument) {
         return match the_only_server(argument, &identity)? {
@@ -179,6 +181,38 @@ fn find(operated: &Operated, registry: &Registry) -> Result<Found, Failure> {
         Some(client) => Ok(Found::Server(client)),
         None => Ok(Found::Nobody(stack.into())),
     }
+}
+
+/// Waits for a server of the stack that has just been started: until it listens and has opened the stack, or has ended.
+fn await_server(argument: &str, registry: &Registry) -> Result<(), Failure> {
+    if argument == "-" {
+        return Ok(());
+    }
+    let mut waiting = false;
+    for _ in 0..turn::WAIT_LIMIT.as_millis() / turn::PAUSE.as_millis() {
+        let identity = match Identity::of_file(argument) {
+            Some(identity) => identity,
+            None => Identity::of_text(&load::stack(argument, registry)?)?,
+        };
+        let mut opening = None;
+        let mut is_open = false;
+        for (path, stream) in place::servers(&identity)? {
+            if let Some(client) = Client::new(path, stream)? {
+                match client.is_opening() {
+                    Some(process) => opening = Some(process),
+                    None => is_open = true,
+                }
+            }
+        }
+        match (is_open, opening.or_else(|| turn::other(Wanted::Server, argument))) {
+            (false, Some(process)) => {
+                turn::tell(&mut waiting, "the server that is being started", process);
+                runtime::run(Config::default(), || async { runtime::sleep(turn::PAUSE).await })?;
+            }
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
 }
 
 fn the_only_server(argument: &str, identity: &Identity) -> Result<Option<Client>, Failure> {

@@ -241,7 +241,11 @@ impl Shared {
         let request = Request::parse(line)?;
         match self.operated.get() {
             Some(operated) => operated.carry_out(&request).await,
-            None if request == Request::Hello => Ok(hello()),
+            None if request == Request::Hello => {
+                let mut hello = hello();
+                hello["opening"] = true.into();
+                Ok(hello)
+            }
             None => Err(Error::busy("what is served here is still being opened: try again later").into()),
         }
     }

@@ -453,7 +453,9 @@ fn where_a_socket_is_and_who_may_use_it() {
     let mut command = user.command(&["serve", "ram(1MiB)", "--nbd", "unix:vol.sock", "--json"]);
     command.env("XDG_RUNTIME_DIR", user.path(&long));
     let elsewhere = ready(command);
-    assert!(elsewhere.control().to_str().unwrap().starts_with("/tmp/siltstone-"), "{:?}", elsewhere.control);
+    let control = elsewhere.control().to_str().unwrap().to_owned();
+    let expected = ["/run/siltstone-control/", "/run/user/", "/tmp/siltstone-"];
+    assert!(expected.iter().any(|folder| control.starts_with(folder)), "{control}");
     elsewhere.stop();
     for (path, expected) in [("none/c.sock", "opening folder"), (&format!("{long}.sock"), "at most 107 fit")]
     {
@@ -527,5 +529,47 @@ fn who_answers_must_be_a_server() {
             assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
             assert!(ran.stderr.contains(expected), "{expected}: {}", ran.stderr);
         });
+    }
+}
+
+#[test]
+fn a_verb_waits_for_a_server_that_was_started_before_and_a_server_for_a_verb() {
+    let user = User::new();
+    let stack = "[device.disk]\nkind = \"file\"\npath = \"log.img\"\nsize = \"64MiB\"\n\
+                 [device.vol]\nkind = \"log\"\non = \"disk\"\nzone_size = \"1MiB\"\n\
+                 [door.vol]\nkind = \"nbd\"\ndevice = \"vol\"\nsocket = \"log.sock\"\n";
+    user.write("log.toml", stack);
+    // The image is that of an older log: a snapshot of that one would be lost.
+    assert_eq!(user.run(&["format", "log.toml"]).code, Some(0));
+    for _ in 0..3 {
+        let child = user.command(&["serve", "log.toml", "--format", "--json"]).spawn().unwrap();
+        let server = Server { control: None, child };
+        let taken = user.run(&["snapshot", "create", "log.toml", "before"]);
+        assert_eq!(taken.code, Some(0), "{taken:?}");
+        assert!(taken.stderr.contains("live: answered by its server"), "{taken:?}");
+        let listed = user.run(&["snapshot", "list", "log.toml"]);
+        assert!(listed.stdout.contains("before"), "{listed:?}");
+        server.stop();
+    }
+}
+
+#[test]
+fn what_others_have_made_is_not_formatted_without_force() {
+    let user = User::new();
+    let image = std::fs::File::create(user.path("disk.img")).unwrap();
+    image.set_len(64 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&image, b"\x53\xef", 1080).unwrap();
+    let line = "log(file(disk.img), zone_size=1MiB)";
+    for arguments in [&["format", line][..], &["serve", line, "--format", "--nbd", "unix:a.sock"]] {
+        let refused = user.run(arguments);
+        let told = refused.stderr.contains("disk.img holds an ext2, ext3 or ext4 file system");
+        assert!(refused.code != Some(0) && told && refused.stderr.contains("--force"), "{refused:?}");
+    }
+    let mut found = [0; 2];
+    std::os::unix::fs::FileExt::read_exact_at(&image, &mut found, 1080).unwrap();
+    assert_eq!(&found, b"\x53\xef");
+    for arguments in [&["format", line, "--force"][..], &["format", line]] {
+        let formatted = user.run(arguments);
+        assert_eq!(formatted.code, Some(0), "{formatted:?}");
     }
 }

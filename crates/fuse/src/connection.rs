@@ -1,0 +1,156 @@
+//! Mounts whose server is gone though their connection is still open: another process has a device of the session, or the server can't end.
+//! Every request to them waits.
+
+use crate::mount::{detach_now, own_path};
+use block::{Error, Result};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Time for the server of a mount to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Folder of the kernel's connections.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+/// Type of the mounts of siltstone.
+const TYPE: &str = "fuse.siltstone";
+
+/// A mount of siltstone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Found {
+    /// Minor number of `st_dev`: the number of its connection.
+    connection: u32,
+    path: PathBuf,
+    source: String,
+}
+
+/// Decodes a word of mountinfo, in which blanks and backslashes are octal.
+fn decoded(word: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(word.to_owned(), |word, (code, character)| word.replace(code, character))
+}
+
+/// Returns the topmost mount at a path, if it is one of siltstone; `text` is that of `/proc/self/mountinfo` (proc(5)).
+fn topmost(text: &str, path: &Path) -> Option<Found> {
+    let of_line = |line: &str| {
+        let (first, last) = line.split_once(" - ")?;
+        let mut first = first.split(' ').skip(2);
+        let (_, minor) = first.next()?.split_once(':')?;
+        let at = PathBuf::from(decoded(first.nth(1)?));
+        let mut last = last.split(' ');
+        let kind = last.next()?;
+        Some((
+            kind == TYPE,
+            Found { connection: minor.parse().ok()?, path: at, source: decoded(last.next()?) },
+        ))
+    };
+    let (is_ours, found) = text.lines().filter_map(of_line).rfind(|(_, found)| found.path == path)?;
+    is_ours.then_some(found)
+}
+
+/// Asks the server of a mount; `None` if it doesn't answer within `limit`. A thread goes on waiting then.
+fn asked(path: &Path, limit: Duration) -> Option<rustix::io::Result<()>> {
+    let (sender, receiver) = mpsc::channel();
+    let path = path.to_owned();
+    // Attributes may be cached; sizes never are.
+    let asking = move || {
+        // Nobody listens after the limit.
+        let _late = sender.send(rustix::fs::statfs(&path).map(drop));
+    };
+    std::thread::Builder::new().name("fuse-asked".into()).spawn(asking).ok()?;
+    receiver.recv_timeout(limit).ok()
+}
+
+/// Ends a connection: all its requests fail.
+fn abort(found: &Found) -> Result<()> {
+    let flags = UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH;
+    match rustix::mount::unmount(&found.path, flags) {
+        Err(Errno::PERM) => {}
+        other => return other.map_err(|error| Error::from_io(&error.into(), "aborting a FUSE connection")),
+    }
+    // The file belongs to the user who has mounted.
+    let file = format!("{CONNECTIONS}/{}/abort", found.connection);
+    std::fs::write(&file, "1").map_err(|error| Error::from_io(&error, &format!("aborting by {file}")))?;
+    detach_now(&found.path)
+}
+
+/// Removes the mount at a path if its server doesn't answer and `source` is its source, an absolute path: the caller has the storage
+/// open, which the server of that mount had, so it is gone. Blocks the thread.
+///
+/// # Errors
+/// [`Error::Busy`] for a mount of another source that doesn't answer; those of the kernel.
+pub fn remove_lost(path: &Path, source: &str) -> Result<()> {
+    remove_lost_within(path, source, ANSWER_LIMIT)
+}
+
+fn remove_lost_within(path: &Path, source: &str, limit: Duration) -> Result<()> {
+    let Ok(path) = own_path(path) else { return Ok(()) };
+    let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let Some(found) = topmost(&text, &path) else { return Ok(()) };
+    if asked(&path, limit).is_some() {
+        return Ok(());
+    }
+    if found.source != source || !Path::new(source).is_absolute() {
+        return Err(Error::busy(format!(
+            "mount point {}: the server of {}, which is mounted there, doesn't answer within {limit:?}; \
+             expected an answer; if it is gone, run: umount -f {}",
+            path.display(),
+            found.source,
+            path.display()
+        )));
+    }
+    abort(&found)?;
+    tracing::warn!("{}: the server of the mount was gone; aborted its connection", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::time::Instant;
+
+    #[test]
+    fn the_topmost_mount_at_a_path_is_found() {
+        let text = "36 35 0:41 / /mnt rw,noatime master:1 - ext4 /dev/root rw
+40 36 0:57 / /mnt/a\\040b rw,nosuid - fuse.siltstone /srv/x\\134y.img rw,user_id=0
+41 36 0:58 / /mnt/other rw - fuse.siltstone /srv/o rw
+42 41 0:59 / /mnt/other rw - tmpfs tmpfs rw
+";
+        let found = Found { connection: 57, path: "/mnt/a b".into(), source: "/srv/x\\y.img".into() };
+        assert_eq!(topmost(text, Path::new("/mnt/a b")), Some(found));
+        for none in ["/mnt/other", "/mnt", "/nowhere"] {
+            assert_eq!(topmost(text, Path::new(none)), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_mount_that_does_not_answer_is_removed_for_its_own_source_alone() {
+        if !rustix::process::getuid().is_root() || !Path::new(crate::mount::DEVICE).exists() {
+            return println!(
+                "SKIPPED: a_mount_that_does_not_answer_is_removed_for_its_own_source_alone: needs root and /dev/fuse"
+            );
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("mounted");
+        std::fs::create_dir(&path).expect("a folder");
+        let device = runtime::message_device::open(Path::new(crate::mount::DEVICE)).expect("opened");
+        let data =
+            format!("fd={},rootmode=40000,user_id=0,group_id=0", std::os::fd::AsRawFd::as_raw_fd(&device));
+        let data = std::ffi::CString::new(data).expect("text");
+        let flags = rustix::mount::MountFlags::NOSUID;
+        rustix::mount::mount("/srv/a.img", &path, TYPE, flags, data.as_c_str()).expect("mounted");
+        let limit = Duration::from_millis(200);
+        let other = remove_lost_within(&path, "/srv/b.img", limit);
+        let begun = Instant::now();
+        let own = remove_lost_within(&path, "/srv/a.img", limit);
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+        let is_left = topmost(&mounts, &path).is_some();
+        let _gone = Command::new("umount").args(["-f", "-l"]).arg(&path).output();
+        assert!(matches!(other, Err(Error::Busy(_))), "{other:?}");
+        assert_eq!(own, Ok(()));
+        assert!(!is_left && begun.elapsed() < Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,122 @@
+//! What formatting a stack would overwrite: file systems, partition tables and the like, told by their signatures as wipefs(8) does.
+//! Siltstone's own formats aren't among them: a stack can be formatted again.
+
+use crate::failure::Failure;
+use stack::{Format, Part, Stack, Value};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Bytes from the beginning of a file in which signatures are.
+const LOOKED_AT: u64 = 128 << 10;
+/// Keys whose devices a kind overwrites when it is formatted, and those whose value is the file that it overwrites. The origin of a cache isn't
+/// among them.
+const OVERWRITTEN: &[(&str, &str)] = &[
+    ("log", "on"),
+    ("kv", "on"),
+    ("fs", "on"),
+    ("zones", "on"),
+    ("mirror", "on"),
+    ("cache", "cache"),
+    ("writecache", "cache"),
+    ("zns-emulator", "path"),
+];
+
+/// Refuses to format a stack if that would overwrite what others have made. `advice` says what to do if it may be lost.
+///
+/// # Errors
+/// [`Failure::World`] with the files and what they hold.
+pub fn check(stack: &Stack, format: &Format, advice: &str) -> Result<(), Failure> {
+    let mut files = Vec::new();
+    for part in stack.parts().filter(|part| is_formatted(format, part)) {
+        let keys = OVERWRITTEN.iter().filter(|(kind, _)| *kind == part.kind().name);
+        for value in keys.filter_map(|(_, key)| part.value(key)) {
+            files_below(stack, value, &mut files);
+        }
+    }
+    files.sort();
+    files.dedup();
+    let found: Vec<String> = files.iter().filter_map(|path| held(path)).collect();
+    match found.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::World(format!(
+            "{}; expected nothing that would be lost; {advice}",
+            found.join(", ")
+        ))),
+    }
+}
+
+fn is_formatted(format: &Format, part: &Part) -> bool {
+    match format {
+        Format::Nothing => false,
+        Format::Everything => true,
+        Format::Only(names) => names.iter().any(|name| name == part.name()),
+    }
+}
+
+/// Adds a value's own file, and the files of the parts that it names and of all below.
+fn files_below(stack: &Stack, value: &Value, files: &mut Vec<PathBuf>) {
+    if let Value::Path(path) = value {
+        files.extend(stack.absolute(Path::new(path)));
+    }
+    for part in value.children().iter().filter_map(|name| stack.part(name)) {
+        match part.kind().name {
+            "file" => part.value("path").into_iter().for_each(|path| files_below(stack, path, files)),
+            _ => part.values().filter(|(_, value)| !value.children().is_empty()).for_each(|(_, value)| {
+                files_below(stack, value, files);
+            }),
+        }
+    }
+}
+
+/// What a file or block device holds, as "PATH holds an XFS file system"; `None` for what isn't recognised.
+fn held(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    // One that can't be read is the error of opening it.
+    std::fs::File::open(path).ok()?.take(LOOKED_AT).read_to_end(&mut bytes).ok()?;
+    zones::sector::foreign(&bytes).map(|what| format!("{} holds {what}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::registry;
+
+    #[test]
+    fn what_others_have_made_is_told_and_own_formats_and_origins_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, at: usize, magic: &[u8]| {
+            let mut bytes = vec![0; 256 << 10];
+            bytes[at..at + magic.len()].copy_from_slice(magic);
+            std::fs::write(folder.path().join(name), bytes).unwrap();
+        };
+        write("xfs", 0, b"XFSB");
+        write("btrfs", 0x10040, b"_BHRfS_M");
+        write("swap", 4086, b"SWAPSPACE2");
+        write("own", 0, b"SILTZSUP");
+        write("empty", 0, b"");
+        let check_line = |line: &str, format: Format| {
+            let stack = Stack::from_line("stack", line, &registry()).unwrap();
+            check(&stack.with_base_directory(folder.path()), &format, "give --force")
+                .err()
+                .map(|it| it.to_string())
+        };
+        let said = |line: &str| check_line(line, Format::Everything).unwrap_or_default();
+        assert!(said("log(file(xfs))").contains("xfs holds an XFS file system; expected"));
+        assert!(
+            said("fs(stats(linear(file(own), file(btrfs))), mnt)")
+                .contains("btrfs holds a btrfs file system")
+        );
+        assert!(said("writecache(file(empty), file(swap))").contains("swap holds a swap area"));
+        for fine in [
+            "log(file(own))",
+            "log(file(empty))",
+            "writecache(file(xfs), file(own))",
+            "stats(file(xfs))",
+            "log(file(new, size=64MiB))",
+        ] {
+            assert_eq!(check_line(fine, Format::Everything), None, "{fine}");
+        }
+        // Not formatted.
+        assert_eq!(check_line("log(file(xfs))", Format::Nothing), None);
+    }
+}

@@ -1,0 +1,192 @@
+//! A mount whose kernel waits for its server: seeks on files with cached writes, kills meanwhile, and mounts that were left.
+
+use rustix::fs::SeekFrom;
+use rustix::process::Signal;
+use siltstone_tests::foreign::{Background, Mount, Server, binary, has_fuse, is_root, run, run_shell};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Longest wait for anything here.
+const LIMIT: Duration = Duration::from_secs(40);
+/// Files at once: as many as a shard has workers.
+const FILES: usize = 64;
+
+fn program() -> String {
+    binary().display().to_string()
+}
+
+/// Aborts the mounts below a directory when it is dropped, so that nothing of a test waits for them.
+struct Guard(PathBuf);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        for at in mounts.lines().filter_map(|line| line.split(' ').nth(1)) {
+            if Path::new(at).starts_with(&self.0) {
+                run_shell(&format!("umount -f -l '{at}' 2>/dev/null || fusermount3 -uz '{at}' || true"));
+            }
+        }
+    }
+}
+
+/// Opens files, each with a hole and then cached writes at the last `bytes`. They stay open for writing.
+fn dirty_files(mount: &Mount, bytes: usize) -> Vec<File> {
+    let data = vec![7; bytes];
+    let open = |number: usize| {
+        let path = mount.at(&format!("f{number}"));
+        let file = File::options().read(true).write(true).create_new(true).open(path).expect("a file");
+        file.write_all_at(&data, 1 << 20).expect("cached");
+        file
+    };
+    (0..FILES).map(open).collect()
+}
+
+/// Seeks data in all files at once. The results come over the channel.
+fn seek_all(files: Vec<File>) -> (mpsc::Receiver<rustix::io::Result<u64>>, Vec<JoinHandle<()>>) {
+    let (sender, receiver) = mpsc::channel();
+    let seek = |file: File| {
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            let _gone = sender.send(rustix::fs::seek(&file, SeekFrom::Data(0)));
+        })
+    };
+    let threads = files.into_iter().map(seek).collect();
+    (receiver, threads)
+}
+
+/// Waits for threads for at most the limit.
+fn join(threads: Vec<JoinHandle<()>>) {
+    let begun = Instant::now();
+    while threads.iter().any(|thread| !thread.is_finished()) {
+        assert!(begun.elapsed() < LIMIT, "programs wait for the mount");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs a test on a thread of its own. After the limit its mounts are aborted, and it fails.
+fn within_limit(test: impl FnOnce(Mount) + Send + 'static) {
+    let mount = Mount::new(&[]);
+    let _guard = Guard(mount.beside(""));
+    let (sender, receiver) = mpsc::channel();
+    let running = std::thread::spawn(move || {
+        test(mount);
+        let _gone = sender.send(());
+    });
+    match receiver.recv_timeout(2 * LIMIT) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test waits for its mount"),
+        _ => {
+            if let Err(panic) = running.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+#[test]
+fn seeks_on_as_many_dirty_files_as_there_are_workers_end_and_find_the_data() {
+    if !has_fuse() {
+        return;
+    }
+    within_limit(|mount| {
+        // Beside more seeks than workers a snapshot is taken, which makes the same call.
+        let mut files = dirty_files(&mount, 256 << 10);
+        let again: Vec<_> = files.iter().map(|file| file.try_clone().expect("a descriptor")).collect();
+        files.extend(again);
+        let (found, threads) = seek_all(files);
+        std::fs::create_dir(mount.at(".snapshots/taken")).expect("a snapshot");
+        join(threads);
+        let found: Vec<_> = found.iter().collect();
+        assert_eq!(found, vec![Ok(1 << 20); 2 * FILES]);
+        assert_eq!(
+            mount.at(".snapshots/taken/f63").metadata().expect("there").len(),
+            (1 << 20) + (256 << 10)
+        );
+        let mount = mount.unmounted();
+        mount.is_sound();
+    });
+}
+
+#[test]
+fn a_server_that_is_killed_during_seeks_ends_and_frees_its_image() {
+    if !has_fuse() {
+        return;
+    }
+    within_limit(|mount| {
+        let (found, threads) = seek_all(dirty_files(&mount, 4 << 20));
+        // The others are in progress.
+        found.recv_timeout(LIMIT).expect("a seek ends").expect("it finds data");
+        let begun = Instant::now();
+        let mount = mount.killed();
+        // Nobody aborts the connection by hand.
+        join(threads);
+        assert!(found.iter().any(|found| found.is_err()), "the seeks had ended before the kill");
+        let mount = mount.mounted();
+        assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
+        std::fs::write(mount.at("after"), b"works").expect("it serves");
+        mount.unmounted();
+    });
+}
+
+#[test]
+fn a_server_that_is_killed_while_it_unmounts_ends_and_frees_its_image() {
+    if !has_fuse() {
+        return;
+    }
+    within_limit(|mount| {
+        drop(dirty_files(&mount, 4096));
+        let path = mount.at("large");
+        // It stays in the cache at the close of a mapping alone: unmounting writes it back.
+        let mapped = run_shell(&format!(
+            "python3 -c \"
+import mmap, os
+f = os.open('{}', os.O_RDWR | os.O_CREAT); os.ftruncate(f, 64 << 20)
+m = mmap.mmap(f, 64 << 20); os.close(f)
+for i in range(0, 64 << 20, 4096): m[i] = 1
+\"",
+            path.display()
+        ));
+        mapped.ok();
+        let pid = rustix::process::Pid::from_raw(mount.server_pid() as i32).expect("a process");
+        rustix::process::kill_process(pid, Signal::TERM).expect("there");
+        std::thread::sleep(Duration::from_millis(60));
+        let mount = mount.killed().mounted();
+        mount.unmounted();
+    });
+}
+
+#[test]
+fn a_mount_over_one_whose_server_does_not_answer_replaces_it_if_it_has_the_image() {
+    if !has_fuse() || !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let _guard = Guard(folder.path().to_owned());
+    let (image, at) = (path_in(&folder, "vol.img"), path_in(&folder, "mnt"));
+    std::fs::create_dir(&at).expect("a folder");
+    run(&program(), &["fs", "format", &image, "--size", "64MiB"]).ok();
+    // A connection that nobody answers, as that of a server that can't end.
+    let script = format!(
+        "import ctypes, os, time
+f = os.open('/dev/fuse', os.O_RDWR)
+o = b'fd=%d,rootmode=40000,user_id=0,group_id=0' % f
+assert ctypes.CDLL(None).mount(b'{image}', b'{at}', b'fuse.siltstone', 0, o) == 0
+print('mounted', flush=True)
+time.sleep(60)"
+    );
+    let mut other = Background::start("python3", &["-c", &script]);
+    other.wait_until("mounted", |other| other.out().contains("mounted"));
+    let mut server = Server::start_with(&["fs", "mount", &image, &at], PathBuf::new());
+    std::fs::write(Path::new(&at).join("f"), b"works").expect("it serves");
+    assert!(server.process.err().contains("aborted its connection"), "{}", server.process.err());
+    run("umount", &[&at]).ok();
+    assert!(server.process.wait().success(), "{}", server.process.err());
+}
+
+fn path_in(folder: &TempDir, name: &str) -> String {
+    folder.path().join(name).display().to_string()
+}
