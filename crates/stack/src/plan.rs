@@ -127,7 +127,10 @@ impl Plan {
             let part = &self.stack.parts[*number];
             let files = std::mem::replace(&mut locked[*number], Ok(Vec::new()));
             match self.build_part(*number, files, &stack).await {
-                Ok(built) => stack.push(*number, built),
+                Ok(built) => {
+                    let below = part.references.iter().map(|reference| reference.part).collect();
+                    stack.push(*number, built, below);
+                }
                 Err(error) if needed[*number] => {
                     // The error of building says what to do about it; those of closing only follow from it.
                     let _ = stack.close().await;
