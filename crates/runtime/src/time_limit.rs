@@ -105,7 +105,8 @@ pub struct TimeLimit(Rc<Limit>);
 #[must_use = "the request ends when this is dropped"]
 pub struct LimitedRequest {
     limit: Rc<Limit>,
-    step: u64,
+    /// Step in which it was submitted; `None` for a watcher.
+    step: Option<u64>,
     /// Place of the waker; `None` until the request has waited.
     place: Option<usize>,
     /// Number of failures when the request was submitted.
@@ -136,7 +137,17 @@ impl TimeLimit {
         if !self.0.is_stepping.replace(true) {
             crate::spawn(run(self.0.clone())).detach();
         }
-        LimitedRequest { limit: self.0.clone(), step, place: None, failures: self.0.failures.get() }
+        LimitedRequest {
+            limit: self.0.clone(),
+            step: Some(step),
+            place: None,
+            failures: self.0.failures.get(),
+        }
+    }
+
+    /// Watches for a failure of the requests from now on, without a request of its own.
+    pub fn watch(&self) -> LimitedRequest {
+        LimitedRequest { limit: self.0.clone(), step: None, place: None, failures: self.0.failures.get() }
     }
 }
 
@@ -162,7 +173,9 @@ async fn run(limit: Rc<Limit>) {
 impl LimitedRequest {
     /// Notes progress of the request, such as a part of its reply.
     pub fn progress(&self) {
-        self.limit.batches.borrow_mut().progress(self.step);
+        if let Some(step) = self.step {
+            self.limit.batches.borrow_mut().progress(step);
+        }
     }
 
     /// Ready once the peer has failed since the request was submitted; until then the task is woken for it.
@@ -189,7 +202,9 @@ impl LimitedRequest {
 impl Drop for LimitedRequest {
     #[inline]
     fn drop(&mut self) {
-        self.limit.batches.borrow_mut().end(self.step);
+        if let Some(step) = self.step {
+            self.limit.batches.borrow_mut().end(step);
+        }
         if let Some(place) = self.place {
             let waker = {
                 let mut wakers = self.limit.wakers.borrow_mut();
