@@ -76,8 +76,12 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "a fast device as the cache of a slow one (dm-cache)",
     keys: &[
-        Key::required("on", ValueKind::Device, "the slow device, the origin, whose blocks are cached").positional(),
-        Key::required("cache", ValueKind::Device, "the fast device, which holds the cache").positional(),
+        Key::required("on", ValueKind::Device, "the slow device, the origin, whose blocks are cached")
+            .positional()
+            .holds_contents(),
+        Key::required("cache", ValueKind::Device, "the fast device, which holds the cache")
+            .positional()
+            .holds_contents(),
         Key::optional(
             "mode",
             ValueKind::Choice(&Mode::NAMES),

@@ -73,7 +73,8 @@ pub const KIND: Kind = Kind {
     keys: &[
         Key::required("on", ValueKind::Devices, "the legs, in any order; two to 16 with --format")
             .positional()
-            .may_be_missing(),
+            .may_be_missing()
+            .holds_contents(),
         Key::optional("write_mostly", ValueKind::Texts, "legs that reads avoid: names, or numbers from 0 on"),
         Key::optional(
             "write_behind",

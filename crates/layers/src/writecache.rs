@@ -78,8 +78,10 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "write-back cache: writes go to a fast device and are destaged to a slow one in flush order",
     keys: &[
-        Key::required("on", ValueKind::Device, "origin: the slow device").positional(),
-        Key::required("cache", ValueKind::Device, "cache device: the fast device that takes the writes").positional(),
+        Key::required("on", ValueKind::Device, "origin: the slow device").positional().holds_contents(),
+        Key::required("cache", ValueKind::Device, "cache device: the fast device that takes the writes")
+            .positional()
+            .holds_contents(),
         Key::optional(
             "high_watermark",
             ValueKind::Integer { min: 0, max: 100 },
