@@ -29,5 +29,5 @@ pub use device::{Device, Durability, Extent, ExtentState, ReadOutcome, ZeroMode}
 pub use error::{Error, Result};
 pub use geometry::{BlockSize, DeviceGeometry, Durable, EraseGuarantee, ZoneGeometry};
 pub use growing::GrowingGeometry;
-pub use part::{DevicePart, Part, Status, ZonesPart};
+pub use part::{DevicePart, Part, PartUse, Status, ZonesPart};
 pub use zones::{ZoneReport, ZoneState, Zones};

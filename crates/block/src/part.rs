@@ -43,6 +43,23 @@ pub trait Part: Send + Sync {
     fn close(&self) -> Call<'_, Result<()>> {
         Call::ready(Ok(()))
     }
+
+    /// Use that this part makes of a part directly below it. It is asked after this part's close.
+    fn use_of(&self, _below: &dyn Part) -> PartUse {
+        PartUse::Needed
+    }
+}
+
+/// Use that a part makes of a part below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PartUse {
+    /// Requests are in flight that the part below doesn't answer: closing it might never end. Whether that matters is part of the result
+    /// of the close of the part above.
+    Stalled,
+    /// All data is elsewhere. The part below is closed, and an error of that doesn't matter.
+    Unneeded,
+    /// The part below has to be closed.
+    Needed,
 }
 
 /// A part that is a device.

@@ -38,7 +38,7 @@ pub const KIND: Kind = Kind {
         Key::required(
             "path",
             ValueKind::Path,
-            "path of the file; created with a hole of `size` if it doesn't exist",
+            "path of the file; created with a hole of `size` if it doesn't exist and nothing is expected on it",
         )
         .positional(),
         Key::optional("size", ValueKind::Size, "capacity; default: the file's length"),
@@ -189,17 +189,29 @@ impl FilePart {
             read_only: false,
         };
         let locked = lock(path, true).await?;
-        Self::prepare(settings, locked, false).await
+        Self::prepare(settings, locked, false, false).await
     }
 
     async fn build(settings: Settings, locked: Option<SharedFile>, arguments: &Arguments) -> Result<Self> {
         settings.planned_bytes(arguments)?;
-        Self::prepare(settings, locked, arguments.format()).await
+        Self::prepare(settings, locked, arguments.format(), arguments.must_exist()).await
     }
 
     /// Builds the part on a locked file, or on a new one.
-    async fn prepare(settings: Settings, locked: Option<SharedFile>, format: bool) -> Result<Self> {
+    async fn prepare(
+        settings: Settings,
+        locked: Option<SharedFile>,
+        format: bool,
+        must_exist: bool,
+    ) -> Result<Self> {
         let path = &settings.path;
+        if locked.is_none() && must_exist {
+            return Err(Error::not_found(format!(
+                "{}: no such file; expected the one with the contents of the part above; check the path, or create everything from \
+                 scratch (--format)",
+                path.display()
+            )));
+        }
         if locked.is_none() && (settings.size.is_none() || settings.read_only) {
             return Err(Error::not_found(format!(
                 "{}: no such file; to create it, give a size and leave read_only out",
@@ -224,7 +236,7 @@ impl FilePart {
             && found.is_file
             && length != size
         {
-            if length != 0 && !format {
+            if (length != 0 || must_exist) && !format {
                 return Err(Error::invalid(format!(
                     "{} has {length} bytes: expected {size}, its size in the stack; leave size out, or format it (--format)",
                     path.display()

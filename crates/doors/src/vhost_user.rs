@@ -29,6 +29,7 @@
 
 pub mod config;
 mod connection;
+mod descriptors;
 pub mod door;
 pub mod inflight;
 pub mod memory;

@@ -4,6 +4,9 @@
 //! the fast device. With `writeback`, losing the fast device loses the dirty data, and opening without it is refused with that
 //! warning. The dirty state is durable: after a crash only dirty data is written back.
 //!
+//! A device that doesn't answer a request within `timeout` has failed it, and all others until those in flight have ended: nothing
+//! waits longer for it, the close included.
+//!
 //! The fast device is divided into *slots* of one cache block each. A persistent `table` maps slots to blocks of the origin.
 //! A block has at most 64 *parts*. The table's entry gives each part one of three states, which say from which side recovery
 //! takes the data, the *authoritative* side:
@@ -73,8 +76,12 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "a fast device as the cache of a slow one (dm-cache)",
     keys: &[
-        Key::required("on", ValueKind::Device, "the slow device, the origin, whose blocks are cached").positional(),
-        Key::required("cache", ValueKind::Device, "the fast device, which holds the cache").positional(),
+        Key::required("on", ValueKind::Device, "the slow device, the origin, whose blocks are cached")
+            .positional()
+            .holds_contents(),
+        Key::required("cache", ValueKind::Device, "the fast device, which holds the cache")
+            .positional()
+            .holds_contents(),
         Key::optional(
             "mode",
             ValueKind::Choice(&Mode::NAMES),
@@ -93,6 +100,10 @@ pub const KIND: Kind = Kind {
             "limit of data in flight between the devices, in sectors of 512 bytes; one block, or one read's promotion, always fits",
         )
         .or("2048"),
+        crate::time_limit::key(
+            "time within which either device has to answer a request; after it requests fail; 10ms to 24h",
+            "120s",
+        ),
         Key::optional(
             "sequential_threshold",
             ValueKind::Size,
@@ -134,6 +145,8 @@ pub struct Options {
     pub migration_threshold: u64,
     /// Length in bytes from which sequential runs bypass the cache; 0: never.
     pub sequential_threshold: u64,
+    /// Time within which either device has to answer a request.
+    pub timeout: Duration,
     /// Interval at which the table learns in the background which parts are clean.
     pub settle_every: Duration,
     /// Whether opening refuses an origin whose contents differ from those at the last close. The replay of timelines turns
@@ -150,6 +163,7 @@ impl Default for Options {
             block_size_given: false,
             migration_threshold: 2048,
             sequential_threshold: 4 << 20,
+            timeout: Duration::from_secs(120),
             settle_every: Duration::from_secs(1),
             checks_origin: true,
         }
@@ -179,6 +193,7 @@ impl Options {
             block_size_given: block_size.is_some(),
             migration_threshold: arguments.integer("migration_threshold")?,
             sequential_threshold: arguments.size("sequential_threshold")?,
+            timeout: crate::time_limit::of(arguments)?,
             ..Options::default()
         })
     }

@@ -26,4 +26,5 @@ mod spread;
 pub mod stats;
 pub mod stripe;
 mod table;
+mod time_limit;
 pub mod writecache;

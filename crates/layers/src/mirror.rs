@@ -13,6 +13,8 @@
 //! - Once acknowledged changes may be missing on all active legs (the last one failed an outstanding write, or all failed a
 //!   flush), flushes and the close fail, and no bit is cleared, until the mirror is opened again. Chunks that may differ are
 //!   resynced.
+//! - A leg that doesn't answer a request within `timeout` is faulty, too: no request and no close of the mirror waits longer for it.
+//!   If it is the last leg, its requests fail until those in flight have ended.
 //! - After an unclean stop legs may differ in chunks whose bit is set. There only one leg, the source, is read, and data that was
 //!   read is copied to the others. So data that was read once doesn't change when the source is lost later. An exception is the
 //!   loss of the source together with power while such a copy is in flight.
@@ -71,7 +73,8 @@ pub const KIND: Kind = Kind {
     keys: &[
         Key::required("on", ValueKind::Devices, "the legs, in any order; two to 16 with --format")
             .positional()
-            .may_be_missing(),
+            .may_be_missing()
+            .holds_contents(),
         Key::optional("write_mostly", ValueKind::Texts, "legs that reads avoid: names, or numbers from 0 on"),
         Key::optional(
             "write_behind",
@@ -106,6 +109,10 @@ pub const KIND: Kind = Kind {
             "limit of resync and scrub, in bytes per second; 0: no limit",
         )
         .or("200MiB"),
+        crate::time_limit::key(
+            "time within which a leg has to answer a request; after it the leg is faulty and the others go on; 10ms to 24h",
+            "30s",
+        ),
         Key::optional("degraded", ValueKind::Bool, "start without legs that are missing").or("false"),
         Key::optional("rebuild", ValueKind::Texts, "legs that are overwritten if they don't belong to the mirror"),
     ],
@@ -193,6 +200,7 @@ fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
         bitmap_delay,
         sync_speed_max: arguments.size("sync_speed_max")?,
         first_leg: arguments.choice("read_policy")? == "first",
+        timeout: crate::time_limit::of(arguments)?,
     })
 }
 

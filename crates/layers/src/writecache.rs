@@ -11,6 +11,9 @@
 //! takes no more writes, and its blocks are still read and written back. Write-back to an origin that fails is repeated, and its
 //! error is returned to the writers that wait for free space.
 //!
+//! A device that doesn't answer a request within `timeout` has failed it, and all others until those in flight have ended: nothing
+//! waits longer for it, the close included.
+//!
 //! Differences from the kernel's: no write goes around a full cache (it would overtake cached ones), write-back is ordered by flush
 //! epochs unless `order=none`, reads are checked, and there is no `metadata_only`: no client of a served stack can mark a write as
 //! metadata. Left to other layers: caching reads (`cache`), a second copy of the blocks that only the cache has (`mirror`).
@@ -75,8 +78,10 @@ pub const KIND: Kind = Kind {
     contract: Contract::Device,
     summary: "write-back cache: writes go to a fast device and are destaged to a slow one in flush order",
     keys: &[
-        Key::required("on", ValueKind::Device, "origin: the slow device").positional(),
-        Key::required("cache", ValueKind::Device, "cache device: the fast device that takes the writes").positional(),
+        Key::required("on", ValueKind::Device, "origin: the slow device").positional().holds_contents(),
+        Key::required("cache", ValueKind::Device, "cache device: the fast device that takes the writes")
+            .positional()
+            .holds_contents(),
         Key::optional(
             "high_watermark",
             ValueKind::Integer { min: 0, max: 100 },
@@ -133,6 +138,10 @@ pub const KIND: Kind = Kind {
              without that promise",
         )
         .or("flushes"),
+        crate::time_limit::key(
+            "time within which the origin or the cache device has to answer a request; after it requests fail; 10ms to 24h",
+            "120s",
+        ),
         Key::optional("dirty", ValueKind::Size, "limit to the memory of writes that wait for the cache device").or("64MiB"),
     ],
     messages: Message::FORMS,
@@ -216,6 +225,7 @@ fn options(arguments: &Arguments) -> Result<Options> {
         low_watermark,
         cleaner: arguments.boolean("cleaner")?,
         batch,
+        timeout: crate::time_limit::of(arguments)?,
         settings: Settings {
             jobs: arguments.integer("writeback_jobs")? as usize,
             autocommit_blocks: arguments.integer("autocommit_blocks")?,

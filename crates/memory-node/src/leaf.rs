@@ -6,7 +6,7 @@
 use crate::borrowers::{PREFIX, check_name};
 use crate::status::{BorrowerState, Document, STATUS_BYTES, STATUS_EXPORT};
 use block::{BlockIndex, Buffer, Call, Device, DeviceGeometry, DevicePart, Error, Part, Result, Status};
-use doors::nbd::client::{ClientConfig, NbdClient};
+use doors::nbd::client::{ClientConfig, NbdClient, USUAL_TIMEOUT};
 use runtime::Instant;
 use runtime::net::Address;
 use runtime::sync::{StopSource, StopToken};
@@ -106,7 +106,13 @@ impl MemoryNodePart {
         // The status first: another server may have an export of this name that means something else.
         let document = reader.read().await?;
         let export = format!("{PREFIX}{name}");
-        let config = ClientConfig { address: address.clone(), export, connections, block_size: None };
+        let config = ClientConfig {
+            address: address.clone(),
+            export,
+            connections,
+            block_size: None,
+            timeout: USUAL_TIMEOUT,
+        };
         let client = NbdClient::connect(config).await?;
         let known = Arc::new(Mutex::new(Known { document, at: runtime::now(), failure: None }));
         let (stop, ended) = (StopSource::new(), StopSource::new());
@@ -187,6 +193,7 @@ async fn read_status(
                 export: STATUS_EXPORT.to_owned(),
                 connections: 1,
                 block_size: None,
+                timeout: USUAL_TIMEOUT,
             };
             let client = NbdClient::connect(config).await?;
             let bytes = client.geometry().bytes();

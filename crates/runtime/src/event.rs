@@ -10,7 +10,7 @@ use block::{Error, Result};
 use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
 /// Returns a new event descriptor, not signalled.
@@ -20,6 +20,13 @@ use std::rc::Rc;
 pub fn create_event() -> Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|error| Error::from_io(&error.into(), "creating an eventfd"))
+}
+
+/// Whether a descriptor of another process is an eventfd. Asks no file system, which could block: the kernel's name of an eventfd in
+/// /proc is no path, and so no file's.
+pub fn is_event(descriptor: &OwnedFd) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+    link.is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]")
 }
 
 /// Makes reads and writes of a descriptor of another process return at once.

@@ -30,7 +30,7 @@ mod direct;
 mod socket_file;
 
 pub use access::{Access, Owner};
-pub use descriptors::MOST_DESCRIPTORS;
+pub use descriptors::{MOST_DESCRIPTORS, is_socket};
 pub use socket_file::{LOCK_LIMIT, SocketFolder};
 
 /// Pause after a connection that couldn't be accepted.

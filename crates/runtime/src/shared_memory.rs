@@ -97,6 +97,12 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
     }
 }
 
+/// Whether a descriptor of another process is memory: of tmpfs or hugetlbfs, as memfd_create(2) returns it. Asks no file system, which
+/// could block: only such files have seals (fcntl(2), F_GET_SEALS), used or not.
+pub fn is_memory(descriptor: &OwnedFd) -> bool {
+    rustix::fs::fcntl_get_seals(descriptor).is_ok()
+}
+
 /// A mapping of a shared file.
 pub struct SharedMemory {
     start: NonNull<u8>,

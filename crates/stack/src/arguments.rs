@@ -34,6 +34,7 @@ pub struct Arguments {
     pub(crate) children: Vec<Child>,
     pub(crate) base_directory: PathBuf,
     pub(crate) format: bool,
+    pub(crate) must_exist: bool,
     pub(crate) shards: usize,
     /// Key of the last refusal.
     pub(crate) refused: Cell<Option<&'static str>>,
@@ -81,6 +82,12 @@ impl Arguments {
     /// Whether the part is to be created or formatted (`--format`).
     pub fn format(&self) -> bool {
         self.format
+    }
+
+    /// Whether a part above has contents here and neither it nor this part is formatted: a part that doesn't exist is an error then, and
+    /// isn't created.
+    pub fn must_exist(&self) -> bool {
+        self.must_exist && !self.format
     }
 
     /// Number of shards that the stack runs on.

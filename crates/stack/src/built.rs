@@ -3,7 +3,7 @@
 use crate::kind::{Built, Contract, Door};
 use crate::model::Part;
 use crate::problem::nearest;
-use block::{Call, DevicePart, Error, Result, Status, ZonesPart};
+use block::{Call, DevicePart, Error, PartUse, Result, Status, ZonesPart};
 use std::sync::Arc;
 
 /// One part of a built stack.
@@ -22,6 +22,8 @@ pub struct BuiltPart {
 pub struct BuiltStack {
     /// Parts in the order of building, each with its number in the stack.
     parts: Vec<(usize, BuiltPart)>,
+    /// Numbers of the parts directly below each of these.
+    below: Vec<Vec<usize>>,
     /// Parts that couldn't be built and that their users do without.
     missing: Vec<(usize, MissingPart)>,
     /// Numbers of the parts that no device or zones stand on.
@@ -39,11 +41,12 @@ struct MissingPart {
 
 impl BuiltStack {
     pub(crate) fn new(tops: Vec<usize>) -> Self {
-        BuiltStack { parts: Vec::new(), missing: Vec::new(), tops }
+        BuiltStack { parts: Vec::new(), below: Vec::new(), missing: Vec::new(), tops }
     }
 
-    pub(crate) fn push(&mut self, number: usize, part: BuiltPart) {
+    pub(crate) fn push(&mut self, number: usize, part: BuiltPart, below: Vec<usize>) {
         self.parts.push((number, part));
+        self.below.push(below);
     }
 
     pub(crate) fn push_missing(&mut self, number: usize, part: &Part, error: Error) {
@@ -228,7 +231,8 @@ impl BuiltStack {
     }
 
     /// Stops the doors, then closes every part from the top down, even if one of them fails. The caller has dropped the
-    /// handles that it opened.
+    /// handles that it opened. An error of a part that all parts above it do without ([`block::Part::use_of`]) is only logged, and a part
+    /// that doesn't answer its user isn't closed.
     ///
     /// # Errors
     /// The first error, with the name of the part.
@@ -240,14 +244,34 @@ impl BuiltStack {
                 outcome =
                     outcome.and(stopped.map_err(|error| error.in_context(format!("stopping \"{name}\""))));
             }
-            for (_, part) in self.parts.iter().rev() {
+            let mut uses = vec![PartUse::Needed; self.parts.len()];
+            for (index, (number, part)) in self.parts.iter().enumerate().rev() {
+                uses[index] = self.use_of(*number, part, &uses);
+                if uses[index] == PartUse::Stalled {
+                    tracing::warn!("{} \"{}\" doesn't answer; it isn't closed", part.kind, part.name);
+                    continue;
+                }
                 let closed = part.built.part().close().await;
-                let named =
-                    |error: Error| error.in_context(format!("closing {} \"{}\"", part.kind, part.name));
-                outcome = outcome.and(closed.map_err(named));
+                let named = closed
+                    .map_err(|error| error.in_context(format!("closing {} \"{}\"", part.kind, part.name)));
+                match named {
+                    Err(error) if uses[index] == PartUse::Unneeded => {
+                        tracing::warn!("{error}; the parts above it do without it");
+                    }
+                    named => outcome = outcome.and(named),
+                }
             }
             outcome
         })
+    }
+
+    /// Use of a part by the parts directly above it, whose own `uses` are known: the greatest of all.
+    fn use_of(&self, number: usize, part: &BuiltPart, uses: &[PartUse]) -> PartUse {
+        let users = self.below.iter().enumerate().filter(|(_, below)| below.contains(&number));
+        let of = |(user, _): (usize, &Vec<usize>)| {
+            self.parts[user].1.built.part().use_of(part.built.part()).min(uses[user])
+        };
+        users.map(of).max().unwrap_or(PartUse::Needed)
     }
 
     fn devices(&self) -> impl Iterator<Item = (&str, &Arc<dyn DevicePart>)> {

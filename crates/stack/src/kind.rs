@@ -158,6 +158,9 @@ pub struct Key {
     /// Whether the kind is built even if parts that this key names can't be: it gets their errors instead
     /// ([`Arguments::devices_or_errors`]). Not when it is formatted.
     pub may_be_missing: bool,
+    /// Whether the parts that this key names have the contents of earlier openings: unless the kind is formatted, a missing one isn't
+    /// created empty ([`Arguments::must_exist`]).
+    pub holds_contents: bool,
     /// Another system that takes the same values, for users who know the key from there.
     pub as_in: Option<&'static str>,
     /// Names of the key in other systems; an error for such a name suggests this key.
@@ -181,6 +184,7 @@ impl Key {
             positional: false,
             default: None,
             may_be_missing: false,
+            holds_contents: false,
             as_in: None,
             known_as: &[],
             help,
@@ -195,6 +199,11 @@ impl Key {
     /// Lets the kind be built without the key's parts: see [`Key::may_be_missing`].
     pub const fn may_be_missing(self) -> Self {
         Key { may_be_missing: true, ..self }
+    }
+
+    /// Keeps missing parts from being created empty: see [`Key::holds_contents`].
+    pub const fn holds_contents(self) -> Self {
+        Key { holds_contents: true, ..self }
     }
 
     /// Names another system that takes the same values, for errors.
@@ -411,6 +420,9 @@ fn verify_keys(kind: &Kind) -> Result<(), String> {
         list_before |= key.positional && key.value.is_list();
         if key.may_be_missing && key.value != ValueKind::Devices {
             return Err(format!("{of} names no list of devices, so it can't do without one"));
+        }
+        if key.holds_contents && !key.value.names_parts() {
+            return Err(format!("{of} names no parts, so none has contents"));
         }
         let Some(default) = key.default else { continue };
         if key.required || key.value.names_parts() || key.value.is_list() {

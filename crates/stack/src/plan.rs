@@ -57,6 +57,7 @@ impl Plan {
         let mut problems = Collector::default();
         let mut shapes: Vec<Option<Shape>> = vec![None; stack.parts.len()];
         let mut claims: Vec<(usize, Claim)> = Vec::new();
+        let must_exist = must_exist(&stack, &format);
         for number in &stack.order {
             let part = &stack.parts[*number];
             let children = part.references.iter().map(|reference| {
@@ -65,7 +66,7 @@ impl Plan {
             });
             // What stands on a part that doesn't fit can't be judged.
             let Some(children) = children.collect::<Option<Vec<_>>>() else { continue };
-            let arguments = arguments(&stack, part, children, &format);
+            let arguments = arguments(&stack, part, children, &format, must_exist[*number]);
             match (part.kind.plan)(&arguments) {
                 Ok(shape) => shapes[*number] = Some(shape),
                 Err(error) => problems.add(|| {
@@ -127,7 +128,10 @@ impl Plan {
             let part = &self.stack.parts[*number];
             let files = std::mem::replace(&mut locked[*number], Ok(Vec::new()));
             match self.build_part(*number, files, &stack).await {
-                Ok(built) => stack.push(*number, built),
+                Ok(built) => {
+                    let below = part.references.iter().map(|reference| reference.part).collect();
+                    stack.push(*number, built, below);
+                }
                 Err(error) if needed[*number] => {
                     // The error of building says what to do about it; those of closing only follow from it.
                     let _ = stack.close().await;
@@ -238,7 +242,7 @@ impl Plan {
                 child(&self.stack, reference, shape, built.or_else(error))
             })
             .collect();
-        arguments(&self.stack, part, children, &self.format)
+        arguments(&self.stack, part, children, &self.format, must_exist(&self.stack, &self.format)[number])
     }
 
     async fn build_part(&self, number: usize, locked: Locked, below: &BuiltStack) -> Result<BuiltPart> {
@@ -261,6 +265,21 @@ impl Plan {
         }
         Ok(BuiltPart { name: part.name.clone(), kind: part.kind.name, built })
     }
+}
+
+/// Whether each part has contents of a part above it, by the numbers of the parts: the one that stands on it directly, or through parts
+/// that pass them on. A part that is formatted has none below it.
+fn must_exist(stack: &Stack, format: &Format) -> Vec<bool> {
+    let mut must = vec![false; stack.parts.len()];
+    // Parts above come later in the order.
+    for user in stack.order.iter().rev().copied().filter(|user| !format.is_for(&stack.parts[*user])) {
+        let part = &stack.parts[user];
+        for reference in &part.references {
+            let holds = part.kind.key(reference.key).is_some_and(|key| key.holds_contents);
+            must[reference.part] |= holds || must[user];
+        }
+    }
+    must
 }
 
 /// Returns the problem of two parts that can't both open a file, at the one that is later in the text.
@@ -295,7 +314,13 @@ fn child(stack: &Stack, reference: &Reference, shape: Shape, built: Option<Resul
     Child { key: reference.key, name: part.name.clone(), contract: part.kind.contract, shape, built }
 }
 
-fn arguments(stack: &Stack, part: &Part, children: Vec<Child>, format: &Format) -> Arguments {
+fn arguments(
+    stack: &Stack,
+    part: &Part,
+    children: Vec<Child>,
+    format: &Format,
+    must_exist: bool,
+) -> Arguments {
     Arguments {
         name: part.name.clone(),
         kind: part.kind,
@@ -303,6 +328,7 @@ fn arguments(stack: &Stack, part: &Part, children: Vec<Child>, format: &Format) 
         children,
         base_directory: stack.base_directory.clone(),
         format: format.is_for(part),
+        must_exist,
         shards: stack.shards,
         refused: Cell::new(None),
         claims: RefCell::default(),

@@ -186,6 +186,13 @@ async fn build(arguments: &Arguments) -> Result<Zns> {
     };
     let file = match arguments.locked::<SharedFile>("path") {
         Some(locked) => locked.here()?,
+        None if arguments.must_exist() => {
+            return Err(Error::not_found(format!(
+                "{}: no such file; expected the drive with the contents of the part above; check the path, or create everything from \
+                 scratch (--format)",
+                path.display()
+            )));
+        }
         None => {
             let options = OpenOptions { create: true, ..OpenOptions::read_write() };
             let file = File::open(&path, options).await?;

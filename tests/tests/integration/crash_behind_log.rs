@@ -60,6 +60,7 @@ async fn mirror(
         bitmap_delay: Duration::from_millis(2),
         sync_speed_max: 0,
         first_leg: false,
+        timeout: Duration::from_secs(30),
     };
     let permissions = Permissions { degraded, rebuild: 0 };
     MirrorPart::open(Plan {

@@ -50,6 +50,7 @@ fn settings() -> Settings {
         bitmap_delay: Duration::from_millis(2),
         sync_speed_max: 0,
         first_leg: false,
+        timeout: Duration::from_secs(30),
     }
 }
 

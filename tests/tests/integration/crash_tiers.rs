@@ -121,6 +121,7 @@ async fn raid10(
             bitmap_delay: Duration::from_millis(2),
             sync_speed_max: 0,
             first_leg: false,
+            timeout: Duration::from_secs(30),
         };
         let permissions = Permissions { degraded: legs.len() < 2, rebuild: 0 };
         let plan = Plan { legs, settings, permissions, format, bitmap_chunk: format.then_some(16 << 10) };

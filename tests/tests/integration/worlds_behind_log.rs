@@ -79,6 +79,7 @@ impl<const ORDERED: bool> Setup<ORDERED> {
             bitmap_delay: self.bitmap_delay,
             sync_speed_max: 0,
             first_leg: false,
+            timeout: Duration::from_secs(30),
         };
         let plan = Plan {
             settings,

@@ -3,7 +3,8 @@
 //! Requests that are made in one turn of a shard are sent in one vectored send; large reads are received directly into
 //! the caller's buffer; a request whose caller was dropped still ends. `discard` guarantees zeros (it is sent as
 //! WRITE_ZEROES that may deallocate: TRIM guarantees nothing). When the server closes the connection, requests in
-//! flight and later ones fail with [`Error::Disconnected`]; none is sent again.
+//! flight and later ones fail with [`Error::Disconnected`]; none is sent again. When the server doesn't answer a request within the
+//! time limit, the connection is closed, and they fail with [`Error::TimedOut`]. The close waits as long at most.
 //!
 //! Modules: `handshake` negotiates with the server, `link` is one connection, `device` translates a device's calls to
 //! requests.
@@ -19,12 +20,14 @@ use device::RemoteDevice;
 use handshake::{RemoteExport, connect_simple, examine};
 use runtime::net::Address;
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_duration};
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Server, export and connections of a client.
 #[derive(Debug, Clone)]
@@ -37,7 +40,14 @@ pub struct ClientConfig {
     pub connections: usize,
     /// Block size in bytes; by default the server's preferred one if the export is a multiple of it.
     pub block_size: Option<u64>,
+    /// Time within which the server has to answer a request.
+    pub timeout: Duration,
 }
+
+/// Default of [`ClientConfig::timeout`].
+pub const USUAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Limits of [`ClientConfig::timeout`].
+const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 3600);
 
 /// A device on an NBD server.
 pub struct NbdClient {
@@ -61,7 +71,7 @@ impl NbdClient {
     /// [`Error::NotFound`] if there is no such export, [`Error::Protocol`] if the peer is no NBD server,
     /// [`Error::Invalid`] if the export isn't a multiple of the wanted block size.
     pub async fn connect(config: ClientConfig) -> Result<NbdClient> {
-        let remote = examine(&config.address, &config.export).await?;
+        let remote = examine(&config.address, &config.export, config.timeout).await?;
         let block_size = choose_block_size(&config, &remote)?;
         let geometry = DeviceGeometry {
             block_size,
@@ -125,8 +135,9 @@ impl Part for NbdClient {
             // The connections of the handles are gone. A server that allows several makes durable what came over others; one
             // that allows a single one needs no exclusion.
             let flushed = async { self.open_here().await?.flush_now().await };
-            flushed
-                .await
+            let limited = runtime::timeout(self.config.timeout, flushed).await;
+            limited
+                .unwrap_or_else(|elapsed| Err(elapsed.into()))
                 .map_err(|error| error.in_context("unflushed writes may not be durable on the server"))
         })
     }
@@ -174,6 +185,12 @@ pub const KIND: Kind = Kind {
         )
         .or("1"),
         Key::optional("block_size", ValueKind::Size, "block size; default: the server's preferred one"),
+        Key::optional(
+            "timeout",
+            ValueKind::Duration,
+            "time within which the server has to answer a request; after it the connection is closed; 10ms to 24h",
+        )
+        .or("30s"),
     ],
     messages: &[],
     shareable: false,
@@ -183,11 +200,17 @@ pub const KIND: Kind = Kind {
 };
 
 fn config_of(arguments: &Arguments) -> Result<ClientConfig> {
+    let timeout = arguments.duration("timeout")?;
+    if !TIMEOUTS.contains(&timeout) {
+        let [given, least, most] = [timeout, *TIMEOUTS.start(), *TIMEOUTS.end()].map(format_duration);
+        return Err(arguments.refuse("timeout", format!("timeout {given}: expected {least} to {most}")));
+    }
     Ok(ClientConfig {
         address: address_of(arguments, "address", &arguments.text("address")?)?,
         export: arguments.text("export")?,
         connections: arguments.integer("connections")? as usize,
         block_size: arguments.optional_size("block_size")?,
+        timeout,
     })
 }
 

@@ -4,6 +4,7 @@
 //! change is made, and it goes on where it was. So a queue never sees a change, and none of its memory is unmapped under it.
 
 use super::config::{self, feature};
+use super::descriptors;
 use super::door::Shared;
 use super::inflight::Inflight;
 use super::memory::GuestMemory;
@@ -245,6 +246,7 @@ impl Connection<'_> {
                 self.protocol_features = features;
             }
             Message::SetMemory(regions) => {
+                descriptors::memory(&descriptors)?;
                 self.pause_all().await?;
                 // The old mappings go first, so that a guest has them once.
                 self.memory = None;
@@ -257,6 +259,7 @@ impl Connection<'_> {
             }
             Message::SetInflight(given) => {
                 let descriptor = descriptors.pop().ok_or_else(|| Error::protocol("no descriptor"))?;
+                descriptors::memory(std::slice::from_ref(&descriptor))?;
                 self.pause_all().await?;
                 self.inflight = Some(Inflight::map(&given, &descriptor, self.shared.queues)?);
                 self.start_all()?;
@@ -269,11 +272,21 @@ impl Connection<'_> {
                 return Ok(Answer::Payload(state.iter().flat_map(|word| word.to_le_bytes()).collect()));
             }
             Message::SetCall(index) => {
-                let signal = descriptors.pop().map(EventSignal::new).transpose()?;
+                let signal = descriptors
+                    .pop()
+                    .map(descriptors::event)
+                    .transpose()?
+                    .map(EventSignal::new)
+                    .transpose()?;
                 self.queue(index)?.call.set(signal);
             }
             Message::SetError(index) => {
-                self.queue(index)?.error = descriptors.pop().map(EventSignal::new).transpose()?;
+                self.queue(index)?.error = descriptors
+                    .pop()
+                    .map(descriptors::event)
+                    .transpose()?
+                    .map(EventSignal::new)
+                    .transpose()?;
             }
             Message::SetSize(index, size) => self.change(index, |queue| queue.size = size).await?,
             Message::SetAddresses(index, addresses) => {
@@ -286,7 +299,7 @@ impl Connection<'_> {
                 self.change(index, |queue| queue.next_available = base).await?;
             }
             Message::SetKick(index) => {
-                let kick = descriptors.pop();
+                let kick = descriptors.pop().map(descriptors::event).transpose()?;
                 self.change(index, |queue| queue.kick = kick).await?;
             }
             Message::SetEnabled(index, enabled) => {
@@ -429,7 +442,7 @@ async fn run(settings: Settings, shared: Arc<Shared>) -> Ended {
 async fn receive(stream: &Stream) -> Result<Received, End> {
     let mut descriptors = Vec::new();
     let mut head = Buffer::new(HEADER_BYTES);
-    match stream.receive_with_descriptors(&mut head, HEADER_BYTES, &mut descriptors).await {
+    match descriptors::receive(stream, &mut head, HEADER_BYTES, &mut descriptors).await {
         Ok(0) => return Err(End::HungUp),
         Ok(_) => {}
         Err(error) => return Err(End::of(error)),
@@ -455,7 +468,7 @@ async fn receive(stream: &Stream) -> Result<Received, End> {
 async fn fill(stream: &Stream, buffer: &mut Buffer, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
     while buffer.missing() > 0 {
         let missing = buffer.missing();
-        if stream.receive_with_descriptors(buffer, missing, descriptors).await? == 0 {
+        if descriptors::receive(stream, buffer, missing, descriptors).await? == 0 {
             return Err(Error::disconnected("the front-end closed in the middle of a message"));
         }
     }

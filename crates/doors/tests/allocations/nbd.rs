@@ -2,7 +2,7 @@
 
 use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability};
 use conformance::allocations::everywhere;
-use doors::nbd::client::{ClientConfig, NbdClient};
+use doors::nbd::client::{ClientConfig, NbdClient, USUAL_TIMEOUT};
 use doors::nbd::server::{ExportConfig, Server, ServerConfig};
 use runtime::net::Address;
 use std::rc::Rc;
@@ -39,7 +39,13 @@ pub fn requests_allocate_nothing() {
         };
         let server = Server::new(config).expect("valid");
         server.start().await.expect("it starts");
-        let config = ClientConfig { address, export: "disk".into(), connections: 1, block_size: None };
+        let config = ClientConfig {
+            address,
+            export: "disk".into(),
+            connections: 1,
+            block_size: None,
+            timeout: USUAL_TIMEOUT,
+        };
         // The question about the export is a connection too.
         let client = NbdClient::connect(config).await.expect("it answers");
         while server.connections() > 0 {

@@ -8,6 +8,7 @@ mod lifecycle;
 mod memory;
 mod requests;
 mod silence;
+mod stuck;
 mod support;
 mod two_ends;
 mod vhost;

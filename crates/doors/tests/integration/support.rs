@@ -4,7 +4,7 @@ use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Data, Device, DeviceGeometry, DevicePart,
     Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
 };
-use doors::nbd::client::{ClientConfig, NbdClient};
+use doors::nbd::client::{ClientConfig, NbdClient, USUAL_TIMEOUT};
 use doors::nbd::protocol::{
     GREETING_BYTES, OPTION_REPLY_HEADER_BYTES, Reader, Request, command, option, option_reply, put_option,
 };
@@ -37,8 +37,26 @@ pub fn server(address: &Address, exports: Vec<ExportConfig>) -> Arc<Server> {
     Arc::new(Server::new(config).expect("a valid configuration"))
 }
 
+/// A client with this time limit.
+pub async fn limited_client(address: &Address, timeout: std::time::Duration) -> Result<NbdClient> {
+    let config = ClientConfig {
+        address: address.clone(),
+        export: "disk".into(),
+        connections: 1,
+        block_size: Some(4096),
+        timeout,
+    };
+    NbdClient::connect(config).await
+}
+
 pub async fn client(address: &Address, export: &str, block_size: Option<u64>) -> NbdClient {
-    let config = ClientConfig { address: address.clone(), export: export.into(), connections: 1, block_size };
+    let config = ClientConfig {
+        address: address.clone(),
+        export: export.into(),
+        connections: 1,
+        block_size,
+        timeout: USUAL_TIMEOUT,
+    };
     NbdClient::connect(config).await.expect("the server answers")
 }
 
@@ -168,6 +186,8 @@ pub struct Controls {
     pub broken: Mutex<BTreeSet<u64>>,
     /// Requests wait until this is false.
     pub paused: AtomicBool,
+    /// Time that each request takes, one after the other, and the end of the last one.
+    pub turns: Mutex<Option<(std::time::Duration, runtime::Instant)>>,
     pub begun: AtomicU64,
     pub ended: AtomicU64,
     pub flushes: AtomicU64,
@@ -245,6 +265,13 @@ impl SlowDisk {
         }
         while self.controls.paused.load(Ordering::SeqCst) {
             runtime::sleep(std::time::Duration::from_micros(100)).await;
+        }
+        let turn = self.controls.turns.lock().expect("not poisoned").as_mut().map(|(time, end)| {
+            *end = runtime::now().max(*end) + *time;
+            *end
+        });
+        if let Some(end) = turn {
+            runtime::sleep_until(end).await;
         }
         self.controls.ended.fetch_add(1, Ordering::SeqCst);
         let broken = self.controls.broken.lock().expect("not poisoned");

@@ -4,7 +4,7 @@ use crate::support::{SlowDisk, client, export, ram, run, server, socket};
 use block::{
     BlockIndex, BlockRange, Buffer, Data, Device, DevicePart, Durability, ExtentState, Payload, ZeroMode,
 };
-use doors::nbd::client::{ClientConfig, NbdClient};
+use doors::nbd::client::{ClientConfig, NbdClient, USUAL_TIMEOUT};
 use runtime::net::Address;
 use runtime::{Random, ShardIndex};
 use std::rc::Rc;
@@ -174,6 +174,7 @@ fn errors_keep_their_meaning_and_a_failed_read_shows_nothing() {
             export: "none".into(),
             connections: 1,
             block_size: None,
+            timeout: USUAL_TIMEOUT,
         };
         let error = NbdClient::connect(missing).await.map(drop).expect_err("there is no such export");
         assert_eq!(error.errno(), libc::ENOENT, "{error}");

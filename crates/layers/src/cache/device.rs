@@ -12,9 +12,10 @@ use super::state::{Entry, FREE, State};
 use super::zero::Zeroing;
 use super::{Options, clean, commit};
 use crate::table::{Medium, OWNER, Table};
+use crate::time_limit::Limited;
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
-    Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
@@ -32,6 +33,8 @@ pub struct CachePart {
     counters: Arc<Counters>,
     facts: super::status::Facts,
     keeps_flushed: bool,
+    /// Origin and fast device with their time limits.
+    below: [(Arc<dyn DevicePart>, Arc<Limited>); 2],
 }
 
 impl CachePart {
@@ -63,8 +66,11 @@ impl CachePart {
         if blocks.0 == 0 {
             return Err(Error::invalid("the origin is smaller than one block; expected a larger device"));
         }
-        let slow = Medium::new(slow.open().await?);
-        let fast = Rc::new(Medium::new(fast.open().await?));
+        let limits = ["the origin", "the fast device"].map(|name| Limited::new(name, options.timeout));
+        let [slow_limit, fast_limit] = limits;
+        let below = [(slow.clone(), slow_limit.clone()), (fast.clone(), fast_limit.clone())];
+        let slow = Medium::new(slow_limit.open(&slow).await?);
+        let fast = Rc::new(Medium::new(fast_limit.open(&fast).await?));
         let (table, shape) = open_table(&fast, &slow, &geometry, name, options).await?;
         let counters = Arc::new(Counters::default());
         let state = State::new(check_entries(&table, &shape)?.into_iter(), counters.clone());
@@ -118,7 +124,7 @@ impl CachePart {
         // A part has one state in the table, so writes are atomic up to a part at most.
         let geometry =
             DeviceGeometry { atomic_write: geometry.atomic_write.min(part_bytes as u32), ..geometry };
-        Ok(CachePart { home: Home::here(core), geometry, counters, facts, keeps_flushed })
+        Ok(CachePart { home: Home::here(core), geometry, counters, facts, keeps_flushed, below })
     }
 }
 
@@ -228,6 +234,11 @@ impl Part for CachePart {
             closed
         })
     }
+
+    fn use_of(&self, below: &dyn Part) -> PartUse {
+        let its = self.below.iter().filter(|(part, _)| std::ptr::addr_eq(Arc::as_ptr(part), below));
+        its.map(|(_, limited)| limited.part_use()).max().unwrap_or(PartUse::Needed)
+    }
 }
 
 impl Tell for CachePart {
@@ -255,6 +266,8 @@ async fn close(core: Rc<Core>) -> Result<()> {
     core.committer_ends.set(true);
     core.work.notify_all();
     core.committer.ended().await;
+    // Notices that a device doesn't answer before the stack closes it.
+    let _ = runtime::join_all([core.slow.flush(), core.fast.flush()]).await;
     outcome
 }
 

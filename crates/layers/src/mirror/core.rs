@@ -44,6 +44,8 @@ pub struct Settings {
     pub sync_speed_max: u64,
     /// Whether reads always go to the first leg, rather than by latency.
     pub first_leg: bool,
+    /// Time within which a leg has to answer a request.
+    pub timeout: Duration,
 }
 
 /// State of a mirror.

@@ -1,6 +1,7 @@
 //! One leg: its device, addressed in the mirror's blocks, and its counters.
 
 use super::layout::Layout;
+use crate::time_limit::Limited;
 use block::{
     BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, Durability, Error, Extent, ExtentState, Payload,
     ReadOutcome, Result, ZeroMode,
@@ -9,6 +10,7 @@ use runtime::range_lock::RangeLock;
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Set of legs: bit n for leg n.
@@ -161,6 +163,8 @@ pub struct Leg {
     pub name: String,
     /// Device.
     pub device: LegDevice,
+    /// Time limit of its requests.
+    pub limited: Arc<Limited>,
     /// Size in bytes.
     pub bytes: u64,
     /// Slot in the mirror; `None` for a leg without one.

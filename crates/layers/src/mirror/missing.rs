@@ -1,6 +1,7 @@
 //! Stand-ins for legs that can't be built or opened: all calls return the error.
 
 use super::KIND;
+use crate::time_limit::Limited;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
     Durability, Error, Part, Payload, ReadOutcome, Result, ZeroMode,
@@ -52,9 +53,9 @@ struct MissingDevice {
     error: Error,
 }
 
-/// Opens a leg. If that fails, returns a stand-in and the error.
-pub async fn open_leg(leg: &Arc<dyn DevicePart>) -> (Rc<dyn Device>, Option<Error>) {
-    match leg.open().await {
+/// Opens a leg within its time limit. If that fails, returns a stand-in and the error.
+pub async fn open_leg(leg: &Arc<dyn DevicePart>, limited: &Arc<Limited>) -> (Rc<dyn Device>, Option<Error>) {
+    match limited.open(leg).await {
         Ok(device) => (device, None),
         Err(error) => (stand_in(leg, &error), Some(error)),
     }

@@ -12,6 +12,7 @@ use super::layout::Layout;
 use super::leg::{Leg, LegDevice, Mask, each};
 use super::missing::open_leg;
 use super::shared::Shared;
+use crate::time_limit::Limited;
 use block::{BlockCount, BlockSize, Buffer, DeviceGeometry, DevicePart, Error, Result};
 use runtime::range_lock::RangeLock;
 use runtime::sync::{Notify, Semaphore};
@@ -68,8 +69,11 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
     let mut block_size = plan.block_size();
     let mut devices = Vec::with_capacity(plan.legs.len());
     let mut missing = Vec::with_capacity(plan.legs.len());
-    for (name, leg) in &plan.legs {
-        let (device, error) = open_leg(leg).await;
+    let limits =
+        plan.legs.iter().map(|(name, _)| Limited::new(format!("leg \"{name}\""), plan.settings.timeout));
+    let limits: Vec<Arc<Limited>> = limits.collect();
+    for ((name, leg), limited) in plan.legs.iter().zip(&limits) {
+        let (device, error) = open_leg(leg, limited).await;
         if let Some(error) = &error {
             // A leg in use isn't missing: its user may be the same mirror in another process.
             if plan.format || matches!(error, Error::Busy(_)) {
@@ -105,6 +109,7 @@ pub async fn open(plan: Plan) -> Result<Rc<Core>> {
         _ => None,
     });
     let events = events.max().unwrap_or(authoritative.events);
+    let devices = devices.into_iter().zip(limits).collect();
     let core = core(&plan, devices, missing, layout, authoritative, events, &assembly);
     load_bitmap(&core, &assembly).await?;
     begin(&core, &assembly).await?;
@@ -226,7 +231,7 @@ async fn format(plan: &Plan, devices: &[LegDevice]) -> Result<()> {
 
 fn core(
     plan: &Plan,
-    devices: Vec<LegDevice>,
+    devices: Vec<(LegDevice, Arc<Limited>)>,
     missing: Vec<Option<Error>>,
     layout: Layout,
     authoritative: &Superblock,
@@ -242,9 +247,10 @@ fn core(
         read_only: false,
     };
     let given = plan.legs.iter().zip(devices).zip(missing).zip(&assembly.slot_of);
-    let legs = given.map(|((((name, part), device), missing), slot)| Leg {
+    let legs = given.map(|((((name, part), (device, limited)), missing), slot)| Leg {
         name: name.clone(),
         device: device.placed(&layout),
+        limited,
         slot: Cell::new(*slot),
         bytes: part.geometry().bytes(),
         lane: RangeLock::default(),

@@ -7,13 +7,14 @@ use super::KIND;
 use super::core::Core;
 use super::leg::{Change, LegDevice, Mask};
 use super::message::Message;
-use super::missing::stand_in;
+use super::missing::{open_leg, stand_in};
 use super::open::{Plan, open};
 use super::read::{Timed, choose, probe};
 use super::shared::Shared;
+use crate::time_limit::Limited;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error, Extent,
-    Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::Home;
 use stack::Tell;
@@ -28,6 +29,8 @@ pub struct MirrorPart {
     shared: Arc<Shared>,
     /// Legs, each with the error by which it couldn't be opened.
     legs: Vec<(Arc<dyn DevicePart>, Option<Error>)>,
+    /// Time limits of the legs.
+    limits: Vec<Arc<Limited>>,
     layout: super::layout::Layout,
     first_leg: bool,
 }
@@ -43,8 +46,9 @@ impl MirrorPart {
         let legs = parts.into_iter().zip(core.legs.iter().map(|leg| leg.missing.clone())).collect();
         core.start();
         let (shared, layout) = (core.shared.clone(), core.layout);
+        let limits = core.legs.iter().map(|leg| leg.limited.clone()).collect();
         let first_leg = core.settings.first_leg;
-        Ok(MirrorPart { home: Home::here(core), shared, legs, layout, first_leg })
+        Ok(MirrorPart { home: Home::here(core), shared, legs, limits, layout, first_leg })
     }
 }
 
@@ -68,6 +72,19 @@ impl Part for MirrorPart {
             self.home.forget().await?;
             closed
         })
+    }
+
+    fn use_of(&self, below: &dyn Part) -> PartUse {
+        let used = self.shared.used();
+        let uses =
+            self.legs.iter().zip(&self.limits).enumerate().filter_map(|(leg, ((part, _), limited))| {
+                std::ptr::addr_eq(Arc::as_ptr(part), below).then(|| match () {
+                    () if limited.is_stalled() => PartUse::Stalled,
+                    () if used & 1 << leg == 0 => PartUse::Unneeded,
+                    () => PartUse::Needed,
+                })
+            });
+        uses.max().unwrap_or(PartUse::Needed)
     }
 }
 
@@ -107,10 +124,11 @@ impl DevicePart for MirrorPart {
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async move {
             let mut legs = Vec::with_capacity(self.legs.len());
-            for (leg, missing) in &self.legs {
+            for ((leg, missing), limited) in self.legs.iter().zip(&self.limits) {
                 let device = match missing {
                     Some(error) => stand_in(leg, error),
-                    None => leg.open().await?,
+                    // Reads through a leg that can't be opened here go to the home shard.
+                    None => open_leg(leg, limited).await.0,
                 };
                 legs.push(LegDevice::new(device, self.layout.block_size, self.layout.data_offset));
             }
@@ -141,12 +159,17 @@ fn blocks_of(range: BlockRange) -> Range<u64> {
 }
 
 impl Handle {
-    async fn read_at_home(&self, blocks: Range<u64>, buffer: Buffer, tried: Mask) -> ReadOutcome {
+    async fn read_at_home(
+        &self,
+        blocks: Range<u64>,
+        buffer: Buffer,
+        failed: Option<(usize, Error)>,
+    ) -> ReadOutcome {
         if let Some(core) = &self.core {
-            return core.clone().read(blocks, buffer, tried).await;
+            return core.clone().read(blocks, buffer, failed).await;
         }
         let length = buffer.len();
-        let read = move |core: Rc<Core>| async move { Ok(core.read(blocks, buffer, tried).await) };
+        let read = move |core: Rc<Core>| async move { Ok(core.read(blocks, buffer, failed).await) };
         match self.home.with(read).await {
             Ok(outcome) => outcome,
             Err(error) => (Err(error), Buffer::new(length)),
@@ -209,7 +232,7 @@ impl Device for Handle {
         };
         let readable = self.shared.readable.load(Ordering::Acquire);
         if readable == 0 {
-            return Call::new(self.read_at_home(blocks, buffer, 0));
+            return Call::new(self.read_at_home(blocks, buffer, None));
         }
         let leg = self.choose(readable, &blocks);
         Call::new(async move {
@@ -220,7 +243,7 @@ impl Device for Handle {
                 Ok(()) => (Ok(()), buffer),
                 Err(error) => {
                     tracing::warn!("leg {leg} of a mirror: {error}");
-                    self.read_at_home(blocks, buffer, 1 << leg).await
+                    self.read_at_home(blocks, buffer, Some((leg, error))).await
                 }
             }
         })
@@ -269,8 +292,11 @@ impl Device for Handle {
                 return Ok(if range.is_empty() { Vec::new() } else { vec![extent] });
             }
             let leg = &self.legs[readable.trailing_zeros() as usize];
-            let found = leg.extents(&blocks_of(range)).await?;
-            Ok(leg.in_own_blocks(range, &found))
+            match leg.extents(&blocks_of(range)).await {
+                Ok(found) => Ok(leg.in_own_blocks(range, &found)),
+                // Another leg has the data.
+                Err(_) => Ok(vec![Extent { range, state: block::ExtentState::Data }]),
+            }
         })
     }
 }

@@ -101,8 +101,18 @@ impl Drop for Copying {
 }
 
 impl Core {
-    /// Reads on the home shard; legs in `tried` have failed the read already.
-    pub async fn read(self: Rc<Self>, blocks: Range<u64>, buffer: Buffer, tried: Mask) -> ReadOutcome {
+    /// Reads on the home shard; `failed` is a leg that has failed the read already, with its error.
+    pub async fn read(
+        self: Rc<Self>,
+        blocks: Range<u64>,
+        buffer: Buffer,
+        failed: Option<(usize, Error)>,
+    ) -> ReadOutcome {
+        let mut tried = 0;
+        if let Some((leg, error)) = failed {
+            tried = 1 << leg;
+            self.fail_if_silent(leg, &error).await;
+        }
         if self.active.get().count_ones() > 1 && self.chunks.blocks_differ(&blocks) {
             return self.read_differing(blocks, buffer).await;
         }
@@ -125,6 +135,16 @@ impl Core {
             buffer.append(one.filled());
         }
         (Ok(()), buffer)
+    }
+
+    /// Marks a leg faulty that didn't answer within the time limit: every further request would wait as long. The last active leg
+    /// stays active.
+    async fn fail_if_silent(&self, leg: usize, error: &Error) {
+        if matches!(error, Error::TimedOut(_))
+            && let Err(error) = self.fail(leg, error.clone()).await
+        {
+            tracing::warn!("mirror {}: {error}", self.array);
+        }
     }
 
     /// Reads from one leg after the other until one succeeds; the range is then repaired on the legs that failed.
@@ -165,6 +185,7 @@ impl Core {
                 Err(error) => {
                     tracing::warn!("mirror {}: leg {}: {error}", self.array, self.legs[leg].name);
                     tried |= 1 << leg;
+                    self.fail_if_silent(leg, &error).await;
                     first_error = first_error.or(Some(error));
                 }
             }
@@ -238,8 +259,9 @@ impl Core {
     pub async fn read_leg(&self, leg: usize, blocks: &Range<u64>) -> Result<Data> {
         let buffer = Buffer::new(self.bytes_of(blocks));
         let (outcome, buffer) = self.legs[leg].device.read(blocks.start, buffer).await;
-        if outcome.is_err() {
+        if let Err(error) = &outcome {
             self.shared.legs[leg].read_errors.fetch_add(1, Ordering::Relaxed);
+            self.fail_if_silent(leg, error).await;
         }
         outcome.map(|()| buffer.freeze())
     }

@@ -100,6 +100,12 @@ impl Shared {
         }
     }
 
+    /// Legs that are active or being rebuilt.
+    pub fn used(&self) -> Mask {
+        let summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
+        summary.active | summary.rebuilding
+    }
+
     /// Returns the status; `only_in_cache` has the bytes of each leg that are only in a cache.
     pub fn status(&self, only_in_cache: &[Option<u64>]) -> Status {
         let summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -6,9 +6,10 @@ use super::format::{Action, Entry};
 use super::message::Message;
 use super::settings::Options;
 use super::{append, commit, recovery, writeback};
+use crate::time_limit::Limited;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
-    Durability, Error, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    Durability, Error, Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::{Distant, GroupMember, Home};
 use stack::Tell;
@@ -24,6 +25,8 @@ pub struct WriteCachePart {
     cached_blocks: Arc<AtomicU64>,
     /// Origin and cache device, which live as long as this part.
     devices: [Arc<dyn DevicePart>; 2],
+    /// Time limits of these.
+    limits: [Arc<Limited>; 2],
     /// Whether it was opened in the mode `cleaner`.
     is_cleaner: bool,
 }
@@ -49,7 +52,8 @@ impl WriteCachePart {
         let is_cleaner = options.cleaner;
         let block_size = origin.geometry().block_size.max(fast.geometry().block_size);
         let origin_blocks = origin.geometry().bytes() / block_size.bytes();
-        let (origin_device, fast_device) = (origin.open().await?, fast.open().await?);
+        let limits = ["the origin", "the cache device"].map(|name| Limited::new(name, options.timeout));
+        let (origin_device, fast_device) = (limits[0].open(&origin).await?, limits[1].open(&fast).await?);
         if options.format {
             recovery::format(&*fast_device, block_size, origin_blocks).await?;
         }
@@ -69,6 +73,7 @@ impl WriteCachePart {
             geometry,
             cached_blocks,
             devices: [origin, fast],
+            limits,
             is_cleaner,
         })
     }
@@ -153,10 +158,22 @@ impl Part for WriteCachePart {
 
     fn close(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            let closed = self.home.with(Core::close).await;
+            let close = |core: Rc<Core>| async move {
+                let closed = core.clone().close().await;
+                // Notices that a device doesn't answer before the stack closes it.
+                let _ = runtime::join_all([core.origin.device().flush(), core.fast.flush()]).await;
+                closed
+            };
+            let closed = self.home.with(close).await;
             self.home.forget().await?;
             closed
         })
+    }
+
+    fn use_of(&self, below: &dyn Part) -> PartUse {
+        let uses = self.devices.iter().zip(&self.limits);
+        let its = uses.filter(|(part, _)| std::ptr::addr_eq(Arc::as_ptr(part), below));
+        its.map(|(_, limited)| limited.part_use()).max().unwrap_or(PartUse::Needed)
     }
 }
 

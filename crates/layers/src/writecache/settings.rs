@@ -46,6 +46,8 @@ pub struct Options {
     pub cleaner: bool,
     /// Limit to a batch of write-back, in bytes.
     pub batch: u64,
+    /// Time within which either device has to answer a request.
+    pub timeout: Duration,
     /// Settings that hold for a ring of any size.
     pub settings: Settings,
 }
@@ -59,6 +61,7 @@ impl Default for Options {
             low_watermark: 45,
             cleaner: false,
             batch: 64 << 20,
+            timeout: Duration::from_secs(120),
             settings: Settings {
                 jobs: 64,
                 autocommit_blocks: 65536,

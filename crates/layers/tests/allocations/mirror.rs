@@ -24,6 +24,7 @@ fn of(write_behind: u64) -> (u64, u64) {
             bitmap_delay: Duration::from_secs(3600),
             sync_speed_max: 0,
             first_leg: false,
+            timeout: Duration::from_secs(30),
         };
         let plan = Plan {
             legs: vec![("a".to_owned(), ram()), ("b".to_owned(), ram())],

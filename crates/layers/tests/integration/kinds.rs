@@ -212,3 +212,57 @@ fn a_stack_of_all_three_records_at_both_ends() {
         assert_eq!((timeline.devices.len(), timeline.events.len()), (2, 2 + 4 + 2 + 1));
     });
 }
+
+/// A leg, an origin or a cache device that isn't there is an error; nothing is left in its place.
+#[test]
+fn a_missing_part_with_contents_is_not_created_empty() {
+    on_a_shard(|| async {
+        for (line, missing, opens) in [
+            ("mirror(A, B)", "b.img", false),
+            ("mirror(A, B, degraded=true)", "b.img", true),
+            ("mirror(A, stats(B))", "b.img", false),
+            ("writecache(A, B)", "a.img", false),
+            ("writecache(A, B)", "b.img", false),
+            ("cache(A, B)", "a.img", false),
+            ("cache(A, B, mode=writeback)", "b.img", false),
+            ("cache(linear(A, C), B)", "c.img", false),
+            ("stats(A)", "a.img", true),
+            ("linear(A, B)", "b.img", true),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let named: String = line
+                .chars()
+                .map(|letter| match letter {
+                    'A'..='C' => format!("file({}.img, size=8MiB)", letter.to_ascii_lowercase()),
+                    other => other.to_string(),
+                })
+                .collect();
+            let parsed =
+                || Stack::from_line("line", &named, &registry()).unwrap().with_base_directory(folder.path());
+            parsed().check(true).unwrap().build().await.unwrap().close().await.unwrap();
+            parsed().check(false).unwrap().build().await.unwrap().close().await.unwrap();
+            let path = folder.path().join(missing);
+            // A file without any contents is no better.
+            for empty in [false, true] {
+                std::fs::remove_file(&path).unwrap();
+                if empty {
+                    std::fs::write(&path, "").unwrap();
+                }
+                match parsed().check(false).unwrap().build().await {
+                    Ok(built) => {
+                        built.close().await.unwrap();
+                        assert!(opens, "{line}");
+                    }
+                    Err(error) => assert!(!opens && error.to_string().contains(missing), "{line}: {error}"),
+                }
+                let length = std::fs::metadata(&path).map(|found| found.len()).ok();
+                let creates = !line.starts_with("mirror") && opens;
+                let expected = if creates { Some(8 << 20) } else { empty.then_some(0) };
+                assert_eq!(length, expected, "{line}");
+                if !path.exists() {
+                    std::fs::write(&path, "").unwrap();
+                }
+            }
+        }
+    });
+}

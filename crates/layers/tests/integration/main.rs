@@ -18,6 +18,7 @@ mod only_in_cache;
 mod record;
 mod replay;
 mod stats;
+mod stuck;
 mod takeover;
 mod timeline;
 mod writecache;

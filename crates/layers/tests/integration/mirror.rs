@@ -32,6 +32,7 @@ fn settings() -> Settings {
         bitmap_delay: Duration::from_secs(5),
         sync_speed_max: 0,
         first_leg: false,
+        timeout: Duration::from_secs(30),
     }
 }
 

@@ -51,6 +51,7 @@ fn plan(legs: &[Arc<dyn DevicePart>], format: bool) -> Plan {
         bitmap_delay: Duration::from_secs(3600),
         sync_speed_max: SPEED,
         first_leg: false,
+        timeout: Duration::from_secs(30),
     };
     let names = ["a", "b", "c"].into_iter().map(str::to_owned);
     Plan {

@@ -30,6 +30,7 @@ async fn is_told_on_another_shard(cache: Arc<dyn DevicePart>) {
         bitmap_delay: Duration::from_secs(3600),
         sync_speed_max: 0,
         first_leg: false,
+        timeout: Duration::from_secs(30),
     };
     let plan = Plan {
         legs: vec![("a".to_owned(), disk(64)), ("b".to_owned(), cache.clone())],

@@ -135,6 +135,7 @@ fn of_a_mirror() {
                 bitmap_delay: Duration::from_secs(3600),
                 sync_speed_max: 0,
                 first_leg: false,
+                timeout: Duration::from_secs(30),
             };
             let plan = Plan {
                 legs: vec![("first".to_owned(), first), ("second".to_owned(), second)],

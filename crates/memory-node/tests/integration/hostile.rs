@@ -3,7 +3,7 @@
 use crate::support::{MIB, Machine, borrow, config, node, number, open, simulated, status_when, write};
 use block::{BlockIndex, BlockSize, Data, DevicePart, Durability, Part};
 use disks::ram::RamPart;
-use doors::nbd::client::{ClientConfig, NbdClient};
+use doors::nbd::client::{ClientConfig, NbdClient, USUAL_TIMEOUT};
 use doors::nbd::server::{ExportConfig, Server, ServerConfig};
 use memory_node::{MemoryNodePart, STATUS_BYTES};
 use runtime::net::{Address, Listener};
@@ -107,7 +107,13 @@ fn names_that_a_node_does_not_know_are_refused_and_leave_nothing() {
     simulated(23, |address| async move {
         let node = node(config(&address), &Machine::new(512 * MIB)).await;
         let connect = async |export: String| {
-            let config = ClientConfig { address: address.clone(), export, connections: 1, block_size: None };
+            let config = ClientConfig {
+                address: address.clone(),
+                export,
+                connections: 1,
+                block_size: None,
+                timeout: USUAL_TIMEOUT,
+            };
             NbdClient::connect(config).await
         };
         for export in

@@ -19,6 +19,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// Largest number of descriptors in one message.
 pub const MOST_DESCRIPTORS: usize = 32;
 
+/// Whether a descriptor of another process is a socket. Asks no file system, which could block.
+pub fn is_socket(descriptor: &OwnedFd) -> bool {
+    rustix::net::sockopt::socket_type(descriptor).is_ok()
+}
+
 impl Stream {
     fn kernel_descriptor(&self) -> Result<&OwnedFd> {
         match &*self.descriptor {

@@ -3,7 +3,7 @@
 
 use crate::common::{Ran, command, signal, wait_for};
 use block::{BlockIndex, Buffer, DevicePart};
-use doors::nbd::client::{ClientConfig, NbdClient};
+use doors::nbd::client::{ClientConfig, NbdClient, USUAL_TIMEOUT};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -96,8 +96,13 @@ impl User {
         let blocks: Vec<u64> = blocks.into_iter().collect();
         let address = format!("unix:{}", self.path(&format!("{stack}.sock")).display()).parse().unwrap();
         runtime::run(runtime::Config::default(), move || async move {
-            let config =
-                ClientConfig { address, export: String::new(), connections: 1, block_size: Some(4096) };
+            let config = ClientConfig {
+                address,
+                export: String::new(),
+                connections: 1,
+                block_size: Some(4096),
+                timeout: USUAL_TIMEOUT,
+            };
             let client = NbdClient::connect(config).await.unwrap();
             let handle = client.open().await.unwrap();
             for block in blocks {

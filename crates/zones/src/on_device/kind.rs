@@ -14,7 +14,9 @@ pub const KIND: Kind = Kind {
     contract: Contract::Zones,
     summary: "append-only zones on a device",
     keys: &[
-        Key::required("on", ValueKind::Device, "device that is divided into zones").positional(),
+        Key::required("on", ValueKind::Device, "device that is divided into zones")
+            .positional()
+            .holds_contents(),
         Key::optional(
             "zone_size",
             ValueKind::Size,

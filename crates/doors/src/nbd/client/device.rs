@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Longest WRITE_ZEROES, in bytes; some servers need time for long ones.
-const LONGEST_ZEROES: u64 = 256 << 20;
+const LONGEST_ZEROES: u64 = 64 << 20;
 /// Longest BLOCK_STATUS, in bytes.
 const LONGEST_STATUS: u64 = 1 << 30;
 
@@ -46,7 +46,7 @@ impl RemoteDevice {
         let (links, next) = (Vec::new(), Cell::new(0));
         let mut device = RemoteDevice { geometry, remote: *remote, links, next, unflushed };
         for _ in 0..config.connections {
-            let (stream, now) = connect(&config.address, &config.export).await?;
+            let (stream, now) = connect(&config.address, &config.export, config.timeout).await?;
             if now.size != remote.size || now.is_read_only() != remote.is_read_only() {
                 return Err(Error::busy(format!(
                     "export \"{}\" of {} has changed: {} bytes, expected {}; open the stack again",
@@ -54,7 +54,7 @@ impl RemoteDevice {
                 )));
             }
             device.remote = now;
-            device.links.push(Link::start(stream, &now));
+            device.links.push(Link::start(stream, &now, config.timeout));
         }
         Ok(device)
     }
@@ -85,7 +85,9 @@ impl RemoteDevice {
         let length = buffer.len() as u32;
         let request = Request { flags: 0, command: command::READ, cookie: 0, offset, length };
         let answer = self.link().call(request, None, Some(buffer)).await;
-        (answer.result, answer.buffer.unwrap_or_else(|| Buffer::new(length as usize)))
+        // Part of the buffer is missing if the connection ended while data was received into it.
+        let buffer = answer.buffer.filter(|buffer| buffer.len() == length as usize);
+        (answer.result, buffer.unwrap_or_else(|| Buffer::new(length as usize)))
     }
 
     /// Reads a range that is larger than the largest request.

@@ -12,7 +12,7 @@ use block::{Buffer, Data, Error, Result};
 use runtime::net::{Address, Stream};
 use std::time::Duration;
 
-/// Time limit of connecting and the handshake.
+/// Longest time limit of connecting and the handshake.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Longest reply to an option, in bytes.
 const LONGEST_REPLY: u32 = 64 << 10;
@@ -53,7 +53,7 @@ impl RemoteExport {
 }
 
 /// Reads the properties of an export and disconnects.
-pub(super) async fn examine(address: &Address, export: &str) -> Result<RemoteExport> {
+pub(super) async fn examine(address: &Address, export: &str, limit: Duration) -> Result<RemoteExport> {
     let handshake = async {
         let mut handshake = Handshake::begin(address, export).await?;
         let remote = handshake.describe(option::INFO).await?;
@@ -63,17 +63,21 @@ pub(super) async fn examine(address: &Address, export: &str) -> Result<RemoteExp
         let _ = handshake.send(&goodbye).await;
         Ok(remote)
     };
-    limited(address, handshake).await
+    limited(address, limit, handshake).await
 }
 
 /// Connects for transmission.
-pub(super) async fn connect(address: &Address, export: &str) -> Result<(Stream, RemoteExport)> {
+pub(super) async fn connect(
+    address: &Address,
+    export: &str,
+    limit: Duration,
+) -> Result<(Stream, RemoteExport)> {
     let handshake = async {
         let mut handshake = Handshake::begin(address, export).await?;
         let remote = handshake.describe(option::GO).await?;
         Ok((handshake.stream, remote))
     };
-    limited(address, handshake).await
+    limited(address, limit, handshake).await
 }
 
 /// Connects for transmission with simple replies.
@@ -83,11 +87,16 @@ pub(super) async fn connect_simple(address: &Address, export: &str) -> Result<(S
         let remote = handshake.describe(option::GO).await?;
         Ok((handshake.stream, remote))
     };
-    limited(address, handshake).await
+    limited(address, LIMIT, handshake).await
 }
 
-async fn limited<T>(address: &Address, handshake: impl Future<Output = Result<T>>) -> Result<T> {
-    let outcome = runtime::timeout(LIMIT, handshake).await.unwrap_or_else(|elapsed| Err(elapsed.into()));
+async fn limited<T>(
+    address: &Address,
+    limit: Duration,
+    handshake: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let outcome =
+        runtime::timeout(limit.min(LIMIT), handshake).await.unwrap_or_else(|elapsed| Err(elapsed.into()));
     outcome.map_err(|error| error.in_context(format_args!("NBD server {address}")))
 }
 

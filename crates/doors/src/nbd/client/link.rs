@@ -1,7 +1,8 @@
 //! One connection of a client, driven by one task: it sends requests and receives replies.
 //!
 //! Requests that are made before the task's next turn are sent in one vectored send. A request ends even if its caller
-//! was dropped. At most [`MOST_REQUESTS`] are in flight; further ones wait. When the connection ends, requests in
+//! was dropped. A request without progress within the time limit ends the connection ([`TimeLimit`]): the data of a large reply, and
+//! replies to requests that aren't younger, are progress. At most [`MOST_REQUESTS`] are in flight; further ones wait. When the connection ends, requests in
 //! flight and later ones fail. The meaning of replies is left to [`reply_stream`](super::reply_stream), the requests in
 //! flight to [`table`](super::table).
 
@@ -12,11 +13,13 @@ use crate::nbd::protocol::{Request, command};
 use block::{Buffer, Call, Error, Payload, Result};
 use runtime::net::{Shutdown, Stream};
 use runtime::sync::Semaphore;
+use runtime::{LimitedRequest, TimeLimit};
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 /// Limit of requests in flight on a connection.
 pub(super) const MOST_REQUESTS: usize = 256;
@@ -30,11 +33,13 @@ pub(super) struct Link {
 
 impl Link {
     /// Takes ownership of a connection that has finished its handshake.
-    pub(super) fn start(stream: Stream, remote: &RemoteExport) -> Rc<Link> {
-        let link = Rc::new(Link { table: RefCell::default(), permits: Semaphore::new(MOST_REQUESTS) });
+    pub(super) fn start(stream: Stream, remote: &RemoteExport, limit: Duration) -> Rc<Link> {
+        let limit = TimeLimit::new(limit);
+        let table = RefCell::new(Table::new(limit.clone()));
+        let link = Rc::new(Link { table, permits: Semaphore::new(MOST_REQUESTS) });
         let (driven, structured) = (link.clone(), remote.structured);
         runtime::spawn(async move {
-            let mut driver = Driver::new(&driven, &stream, structured);
+            let mut driver = Driver::new(&driven, &stream, structured, &limit);
             poll_fn(|context| driver.poll(context)).await;
         })
         .detach();
@@ -92,12 +97,15 @@ struct Driver<'l> {
     sending: Option<Call<'l, (Result<()>, Payload)>>,
     shutting_down: Option<Call<'l, Result<()>>>,
     spare: Payload,
+    /// Watches for a request without an answer.
+    silence: LimitedRequest,
+    limit: Duration,
     said_goodbye: bool,
     ended: bool,
 }
 
 impl<'l> Driver<'l> {
-    fn new(link: &'l Link, stream: &'l Stream, structured: bool) -> Self {
+    fn new(link: &'l Link, stream: &'l Stream, structured: bool, limit: &TimeLimit) -> Self {
         Driver {
             link,
             stream,
@@ -109,6 +117,8 @@ impl<'l> Driver<'l> {
             sending: None,
             shutting_down: None,
             spare: Payload::new(),
+            silence: limit.watch(),
+            limit: limit.limit(),
             said_goodbye: false,
             ended: false,
         }
@@ -116,6 +126,15 @@ impl<'l> Driver<'l> {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.link.table.borrow_mut().set_driver(context.waker());
+        if self.silence.poll_failed(context).is_ready() {
+            // What is dropped here is cancelled; the runtime keeps its memory until it has ended.
+            (self.receiving, self.sending, self.shutting_down) = (None, None, None);
+            let limit = stack::format_duration(self.limit);
+            self.fail(Error::timed_out(format!(
+                "the NBD server didn't answer within {limit}; the connection is closed"
+            )));
+            return Poll::Ready(());
+        }
         loop {
             let mut progress = self.poll_receive(context);
             progress |= self.poll_send(context);

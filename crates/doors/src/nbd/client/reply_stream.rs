@@ -193,6 +193,7 @@ impl ReplyStream {
     pub(super) fn give_back(&mut self, mut piece: Buffer, table: &mut Table, broken: bool) -> Result<()> {
         let Some(mut direct) = self.direct.take() else { return Ok(()) };
         if piece.missing() > 0 && !broken {
+            table.pending(direct.cookie)?;
             direct.piece = Some(piece);
             self.direct = Some(direct);
             return Ok(());

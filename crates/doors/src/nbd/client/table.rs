@@ -7,6 +7,7 @@ use super::link::MOST_REQUESTS;
 use crate::nbd::protocol::{REQUEST_BYTES, Request};
 use block::{Buffer, Data, Error, Payload, Result};
 use runtime::sync::Permit;
+use runtime::{LimitedRequest, TimeLimit};
 use smallvec::SmallVec;
 use std::task::{Context, Poll, Waker};
 
@@ -32,6 +33,8 @@ pub(super) struct Pending {
     pub(super) covered: SmallVec<[(u32, u32); 2]>,
     pub(super) failure: Option<Error>,
     pub(super) extents: Vec<(u32, u32)>,
+    /// Time limit of the request; `None` without one.
+    waiting: Option<LimitedRequest>,
     _permit: Permit,
 }
 
@@ -60,6 +63,8 @@ pub(super) struct Table {
     payloads: Vec<(usize, Data)>,
     failure: Option<Error>,
     closing: bool,
+    /// Time limit of requests; `None`: unlimited.
+    limit: Option<TimeLimit>,
     driver: Option<Waker>,
 }
 
@@ -68,6 +73,11 @@ fn slot_of(cookie: u64) -> usize {
 }
 
 impl Table {
+    /// Creates a table whose requests have this time limit.
+    pub(super) fn new(limit: TimeLimit) -> Self {
+        Table { limit: Some(limit), ..Table::default() }
+    }
+
     pub(super) fn set_driver(&mut self, waker: &Waker) {
         if !self.driver.as_ref().is_some_and(|known| known.will_wake(waker)) {
             self.driver = Some(waker.clone());
@@ -103,6 +113,7 @@ impl Table {
             covered: SmallVec::new(),
             failure: None,
             extents: Vec::new(),
+            waiting: self.limit.as_ref().map(TimeLimit::begin),
             _permit: permit,
         };
         self.slots[index] = Slot { state: State::InFlight(pending), abandoned: false, waker: None };
@@ -161,10 +172,15 @@ impl Table {
         }
     }
 
-    /// Returns the request of a reply.
+    /// Returns the request of a part of a reply, which is progress of the request.
     pub(super) fn pending(&mut self, cookie: u64) -> Result<&mut Pending> {
         match self.slots.get_mut(slot_of(cookie)).map(|slot| &mut slot.state) {
-            Some(State::InFlight(pending)) if pending.request.cookie == cookie => Ok(pending),
+            Some(State::InFlight(pending)) if pending.request.cookie == cookie => {
+                if let Some(waiting) = &pending.waiting {
+                    waiting.progress();
+                }
+                Ok(pending)
+            }
             _ => Err(Error::protocol(format!(
                 "the NBD server replies to cookie {cookie:#x}, which is not in flight"
             ))),
