@@ -63,9 +63,9 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node of regions of this size. It is down until it is opened.
-    pub fn new(name: String, part: Arc<dyn DevicePart>, region_bytes: u64) -> Self {
-        let regions = (part.geometry().bytes() / region_bytes).min(u64::from(u32::MAX)) as u32;
+    /// A node of regions of this size, at most this many. It is down until it is opened.
+    pub fn new(name: String, part: Arc<dyn DevicePart>, region_bytes: u64, most: u32) -> Self {
+        let regions = (part.geometry().bytes() / region_bytes).min(most.into()) as u32;
         Node {
             name,
             part,

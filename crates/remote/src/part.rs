@@ -47,8 +47,10 @@ impl RemotePart {
         let (sizes, settings) = config.plan()?;
         let Config { nodes, backup, kept, .. } = config;
         let region = u64::from(sizes.zone_blocks) * BLOCK as u64;
-        let nodes: Vec<Node> = nodes.into_iter().map(|(name, part)| Node::new(name, part, region)).collect();
-        let backup = backup.map(|part| Node::new("backup".to_owned(), part, region));
+        // The plan bounds the sizes of nodes, but not that of the backup device.
+        let node = |(name, part)| Node::new(name, part, region, u32::MAX);
+        let nodes: Vec<Node> = nodes.into_iter().map(node).collect();
+        let backup = backup.map(|part| Node::new("backup".to_owned(), part, region, sizes.zones));
         let (geometry, is_kept) = (geometry(sizes.pages)?, kept.is_some());
         let arena = Arena::open(kept.as_ref(), sizes)?;
         for node in nodes.iter().chain(&backup) {
