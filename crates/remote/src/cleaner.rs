@@ -18,6 +18,8 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(500);
 /// Time after a zone that couldn't be read before the next one.
 const RETRY: Duration = Duration::from_millis(200);
+/// Time for which a zone that couldn't be read isn't chosen again.
+const AVOID: Duration = Duration::from_secs(10);
 
 /// A slot that is live: its page, where it lies in the part that was read, and how it is packed.
 struct Live {
@@ -131,8 +133,12 @@ impl Core {
         let pressure =
             Pressure { free: self.pool.free(), total, low: self.settings.low, high: self.settings.low };
         let now = self.clock.get();
+        self.unreadable.borrow_mut().retain(|_, since| since.elapsed() < AVOID);
         let (chosen, _) = self.pool.choose((most_live, granules), &Sequences::default(), |candidates| {
-            let mut readable = candidates.filter(|candidate| !self.sources(candidate.zone.0).is_empty());
+            let unreadable = self.unreadable.borrow();
+            let mut readable = candidates.filter(|candidate| {
+                !unreadable.contains_key(&candidate.zone.0) && !self.sources(candidate.zone.0).is_empty()
+            });
             self.policy.borrow_mut().choose(&mut readable, pressure, now)
         });
         let Some(victim) = chosen else { return Ok(false) };
@@ -149,14 +155,22 @@ impl Core {
     pub(crate) async fn move_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
         let blocks = self.blocks_of(zone, self.zones.get(zone).blocks);
         let sources = self.sources(zone);
+        let mut failure = None;
         // Each is read twice: what came may have been damaged on its way.
         for copy in 0..2 * sources.len().max(1) {
             for block in blocks.clone() {
                 if self.pool.live(zone) == 0 {
                     return Ok(());
                 }
-                self.move_block(block, copy).await?;
+                match self.block(block, copy).await {
+                    Ok(bytes) => self.move_slots(block, &bytes).await?,
+                    Err(error) => failure = Some(error),
+                }
             }
+        }
+        if let Some(error) = failure.filter(|_| self.pool.live(zone) > 0) {
+            self.unreadable.borrow_mut().insert(zone, runtime::now());
+            return Err(error);
         }
         let is_certain = self.sources(zone) == sources && self.unreachable(zone).is_none();
         if self.pool.live(zone) > 0 && !sources.is_empty() && is_certain {
@@ -234,7 +248,12 @@ impl Core {
     /// Moves the live pages of a block, as this copy has them.
     pub(crate) async fn move_block(self: &Rc<Self>, block: u64, copy: usize) -> Result<()> {
         let bytes = self.block(block, copy).await?;
-        for Live { page, at, bytes: length, encoding, place } in self.live_slots(block, &bytes) {
+        self.move_slots(block, &bytes).await
+    }
+
+    /// Moves the live pages among the slots of a block.
+    async fn move_slots(self: &Rc<Self>, block: u64, bytes: &[u8]) -> Result<()> {
+        for Live { page, at, bytes: length, encoding, place } in self.live_slots(block, bytes) {
             loop {
                 // Nothing is awaited between the look and the store.
                 if self.arena.entry(page) != Entry::Stored(place) {

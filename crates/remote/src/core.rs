@@ -21,6 +21,7 @@ use runtime::sync::{Notify, Semaphore};
 use runtime::{Random, TaskGroup};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -142,6 +143,8 @@ pub struct Core {
     pub(crate) work: Notify,
     /// Why no zone can be had.
     pub(crate) stuck: RefCell<Option<Error>>,
+    /// Zones that the cleaner couldn't read, with the time.
+    pub(crate) unreadable: RefCell<BTreeMap<u32, runtime::Instant>>,
     pub(crate) is_closing: Cell<bool>,
     pub(crate) tasks: TaskGroup,
     pub(crate) counters: Counters,
@@ -176,6 +179,7 @@ impl Core {
             freed: Notify::new(),
             work: Notify::new(),
             stuck: RefCell::default(),
+            unreadable: RefCell::default(),
             is_closing: Cell::new(false),
             tasks: TaskGroup::default(),
             counters: Counters::default(),

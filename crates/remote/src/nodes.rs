@@ -1,7 +1,8 @@
 //! Memory nodes: devices that are cut into *regions* of the size of a zone, each of which holds one copy of a zone.
 //!
-//! A node whose calls fail, or take longer than a limit, is *down*: nothing is read from it or written to it, until a connection succeeds again. What it holds may
-//! be as it was, or not: the checksums of slots tell.
+//! A node whose connection is lost, or that doesn't answer a request within a limit, is *down*: nothing is read from it or written to it, until a connection succeeds
+//! again. What it holds may be as it was, or not: the checksums of slots tell. A request that a node answers with an error has failed alone: the node is down
+//! only after [`MOST_ERRORS`] reads in a row have failed, and takes no regions after [`MOST_WRITE_ERRORS`] writes have.
 //!
 //! Placement takes the better of two nodes that are chosen at random (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001): the one with the
 //! larger free share, in proportion to its latency.
@@ -20,6 +21,10 @@ const READ_LIMIT: Duration = Duration::from_secs(2);
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time of a connection.
 const OPEN_LIMIT: Duration = Duration::from_secs(3);
+/// Reads in a row that a node answers with an error, after which it is down.
+const MOST_ERRORS: u32 = 16;
+/// Writes in a row that a node answers with an error, after which it is draining, as one without memory.
+const MOST_WRITE_ERRORS: u32 = 4;
 /// Time for which a node is draining after it had no memory for a write.
 const FULL: Duration = Duration::from_secs(10);
 /// Shortest time after which a read is sent to another node, too.
@@ -60,6 +65,30 @@ pub struct Node {
     pub corrupt: Cell<u64>,
     /// Number of times that it went down.
     pub losses: Cell<u64>,
+    /// Requests that it answered with an error.
+    pub errors: Cell<u64>,
+    /// Of those, reads since the last one that succeeded, and writes.
+    read_errors: Cell<u32>,
+    write_errors: Cell<u32>,
+}
+
+/// Whether an error is the answer of a node to one request. Others mean that its connection, or what it had, is lost.
+fn is_answer(error: &Error) -> bool {
+    const EPERM: i32 = 1;
+    matches!(
+        error,
+        Error::Io(_)
+            | Error::Corrupt(_)
+            | Error::NoSpace(_)
+            | Error::Invalid(_)
+            | Error::ReadOnly(_)
+            | Error::Unsupported(_)
+            | Error::PermissionDenied(_)
+            | Error::Busy(_)
+            | Error::OutOfMemory(_)
+            | Error::Overflow(_)
+            | Error::Os(EPERM, _)
+    )
 }
 
 impl Node {
@@ -78,6 +107,9 @@ impl Node {
             latencies: RefCell::new(Histogram::new()),
             corrupt: Cell::new(0),
             losses: Cell::new(0),
+            errors: Cell::new(0),
+            read_errors: Cell::new(0),
+            write_errors: Cell::new(0),
         }
     }
 
@@ -131,7 +163,7 @@ impl Node {
                     Some(bytes @ 1..) => {
                         tracing::info!("node {} is draining: it reclaims {bytes} bytes", self.name)
                     }
-                    _ => tracing::info!("node {} is draining: it had no memory for a write", self.name),
+                    _ => tracing::info!("node {} is draining: it had no memory for a write, or writes failed", self.name),
                 }
                 self.state.set(State::Draining);
             }
@@ -169,16 +201,24 @@ impl Node {
         Error::timed_out(format!("node {}: {doing} took longer than {limit:?}", self.name))
     }
 
-    /// Notes that a call has failed.
-    fn failed(&self, device: &Rc<dyn Device>, error: &Error) {
+    /// Notes that a call has failed. An error that is the node's answer is counted in `in_a_row`; the node is down after `most` of them.
+    fn failed(&self, device: &Rc<dyn Device>, error: &Error, in_a_row: &Cell<u32>, most: u32) {
         // A late failure of an earlier connection says nothing of this one.
         let is_current = self.device.borrow().as_ref().is_some_and(|current| Rc::ptr_eq(current, device));
-        if is_current && self.is_up() {
-            tracing::warn!("node {} is down: {error}", self.name);
-            self.state.set(State::Down(runtime::now()));
-            self.losses.set(self.losses.get() + 1);
-            self.device.replace(None);
+        if !is_current || !self.is_up() {
+            return;
         }
+        if is_answer(error) {
+            self.errors.set(self.errors.get() + 1);
+            in_a_row.set(in_a_row.get().saturating_add(1));
+            if in_a_row.get() < most {
+                return tracing::warn!("node {}: {error}", self.name);
+            }
+        }
+        tracing::warn!("node {} is down: {error}", self.name);
+        self.state.set(State::Down(runtime::now()));
+        self.losses.set(self.losses.get() + 1);
+        self.device.replace(None);
     }
 
     fn device(&self) -> Result<Rc<dyn Device>> {
@@ -206,8 +246,11 @@ impl Node {
             Err(_) => Err(self.too_late("a read", READ_LIMIT)),
         };
         match &outcome {
-            Ok(_) => self.note_latency(begin.elapsed()),
-            Err(error) => self.failed(&device, error),
+            Ok(_) => {
+                self.read_errors.set(0);
+                self.note_latency(begin.elapsed());
+            }
+            Err(error) => self.failed(&device, error, &self.read_errors, MOST_ERRORS),
         }
         outcome
     }
@@ -215,7 +258,7 @@ impl Node {
     /// Writes bytes to a region.
     ///
     /// # Errors
-    /// As [`read`](Self::read). A node without memory is full, not down.
+    /// As [`read`](Self::read). A node without memory is full, not down, and so is one that answers writes with errors.
     pub async fn write(&self, region: u32, offset: u64, payload: Payload) -> Result<()> {
         let device = self.device()?;
         let write = device.write(self.block_of(region, offset), payload, Durability::Visible);
@@ -225,8 +268,13 @@ impl Node {
         };
         match &outcome {
             Err(Error::NoSpace(_)) => self.full_since.set(Some(runtime::now())),
-            Err(error) => self.failed(&device, error),
-            Ok(()) => {}
+            Err(error) => {
+                self.failed(&device, error, &self.write_errors, u32::MAX);
+                if self.write_errors.get() >= MOST_WRITE_ERRORS {
+                    self.full_since.set(Some(runtime::now()));
+                }
+            }
+            Ok(()) => self.write_errors.set(0),
         }
         outcome
     }

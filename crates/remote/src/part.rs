@@ -310,6 +310,7 @@ fn node_status(node: &Node, zone_blocks: u32) -> serde_json::Value {
         "read_p50_us": node.latency(0.5) as f64 / 1000.0,
         "read_p99_us": node.latency(0.99) as f64 / 1000.0,
         "losses": node.losses.get(),
+        "errors": node.errors.get(),
         "damaged_reads": node.corrupt.get(),
     })
 }

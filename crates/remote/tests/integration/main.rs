@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance_suite;
+mod errors;
 mod kept;
 mod model;
 mod node;

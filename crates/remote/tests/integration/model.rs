@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const PAGE: usize = 4096;
 
-fn simulate<F: Future<Output = ()> + 'static>(seed: u64, main: impl FnOnce() -> F + Send + 'static) {
+pub fn simulate<F: Future<Output = ()> + 'static>(seed: u64, main: impl FnOnce() -> F + Send + 'static) {
     let world = runtime::Simulation::new(seed);
     runtime::simulate(world, main).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
 }
@@ -24,13 +24,14 @@ fn page(content: u64) -> Vec<u8> {
     let mut bytes = vec![(content % 5) as u8; PAGE];
     if noise > 0 {
         bytes[..8].copy_from_slice(&content.to_le_bytes());
-        bytes[8..noise.max(8)].iter_mut().for_each(|byte| *byte = random.next_u64() as u8);
+        let noisy = bytes[8..noise.max(8)].chunks_mut(8);
+        noisy.for_each(|chunk| chunk.copy_from_slice(&random.next_u64().to_le_bytes()[..chunk.len()]));
     }
     bytes
 }
 
 /// A device, and what it must hold.
-struct Model {
+pub struct Model {
     device: Rc<dyn Device>,
     pages: u64,
     /// Contents that a page may have: several after a write that failed.
@@ -38,12 +39,12 @@ struct Model {
     random: Random,
     next: u64,
     /// Errors of reads.
-    failed_reads: u64,
-    failed_writes: u64,
+    pub failed_reads: u64,
+    pub failed_writes: u64,
 }
 
 impl Model {
-    async fn new(part: &RemotePart, seed: u64, pages: u64) -> Self {
+    pub async fn new(part: &RemotePart, seed: u64, pages: u64) -> Self {
         let pages = pages.min(part.geometry().blocks.0);
         Model {
             device: part.open().await.unwrap(),
@@ -64,7 +65,7 @@ impl Model {
         (first, count)
     }
 
-    async fn write(&mut self) {
+    pub async fn write(&mut self) {
         let (first, count) = self.range();
         let contents: Vec<u64> = (self.next..self.next + count).collect();
         self.next += count;
@@ -81,7 +82,7 @@ impl Model {
         }
     }
 
-    async fn discard(&mut self) {
+    pub async fn discard(&mut self) {
         let (first, count) = self.range();
         let range = BlockRange { start: BlockIndex(first), count: BlockCount(count) };
         self.device.discard(range).await.unwrap();
@@ -103,13 +104,13 @@ impl Model {
         true
     }
 
-    async fn read_some(&mut self, seed: u64) {
+    pub async fn read_some(&mut self, seed: u64) {
         let (first, count) = self.range();
         self.read(first, count, seed).await;
     }
 
     /// Reads everything; returns the number of pages that were lost.
-    async fn read_all(&mut self, seed: u64) -> u64 {
+    pub async fn read_all(&mut self, seed: u64) -> u64 {
         let mut lost = 0;
         for number in 0..self.pages {
             lost += u64::from(!self.read(number, 1, seed).await);
@@ -117,7 +118,7 @@ impl Model {
         lost
     }
 
-    async fn step(&mut self, seed: u64) {
+    pub async fn step(&mut self, seed: u64) {
         match self.random.next_u64() % 16 {
             0..8 => self.write().await,
             8 => self.discard().await,
@@ -126,7 +127,7 @@ impl Model {
     }
 }
 
-async fn settle() {
+pub async fn settle() {
     runtime::sleep(Duration::from_secs(20)).await;
 }
 

@@ -22,6 +22,10 @@ pub struct Controls {
     pub is_stalled: AtomicBool,
     /// One of so many reads returns other bytes; 0 for none.
     pub garbage_one_in: AtomicU64,
+    /// So many reads fail with EIO.
+    pub failing_reads: AtomicU64,
+    /// So many writes fail with EIO.
+    pub failing_writes: AtomicU64,
     /// Writes are acknowledged, and not done.
     pub loses_writes: AtomicBool,
     /// Bytes that it reclaims.
@@ -106,6 +110,11 @@ impl Controls {
     }
 }
 
+/// Takes one of a number, unless it is 0.
+fn take_one(number: &AtomicU64) -> bool {
+    number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |number| number.checked_sub(1)).is_ok()
+}
+
 struct TestDevice {
     ram: Rc<dyn Device>,
     controls: Arc<Controls>,
@@ -122,6 +131,9 @@ impl Device for TestDevice {
             if let Err(error) = self.controls.wait().await {
                 return (Err(error), Buffer::new(length));
             }
+            if take_one(&self.controls.failing_reads) {
+                return (Err(Error::io("a bad sector")), Buffer::new(length));
+            }
             let (outcome, mut buffer) = self.ram.read(at, buffer).await;
             let one_in = self.controls.garbage_one_in.load(Ordering::Relaxed);
             if outcome.is_ok() && one_in > 0 && runtime::random_u64().is_multiple_of(one_in) {
@@ -136,6 +148,9 @@ impl Device for TestDevice {
             self.controls.wait().await?;
             if self.controls.is_full.load(Ordering::Relaxed) {
                 return Err(Error::no_space("the node is full"));
+            }
+            if take_one(&self.controls.failing_writes) {
+                return Err(Error::io("a bad sector"));
             }
             match self.controls.loses_writes.load(Ordering::Relaxed) {
                 true => Ok(()),
