@@ -30,6 +30,15 @@ struct Live {
     place: Place,
 }
 
+/// What became of the pages of a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// They were moved, or may still be had.
+    All,
+    /// Every copy was read, and lacks some of them.
+    LackingPages,
+}
+
 impl Core {
     /// Resets zones without live pages, until the device is closed.
     pub(crate) async fn run_releases(self: Rc<Self>) {
@@ -152,15 +161,23 @@ impl Core {
     }
 
     /// Moves the live pages of a zone. Pages that no copy has are lost.
-    pub(crate) async fn move_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
+    async fn move_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
+        if self.move_pages(zone).await? == Moved::LackingPages {
+            self.lose(&[zone]).await;
+        }
+        Ok(())
+    }
+
+    /// Moves the live pages of a zone that any copy has.
+    pub(crate) async fn move_pages(self: &Rc<Self>, zone: u32) -> Result<Moved> {
         let blocks = self.blocks_of(zone, self.zones.get(zone).blocks);
         let sources = self.sources(zone);
         let mut failure = None;
         // Each is read twice: what came may have been damaged on its way.
         for copy in 0..2 * sources.len().max(1) {
             for block in blocks.clone() {
-                if self.pool.live(zone) == 0 {
-                    return Ok(());
+                if self.block_live(block) == 0 {
+                    continue;
                 }
                 match self.block(block, copy).await {
                     Ok(bytes) => self.move_slots(block, &bytes).await?,
@@ -168,22 +185,31 @@ impl Core {
                 }
             }
         }
-        if let Some(error) = failure.filter(|_| self.pool.live(zone) > 0) {
+        if self.pool.live(zone) == 0 {
+            return Ok(Moved::All);
+        }
+        if let Some(error) = failure {
             self.unreadable.borrow_mut().insert(zone, runtime::now());
             return Err(error);
         }
         let is_certain = self.sources(zone) == sources && self.unreachable(zone).is_none();
-        if self.pool.live(zone) > 0 && !sources.is_empty() && is_certain {
-            self.lose(zone);
-        }
-        Ok(())
+        Ok(if !sources.is_empty() && is_certain { Moved::LackingPages } else { Moved::All })
     }
 
-    /// Notes that the pages that are still in a zone are lost.
-    fn lose(&self, zone: u32) {
+    /// Notes that the pages that are still in these zones are lost. The zones aren't reset meanwhile.
+    pub(crate) async fn lose(&self, zones: &[u32]) {
+        if zones.is_empty() {
+            return;
+        }
+        let mut is_among = vec![false; self.arena.sizes().zones as usize];
+        zones.iter().for_each(|zone| is_among[*zone as usize] = true);
         for page in 0..self.arena.sizes().pages as u32 {
-            if matches!(self.arena.entry(page), Entry::Stored(place) if self.zone_at(place) == zone) {
+            if matches!(self.arena.entry(page), Entry::Stored(place) if is_among[self.zone_at(place) as usize])
+            {
                 self.replace(page, Entry::Lost);
+            }
+            if page % 65_536 == 65_535 {
+                runtime::yield_now().await;
             }
         }
     }

@@ -7,9 +7,10 @@ use crate::entry::{GRANULE, MOST_GRANULES};
 use crate::slot::PAGE;
 use crate::zones::MOST_COPIES;
 use block::{DevicePart, Error, Result};
-use stack::format_size;
+use stack::{format_duration, format_size};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Smallest cache in bytes.
 const SMALLEST_CACHE: u64 = 32 << 20;
@@ -19,6 +20,9 @@ const LARGEST_CACHE: u64 = 1 << 40;
 const MOST_NODES: u64 = 255;
 /// Largest size of a node, and of all zones together: the place of a page has 36 bits.
 const MOST_BYTES: u64 = MOST_GRANULES * GRANULE as u64;
+/// Limits of the longest time of a request.
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(10);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Zones that only the cleaner takes.
 const RESERVE: u64 = 2;
 
@@ -40,6 +44,8 @@ pub struct Config {
     pub group: u64,
     /// How pages are compressed.
     pub compression: Compression,
+    /// Longest time of a request to a node, after which it is down.
+    pub timeout: Duration,
     /// Memory that another process keeps, which the process before has used or which is empty.
     pub kept: Option<OwnedFd>,
 }
@@ -56,6 +62,7 @@ impl Config {
             cache: 64 << 20,
             group: 8 << 20,
             compression: Compression::Lz4,
+            timeout: Duration::from_secs(5),
             kept: None,
         }
     }
@@ -74,6 +81,7 @@ impl Config {
             copies: self.copies,
             cache: self.cache,
             group: self.group,
+            timeout: self.timeout,
         }
     }
 
@@ -86,6 +94,7 @@ impl Config {
         let settings = Settings {
             copies: self.copies as usize,
             compression: self.compression,
+            limit: self.timeout,
             reserve: RESERVE as u32,
             low: low_of(sizes.zones.into()) as u32,
         };
@@ -110,6 +119,7 @@ pub(crate) struct Request {
     pub copies: u64,
     pub cache: u64,
     pub group: u64,
+    pub timeout: Duration,
 }
 
 /// A value that is refused, and the key that it is of.
@@ -145,6 +155,10 @@ impl Request {
         if !(SMALLEST_CACHE..=LARGEST_CACHE).contains(&cache) {
             let [cache, least, most] = [cache, SMALLEST_CACHE, LARGEST_CACHE].map(format_size);
             return refuse("cache", format!("cache {cache}: expected {least} to {most}"));
+        }
+        if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&self.timeout) {
+            let [found, least, most] = [self.timeout, SHORTEST_TIMEOUT, LONGEST_TIMEOUT].map(format_duration);
+            return refuse("timeout", format!("timeout {found}: expected {least} to {most}"));
         }
         Ok(())
     }
@@ -263,6 +277,7 @@ mod tests {
             copies: 1,
             cache: 64 << 20,
             group: 8 << 20,
+            timeout: Duration::from_secs(5),
         }
     }
 
@@ -275,9 +290,14 @@ mod tests {
         };
         // The last granule of the largest device is named in full.
         let largest = request(&[2 * TIB, 2 * TIB]).sizes().unwrap();
-        let granules = u64::from(largest.zones) * u64::from(largest.zone_blocks) * crate::arena::BLOCK_GRANULES;
+        let granules =
+            u64::from(largest.zones) * u64::from(largest.zone_blocks) * crate::arena::BLOCK_GRANULES;
         assert_eq!(granules, MOST_GRANULES);
-        refused(request(&[2 * TIB, 2 * TIB, 8 << 20]), "nodes", "space for 4194312MiB with copies 1: expected at most 4TiB");
+        refused(
+            request(&[2 * TIB, 2 * TIB, 8 << 20]),
+            "nodes",
+            "space for 4194312MiB with copies 1: expected at most 4TiB",
+        );
         refused(request(&[1 << 60]), "nodes", "a node of 1EiB: expected at most 4TiB");
         // Copies take their part, and so does a small backup device.
         let copies = Request { copies: 2, ..request(&[4 * TIB, 4 * TIB]) };
@@ -289,7 +309,11 @@ mod tests {
         refused(request(&[8 << 20; 256]), "nodes", "256 nodes: expected at most 255");
         refused(Request { copies: 4, ..request(&[TIB; 5]) }, "copies", "copies 4: expected 1 to 3");
         refused(Request { cache: 2 * TIB, ..request(&[TIB]) }, "cache", "cache 2TiB: expected 32MiB to 1TiB");
-        refused(request(&[64 << 20]), "group", "group 8MiB: the nodes, and backup, have space for 8 groups; expected at least 10");
+        refused(
+            request(&[64 << 20]),
+            "group",
+            "group 8MiB: the nodes, and backup, have space for 8 groups; expected at least 10",
+        );
         let most = Request { size: Some(16 * TIB), may_overcommit: true, ..request(&[TIB]) };
         refused(most, "size", "size 16TiB");
     }

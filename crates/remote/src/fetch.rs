@@ -272,7 +272,7 @@ impl Core {
     }
 
     /// Notes that a part of a copy can't be read. Returns true if the copy is made again, since there is another one, or is known to be incomplete.
-    fn set_damaged(&self, zone: u32, (node, region): Source) -> bool {
+    pub(crate) fn set_damaged(&self, zone: u32, (node, region): Source) -> bool {
         let is_up = |copy: &Copy| self.nodes[usize::from(copy.node)].is_up();
         let backup_is_up = self.backup.as_ref().is_some_and(Node::is_up);
         let known = self.zones.get(zone);

@@ -58,6 +58,12 @@ pub const KIND: Kind = Kind {
         .or("8MiB"),
         Key::optional("compression", ValueKind::Choice(&compression::NAMES), "compression of pages")
             .or("lz4"),
+        Key::optional(
+            "timeout",
+            ValueKind::Duration,
+            "longest time of a request to a node, after which it is down until it answers again; 10ms to 1h",
+        )
+        .or("5s"),
     ],
     messages: &[],
     shareable: false,
@@ -68,9 +74,8 @@ pub const KIND: Kind = Kind {
 
 /// Checks sizes as far as those of the nodes are known before they are opened.
 fn plan(arguments: &Arguments) -> Result<Shape> {
-    let capacity = |shape: &Shape| {
-        Some(Capacity { bytes: shape.bytes?, block_size: shape.block_size?.into() })
-    };
+    let capacity =
+        |shape: &Shape| Some(Capacity { bytes: shape.bytes?, block_size: shape.block_size?.into() });
     let (nodes, backup) = (arguments.shapes("nodes")?, arguments.shapes("backup")?);
     let size = arguments.optional_size("size")?;
     let known = |shapes: &[Shape]| shapes.iter().map(capacity).collect::<Option<Vec<Capacity>>>();
@@ -82,6 +87,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         copies: arguments.integer("copies")?,
         cache: arguments.size("cache")?,
         group: arguments.size("group")?,
+        timeout: arguments.duration("timeout")?,
     };
     let refused = |refusal: Refusal| arguments.refuse(refusal.key, refusal.text);
     match known(&nodes).is_some() && known(&backup).is_some() {
@@ -107,6 +113,7 @@ async fn build(arguments: &Arguments) -> Result<Arc<dyn DevicePart>> {
         cache: arguments.size("cache")?,
         group: arguments.size("group")?,
         compression: Compression::from_name(arguments.choice("compression")?).expect("a choice of the key"),
+        timeout: arguments.duration("timeout")?,
         kept: kept::take(),
     };
     let part: Arc<dyn DevicePart> = RemotePart::open(config).await?;

@@ -8,7 +8,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// A device whose pages are on the nodes, and the model of it.
-async fn filled(seed: u64, copies: u64) -> ([std::sync::Arc<TestNode>; 2], std::sync::Arc<RemotePart>, Model) {
+async fn filled(
+    seed: u64,
+    copies: u64,
+) -> ([std::sync::Arc<TestNode>; 2], std::sync::Arc<RemotePart>, Model) {
     let nodes = [TestNode::new(100), TestNode::new(100)];
     let part = RemotePart::open(Config { copies, ..config(&nodes) }).await.unwrap();
     let mut model = Model::new(&part, seed, 20_000).await;
@@ -33,7 +36,10 @@ fn one_error_of_a_read_fails_no_other_read() {
                 assert_eq!(nodes[0].controls.failing_reads.load(Relaxed), 0, "the error has come");
             }
             let node = &part.status().await["nodes"][0];
-            assert_eq!((&node["state"], &node["losses"], &node["errors"]), (&"up".into(), &0.into(), &2.into()));
+            assert_eq!(
+                (&node["state"], &node["losses"], &node["errors"]),
+                (&"up".into(), &0.into(), &2.into())
+            );
             // Two at a time: with a single copy that page is an error, and no other one.
             nodes[0].controls.failing_reads.store(2, Relaxed);
             assert!(model.read_all(21).await <= 2 - copies);

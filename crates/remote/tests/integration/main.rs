@@ -7,3 +7,4 @@ mod errors;
 mod kept;
 mod model;
 mod node;
+mod quiet;

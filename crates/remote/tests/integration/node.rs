@@ -16,6 +16,8 @@ use std::time::Duration;
 pub struct Controls {
     /// Calls fail, and so do connections.
     pub is_dead: AtomicBool,
+    /// Number of restarts: handles of an earlier one are disconnected.
+    pub epoch: AtomicU64,
     /// Microseconds that a call takes.
     pub delay: AtomicU64,
     /// Calls never end.
@@ -50,6 +52,12 @@ impl TestNode {
     /// Bytes of memory that it has taken.
     pub async fn taken(&self) -> u64 {
         self.ram.status().await["memory_bytes"].as_u64().unwrap()
+    }
+
+    /// Ends, and is there again at once: it has nothing, and its connections are lost.
+    pub async fn restart(&self) {
+        self.controls.epoch.fetch_add(1, Ordering::Relaxed);
+        self.forget().await;
     }
 
     /// Forgets everything, as a node that was restarted.
@@ -87,15 +95,16 @@ impl DevicePart for TestNode {
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async {
-            self.controls.wait().await?;
+            let epoch = self.controls.epoch.load(Ordering::Relaxed);
+            self.controls.wait(epoch).await?;
             let ram = self.ram.open().await?;
-            Ok(Rc::new(TestDevice { ram, controls: self.controls.clone() }) as Rc<dyn Device>)
+            Ok(Rc::new(TestDevice { ram, epoch, controls: self.controls.clone() }) as Rc<dyn Device>)
         })
     }
 }
 
 impl Controls {
-    async fn wait(&self) -> Result<()> {
+    async fn wait(&self, epoch: u64) -> Result<()> {
         if self.is_stalled.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
@@ -103,7 +112,7 @@ impl Controls {
         if delay > 0 {
             runtime::sleep(Duration::from_micros(delay)).await;
         }
-        match self.is_dead.load(Ordering::Relaxed) {
+        match self.is_dead.load(Ordering::Relaxed) || self.epoch.load(Ordering::Relaxed) != epoch {
             true => Err(Error::disconnected("the node is dead")),
             false => Ok(()),
         }
@@ -117,6 +126,8 @@ fn take_one(number: &AtomicU64) -> bool {
 
 struct TestDevice {
     ram: Rc<dyn Device>,
+    /// Restart of the node that it was connected to.
+    epoch: u64,
     controls: Arc<Controls>,
 }
 
@@ -128,7 +139,7 @@ impl Device for TestDevice {
     fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
         Call::new(async move {
             let length = buffer.len();
-            if let Err(error) = self.controls.wait().await {
+            if let Err(error) = self.controls.wait(self.epoch).await {
                 return (Err(error), Buffer::new(length));
             }
             if take_one(&self.controls.failing_reads) {
@@ -145,7 +156,7 @@ impl Device for TestDevice {
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.controls.wait().await?;
+            self.controls.wait(self.epoch).await?;
             if self.controls.is_full.load(Ordering::Relaxed) {
                 return Err(Error::no_space("the node is full"));
             }
@@ -165,7 +176,7 @@ impl Device for TestDevice {
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.controls.wait().await?;
+            self.controls.wait(self.epoch).await?;
             self.ram.discard(range).await
         })
     }
