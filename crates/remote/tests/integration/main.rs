@@ -4,7 +4,11 @@
 
 mod conformance_suite;
 mod errors;
+mod full;
+mod geometry;
 mod kept;
 mod model;
 mod node;
 mod quiet;
+mod recopy;
+mod stuck;

@@ -32,7 +32,7 @@ fn page(content: u64) -> Vec<u8> {
 
 /// A device, and what it must hold.
 pub struct Model {
-    device: Rc<dyn Device>,
+    pub device: Rc<dyn Device>,
     pages: u64,
     /// Contents that a page may have: several after a write that failed.
     contents: BTreeMap<u64, Vec<Option<u64>>>,
@@ -87,6 +87,12 @@ impl Model {
         let range = BlockRange { start: BlockIndex(first), count: BlockCount(count) };
         self.device.discard(range).await.unwrap();
         (first..first + count).for_each(|number| drop(self.contents.remove(&number)));
+    }
+
+    pub async fn discard_all(&mut self) {
+        let range = BlockRange { start: BlockIndex(0), count: BlockCount(self.pages) };
+        self.device.discard(range).await.unwrap();
+        self.contents.clear();
     }
 
     /// Reads pages; returns whether none was lost.

@@ -7,9 +7,19 @@ use block::{
 use disks::ram::RamPart;
 use remote::Config;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+/// A request to a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    Open,
+    Status,
+    Read,
+    Write,
+    Discard,
+}
 
 /// What a node does.
 #[derive(Debug, Default)]
@@ -22,6 +32,8 @@ pub struct Controls {
     pub delay: AtomicU64,
     /// Calls never end.
     pub is_stalled: AtomicBool,
+    /// Request with which that begins, and number of such requests before.
+    silence: Mutex<Option<(Request, u64)>>,
     /// One of so many reads returns other bytes; 0 for none.
     pub garbage_one_in: AtomicU64,
     /// So many reads fail with EIO.
@@ -82,9 +94,15 @@ impl Part for TestNode {
     }
 
     fn status(&self) -> Call<'_, Status> {
-        let mut status = Status::new();
-        status.insert("reclaim_bytes".into(), self.controls.reclaim.load(Ordering::Relaxed).into());
-        Call::ready(status)
+        Call::new(async {
+            self.controls.note(Request::Status);
+            if self.controls.is_stalled.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+            let mut status = Status::new();
+            status.insert("reclaim_bytes".into(), self.controls.reclaim.load(Ordering::Relaxed).into());
+            status
+        })
     }
 }
 
@@ -96,7 +114,7 @@ impl DevicePart for TestNode {
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async {
             let epoch = self.controls.epoch.load(Ordering::Relaxed);
-            self.controls.wait(epoch).await?;
+            self.controls.wait(Request::Open, epoch).await?;
             let ram = self.ram.open().await?;
             Ok(Rc::new(TestDevice { ram, epoch, controls: self.controls.clone() }) as Rc<dyn Device>)
         })
@@ -104,7 +122,25 @@ impl DevicePart for TestNode {
 }
 
 impl Controls {
-    async fn wait(&self, epoch: u64) -> Result<()> {
+    /// Lets the node be silent from this request on, after so many others like it.
+    pub fn silent_after(&self, request: Request, count: u64) {
+        *self.silence.lock().unwrap() = Some((request, count));
+    }
+
+    fn note(&self, request: Request) {
+        let silence = &mut *self.silence.lock().unwrap();
+        match silence {
+            Some((known, 0)) if *known == request => {
+                *silence = None;
+                self.is_stalled.store(true, Ordering::Relaxed);
+            }
+            Some((known, count)) if *known == request => *count -= 1,
+            _ => {}
+        }
+    }
+
+    async fn wait(&self, request: Request, epoch: u64) -> Result<()> {
+        self.note(request);
         if self.is_stalled.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
@@ -139,7 +175,7 @@ impl Device for TestDevice {
     fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
         Call::new(async move {
             let length = buffer.len();
-            if let Err(error) = self.controls.wait(self.epoch).await {
+            if let Err(error) = self.controls.wait(Request::Read, self.epoch).await {
                 return (Err(error), Buffer::new(length));
             }
             if take_one(&self.controls.failing_reads) {
@@ -156,7 +192,7 @@ impl Device for TestDevice {
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.controls.wait(self.epoch).await?;
+            self.controls.wait(Request::Write, self.epoch).await?;
             if self.controls.is_full.load(Ordering::Relaxed) {
                 return Err(Error::no_space("the node is full"));
             }
@@ -176,7 +212,7 @@ impl Device for TestDevice {
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.controls.wait(self.epoch).await?;
+            self.controls.wait(Request::Discard, self.epoch).await?;
             self.ram.discard(range).await
         })
     }
