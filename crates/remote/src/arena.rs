@@ -166,10 +166,10 @@ impl Arena {
         std::array::from_fn(|number| self.memory.u64(at + number * 8).load(Ordering::Acquire))
     }
 
-    /// Changes the record of a zone; its first word last.
-    pub fn set_zone(&self, zone: u32, words: [u64; ZONE_WORDS]) {
+    /// Changes words of the record of a zone, in this order.
+    pub fn set_zone(&self, zone: u32, stores: impl Iterator<Item = (usize, u64)>) {
         let at = self.sizes.zone_records() + zone as usize * ZONE_WORDS * 8;
-        for (number, word) in words.into_iter().enumerate().rev() {
+        for (number, word) in stores {
             self.memory.u64(at + number * 8).store(word, Ordering::Release);
         }
     }

@@ -18,6 +18,8 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(500);
 /// Time after a zone that couldn't be read before the next one.
 const RETRY: Duration = Duration::from_millis(200);
+/// Time for which a zone that couldn't be read isn't chosen again.
+const AVOID: Duration = Duration::from_secs(10);
 
 /// A slot that is live: its page, where it lies in the part that was read, and how it is packed.
 struct Live {
@@ -26,6 +28,15 @@ struct Live {
     bytes: usize,
     encoding: Encoding,
     place: Place,
+}
+
+/// What became of the pages of a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// They were moved, or may still be had.
+    All,
+    /// Every copy was read, and lacks some of them.
+    LackingPages,
 }
 
 impl Core {
@@ -131,8 +142,12 @@ impl Core {
         let pressure =
             Pressure { free: self.pool.free(), total, low: self.settings.low, high: self.settings.low };
         let now = self.clock.get();
+        self.unreadable.borrow_mut().retain(|_, since| since.elapsed() < AVOID);
         let (chosen, _) = self.pool.choose((most_live, granules), &Sequences::default(), |candidates| {
-            let mut readable = candidates.filter(|candidate| !self.sources(candidate.zone.0).is_empty());
+            let unreadable = self.unreadable.borrow();
+            let mut readable = candidates.filter(|candidate| {
+                !unreadable.contains_key(&candidate.zone.0) && !self.sources(candidate.zone.0).is_empty()
+            });
             self.policy.borrow_mut().choose(&mut readable, pressure, now)
         });
         let Some(victim) = chosen else { return Ok(false) };
@@ -146,30 +161,55 @@ impl Core {
     }
 
     /// Moves the live pages of a zone. Pages that no copy has are lost.
-    pub(crate) async fn move_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
-        let blocks = self.blocks_of(zone, self.zones.get(zone).blocks);
-        let sources = self.sources(zone);
-        // Each is read twice: what came may have been damaged on its way.
-        for copy in 0..2 * sources.len().max(1) {
-            for block in blocks.clone() {
-                if self.pool.live(zone) == 0 {
-                    return Ok(());
-                }
-                self.move_block(block, copy).await?;
-            }
-        }
-        let is_certain = self.sources(zone) == sources && self.unreachable(zone).is_none();
-        if self.pool.live(zone) > 0 && !sources.is_empty() && is_certain {
-            self.lose(zone);
+    async fn move_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
+        if self.move_pages(zone).await? == Moved::LackingPages {
+            self.lose(&[zone]).await;
         }
         Ok(())
     }
 
-    /// Notes that the pages that are still in a zone are lost.
-    fn lose(&self, zone: u32) {
+    /// Moves the live pages of a zone that any copy has.
+    pub(crate) async fn move_pages(self: &Rc<Self>, zone: u32) -> Result<Moved> {
+        let blocks = self.blocks_of(zone, self.zones.get(zone).blocks);
+        let sources = self.sources(zone);
+        let mut failure = None;
+        // Each is read twice: what came may have been damaged on its way.
+        for copy in 0..2 * sources.len().max(1) {
+            for block in blocks.clone() {
+                if self.block_live(block) == 0 {
+                    continue;
+                }
+                match self.block(block, copy).await {
+                    Ok(bytes) => self.move_slots(block, &bytes).await?,
+                    Err(error) => failure = Some(error),
+                }
+            }
+        }
+        if self.pool.live(zone) == 0 {
+            return Ok(Moved::All);
+        }
+        if let Some(error) = failure {
+            self.unreadable.borrow_mut().insert(zone, runtime::now());
+            return Err(error);
+        }
+        let is_certain = self.sources(zone) == sources && self.unreachable(zone).is_none();
+        Ok(if !sources.is_empty() && is_certain { Moved::LackingPages } else { Moved::All })
+    }
+
+    /// Notes that the pages that are still in these zones are lost. The zones aren't reset meanwhile.
+    pub(crate) async fn lose(&self, zones: &[u32]) {
+        if zones.is_empty() {
+            return;
+        }
+        let mut is_among = vec![false; self.arena.sizes().zones as usize];
+        zones.iter().for_each(|zone| is_among[*zone as usize] = true);
         for page in 0..self.arena.sizes().pages as u32 {
-            if matches!(self.arena.entry(page), Entry::Stored(place) if self.zone_at(place) == zone) {
+            if matches!(self.arena.entry(page), Entry::Stored(place) if is_among[self.zone_at(place) as usize])
+            {
                 self.replace(page, Entry::Lost);
+            }
+            if page % 65_536 == 65_535 {
+                runtime::yield_now().await;
             }
         }
     }
@@ -234,7 +274,12 @@ impl Core {
     /// Moves the live pages of a block, as this copy has them.
     pub(crate) async fn move_block(self: &Rc<Self>, block: u64, copy: usize) -> Result<()> {
         let bytes = self.block(block, copy).await?;
-        for Live { page, at, bytes: length, encoding, place } in self.live_slots(block, &bytes) {
+        self.move_slots(block, &bytes).await
+    }
+
+    /// Moves the live pages among the slots of a block.
+    async fn move_slots(self: &Rc<Self>, block: u64, bytes: &[u8]) -> Result<()> {
+        for Live { page, at, bytes: length, encoding, place } in self.live_slots(block, bytes) {
             loop {
                 // Nothing is awaited between the look and the store.
                 if self.arena.entry(page) != Entry::Stored(place) {

@@ -3,14 +3,26 @@
 use crate::arena::{BLOCK, Sizes};
 use crate::compression::Compression;
 use crate::core::{FEWEST_STAGED, Settings, USER_STREAMS};
+use crate::entry::{GRANULE, MOST_GRANULES};
 use crate::slot::PAGE;
+use crate::zones::MOST_COPIES;
 use block::{DevicePart, Error, Result};
-use stack::format_size;
+use stack::{format_duration, format_size};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Smallest cache in bytes.
 const SMALLEST_CACHE: u64 = 32 << 20;
+/// Largest cache in bytes: the number of a frame has 32 bits.
+const LARGEST_CACHE: u64 = 1 << 40;
+/// Largest number of nodes: the number of a node has 8 bits.
+const MOST_NODES: u64 = 255;
+/// Largest size of a node, and of all zones together: the place of a page has 36 bits.
+const MOST_BYTES: u64 = MOST_GRANULES * GRANULE as u64;
+/// Limits of the longest time of a request.
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(10);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Zones that only the cleaner takes.
 const RESERVE: u64 = 2;
 
@@ -32,6 +44,8 @@ pub struct Config {
     pub group: u64,
     /// How pages are compressed.
     pub compression: Compression,
+    /// Longest time of a request to a node, after which it is down.
+    pub timeout: Duration,
     /// Memory that another process keeps, which the process before has used or which is empty.
     pub kept: Option<OwnedFd>,
 }
@@ -48,7 +62,26 @@ impl Config {
             cache: 64 << 20,
             group: 8 << 20,
             compression: Compression::Lz4,
+            timeout: Duration::from_secs(5),
             kept: None,
+        }
+    }
+
+    /// What the sizes of everything follow from.
+    pub(crate) fn request(&self) -> Request {
+        let capacity = |part: &Arc<dyn DevicePart>| {
+            let geometry = part.geometry();
+            Capacity { bytes: geometry.bytes(), block_size: geometry.block_size.bytes() }
+        };
+        Request {
+            nodes: self.nodes.iter().map(|(_, node)| capacity(node)).collect(),
+            backup: self.backup.as_ref().map(capacity),
+            size: self.size,
+            may_overcommit: self.may_overcommit,
+            copies: self.copies,
+            cache: self.cache,
+            group: self.group,
+            timeout: self.timeout,
         }
     }
 
@@ -57,35 +90,121 @@ impl Config {
     /// # Errors
     /// [`Error::Invalid`] for what doesn't fit together, with what would.
     pub(crate) fn plan(&self) -> Result<(Sizes, Settings)> {
-        let refuse = |text: String| Err(Error::invalid(text));
-        let Config { copies, group, cache, .. } = *self;
-        if !(1..=self.nodes.len() as u64).contains(&copies) {
-            return refuse(format!("copies {copies}: expected 1 to {}, one on each node", self.nodes.len()));
+        let sizes = self.request().sizes().map_err(|refusal| Error::invalid(refusal.text))?;
+        let settings = Settings {
+            copies: self.copies as usize,
+            compression: self.compression,
+            limit: self.timeout,
+            reserve: RESERVE as u32,
+            low: low_of(sizes.zones.into()) as u32,
+        };
+        Ok((sizes, settings))
+    }
+}
+
+/// Bytes and block size of a node, or of the backup device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Capacity {
+    pub bytes: u64,
+    pub block_size: u64,
+}
+
+/// What sizes follow from.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub nodes: Vec<Capacity>,
+    pub backup: Option<Capacity>,
+    pub size: Option<u64>,
+    pub may_overcommit: bool,
+    pub copies: u64,
+    pub cache: u64,
+    pub group: u64,
+    pub timeout: Duration,
+}
+
+/// A value that is refused, and the key that it is of.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub key: &'static str,
+    pub text: String,
+}
+
+/// Free zones below which zones are cleaned.
+fn low_of(zones: u64) -> u64 {
+    RESERVE + (zones / 10).max(2)
+}
+
+impl Request {
+    /// Checks what doesn't depend on the sizes of nodes.
+    pub fn check_keys(&self, nodes: u64) -> Result<(), Refusal> {
+        let refuse = |key, text| Err(Refusal { key, text });
+        let Request { copies, group, cache, .. } = *self;
+        if nodes > MOST_NODES {
+            return refuse("nodes", format!("{nodes} nodes: expected at most {MOST_NODES}"));
+        }
+        if !(1..=nodes.min(MOST_COPIES as u64)).contains(&copies) {
+            return refuse(
+                "copies",
+                format!("copies {copies}: expected 1 to {}, one on each node", nodes.min(MOST_COPIES as u64)),
+            );
         }
         if !group.is_multiple_of(BLOCK as u64) || !(BLOCK as u64..=64 << 20).contains(&group) {
-            return refuse(format!("group {}: expected whole MiB, 1MiB to 64MiB", format_size(group)));
+            let found = format_size(group);
+            return refuse("group", format!("group {found}: expected whole MiB, 1MiB to 64MiB"));
         }
-        for device in self.nodes.iter().map(|(_, node)| node).chain(&self.backup) {
-            let (block, page) = (device.geometry().block_size.bytes(), PAGE as u64);
-            if block > page {
-                return refuse(format!(
-                    "a node with blocks of {}: expected at most {}, a page",
-                    format_size(block),
-                    format_size(page)
-                ));
+        if !(SMALLEST_CACHE..=LARGEST_CACHE).contains(&cache) {
+            let [cache, least, most] = [cache, SMALLEST_CACHE, LARGEST_CACHE].map(format_size);
+            return refuse("cache", format!("cache {cache}: expected {least} to {most}"));
+        }
+        if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&self.timeout) {
+            let [found, least, most] = [self.timeout, SHORTEST_TIMEOUT, LONGEST_TIMEOUT].map(format_duration);
+            return refuse("timeout", format!("timeout {found}: expected {least} to {most}"));
+        }
+        Ok(())
+    }
+
+    /// Sizes of everything.
+    pub fn sizes(&self) -> Result<Sizes, Refusal> {
+        let refuse = |key, text| Err(Refusal { key, text });
+        let Request { copies, group, cache, .. } = *self;
+        self.check_keys(self.nodes.len() as u64)?;
+        let nodes = self.nodes.iter().map(|node| ("nodes", node));
+        for (key, device) in nodes.chain(self.backup.iter().map(|backup| ("backup", backup))) {
+            if device.block_size > PAGE as u64 {
+                let [block, page] = [device.block_size, PAGE as u64].map(format_size);
+                return refuse(
+                    key,
+                    format!("{key}: a device with blocks of {block}: expected at most {page}, a page"),
+                );
             }
         }
-        let regions: Vec<u64> = self.nodes.iter().map(|(_, node)| node.geometry().bytes() / group).collect();
-        let on_backup = self.backup.as_ref().map_or(u64::MAX, |backup| backup.geometry().bytes() / group);
+        if let Some(large) = self.nodes.iter().find(|node| node.bytes > MOST_BYTES) {
+            let [found, most] = [large.bytes, MOST_BYTES].map(format_size);
+            return refuse("nodes", format!("nodes: a node of {found}: expected at most {most}"));
+        }
+        let regions: Vec<u64> = self.nodes.iter().map(|node| node.bytes / group).collect();
+        let on_backup = self.backup.map_or(u64::MAX, |backup| backup.bytes / group);
         let zones = most_zones(&regions, copies).min(on_backup);
-        let low = RESERVE + (zones / 10).max(2);
+        if zones * group > MOST_BYTES {
+            let [found, most] = [zones * group, MOST_BYTES].map(format_size);
+            return refuse(
+                "nodes",
+                format!(
+                    "nodes: space for {found} with copies {copies}: expected at most {most}; give fewer or smaller nodes, or more copies"
+                ),
+            );
+        }
+        let low = low_of(zones);
         let usable = zones.saturating_sub(low + USER_STREAMS as u64 + 1);
         if usable == 0 {
-            return refuse(format!(
-                "the nodes, and backup, have space for {zones} groups of {}; expected at least {}",
-                format_size(group),
-                low + USER_STREAMS as u64 + 2
-            ));
+            return refuse(
+                "group",
+                format!(
+                    "group {}: the nodes, and backup, have space for {zones} groups; expected at least {}: give a smaller group, or more memory",
+                    format_size(group),
+                    low + USER_STREAMS as u64 + 2
+                ),
+            );
         }
         // A page that can't be compressed takes 65 granules of 64, and blocks aren't filled to their last byte. So if `low` zones aren't free, one of the full zones is
         // live to less than 63 of 64 parts, and can be cleaned.
@@ -93,36 +212,29 @@ impl Config {
         let size = self.size.unwrap_or(most);
         if size < PAGE as u64 || !size.is_multiple_of(PAGE as u64) || size / PAGE as u64 > u64::from(u32::MAX)
         {
-            return refuse(format!("size {}: expected whole pages of 4KiB, up to 15TiB", format_size(size)));
+            let found = format_size(size);
+            return refuse("size", format!("size {found}: expected whole pages of 4KiB, up to 15TiB"));
         }
         if size > most && !self.may_overcommit {
-            return refuse(format!(
-                "size {}: the nodes have space for {} if no page can be compressed; expected that, or overcommit = true",
-                format_size(size),
-                format_size(most)
-            ));
-        }
-        if cache < SMALLEST_CACHE {
-            let smallest = format_size(SMALLEST_CACHE);
-            return refuse(format!("cache {}: expected at least {smallest}", format_size(cache)));
+            return refuse(
+                "size",
+                format!(
+                    "size {}: the nodes have space for {} if no page can be compressed; expected that, or overcommit = true",
+                    format_size(size),
+                    format_size(most)
+                ),
+            );
         }
         let staged = (cache / 2 / BLOCK as u64).clamp(FEWEST_STAGED.into(), 4096);
         let frames = (cache - staged * BLOCK as u64) / PAGE as u64;
-        let sizes = Sizes {
+        Ok(Sizes {
             pages: size / PAGE as u64,
             zones: zones as u32,
             zone_blocks: (group / BLOCK as u64) as u32,
             staged: staged as u32,
-            frames: frames.min(1 << 30) as u32,
+            frames: frames as u32,
             identity: regions.iter().sum::<u64>() << 8 | copies,
-        };
-        let settings = Settings {
-            copies: copies as usize,
-            compression: self.compression,
-            reserve: RESERVE as u32,
-            low: low as u32,
-        };
-        Ok((sizes, settings))
+        })
     }
 }
 
@@ -142,7 +254,7 @@ fn most_zones(regions: &[u64], copies: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::most_zones;
+    use super::*;
 
     #[test]
     fn copies_are_on_different_nodes() {
@@ -152,5 +264,57 @@ mod tests {
         );
         let equal = [10, 10, 10];
         assert_eq!([most_zones(&equal, 2), most_zones(&equal, 3), most_zones(&[0, 10], 2)], [15, 10, 0]);
+    }
+
+    const TIB: u64 = 1 << 40;
+
+    fn request(nodes: &[u64]) -> Request {
+        Request {
+            nodes: nodes.iter().map(|bytes| Capacity { bytes: *bytes, block_size: 4096 }).collect(),
+            backup: None,
+            size: None,
+            may_overcommit: false,
+            copies: 1,
+            cache: 64 << 20,
+            group: 8 << 20,
+            timeout: Duration::from_secs(5),
+        }
+    }
+
+    #[test]
+    fn what_the_fields_of_the_map_do_not_hold_is_refused() {
+        let refusal = |request: Request| request.sizes().map_err(|refusal| (refusal.key, refusal.text));
+        let refused = |request: Request, key: &str, said: &str| {
+            let (found, text) = refusal(request.clone()).unwrap_err();
+            assert!(found == key && text.contains(said), "{request:?}: {found}: {text}");
+        };
+        // The last granule of the largest device is named in full.
+        let largest = request(&[2 * TIB, 2 * TIB]).sizes().unwrap();
+        let granules =
+            u64::from(largest.zones) * u64::from(largest.zone_blocks) * crate::arena::BLOCK_GRANULES;
+        assert_eq!(granules, MOST_GRANULES);
+        refused(
+            request(&[2 * TIB, 2 * TIB, 8 << 20]),
+            "nodes",
+            "space for 4194312MiB with copies 1: expected at most 4TiB",
+        );
+        refused(request(&[1 << 60]), "nodes", "a node of 1EiB: expected at most 4TiB");
+        // Copies take their part, and so does a small backup device.
+        let copies = Request { copies: 2, ..request(&[4 * TIB, 4 * TIB]) };
+        assert_eq!(copies.sizes().unwrap().zones, 1 << 19);
+        let backup = Some(Capacity { bytes: 1 << 30, block_size: 512 });
+        assert_eq!(Request { backup, ..request(&[4 * TIB, 4 * TIB]) }.sizes().unwrap().zones, 128);
+        let backup = Some(Capacity { bytes: u64::MAX, block_size: 512 });
+        assert_eq!(Request { backup, ..request(&[TIB]) }.sizes().unwrap().zones, 1 << 17);
+        refused(request(&[8 << 20; 256]), "nodes", "256 nodes: expected at most 255");
+        refused(Request { copies: 4, ..request(&[TIB; 5]) }, "copies", "copies 4: expected 1 to 3");
+        refused(Request { cache: 2 * TIB, ..request(&[TIB]) }, "cache", "cache 2TiB: expected 32MiB to 1TiB");
+        refused(
+            request(&[64 << 20]),
+            "group",
+            "group 8MiB: the nodes, and backup, have space for 8 groups; expected at least 10",
+        );
+        let most = Request { size: Some(16 * TIB), may_overcommit: true, ..request(&[TIB]) };
+        refused(most, "size", "size 16TiB");
     }
 }

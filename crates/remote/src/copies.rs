@@ -1,56 +1,41 @@
-//! Copies that are made again: of zones of which a copy was lost, or is on a node that reclaims its memory; and nodes that come back.
+//! Copies that are made again: of zones of which a copy was lost, or is on a node that reclaims its memory.
+//!
+//! A copy is complete if each of its blocks had every page that the map named when the block was read: pages of a full zone only become stale. Other copies are released
+//! after that.
 
 use crate::arena::BLOCK;
-use crate::core::{Core, add};
+use crate::cleaner::Moved;
+use crate::core::{CLEANER_STREAM, Core, add};
 use crate::fetch::Source;
 use crate::nodes::{self, Node, State};
-use crate::slot::{PAGE, Slot};
-use crate::staging::Use;
 use crate::zones::{Copy, Zone};
-use block::Result;
+use block::{Error, Result};
 use logkit::pool::Usage;
 use smallvec::SmallVec;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time between two looks at the nodes.
+/// Time between two looks at the zones.
 const LOOK: Duration = Duration::from_millis(200);
 /// Time after which the copies on a node that is down are made again elsewhere.
 const RECOPY_AFTER: Duration = Duration::from_secs(5);
 
+/// What became of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Filled {
+    /// It has every page that the map names.
+    Whole,
+    /// The copies that can be read lack pages: those that exist must stay.
+    Lacking,
+}
+
 impl Core {
-    /// Asks nodes whether they reclaim memory, and connects to those that are down, until the device is closed.
-    pub(crate) async fn run_nodes(self: Rc<Self>) {
-        while !self.is_closing.get() {
-            for (number, node) in (0..).zip(&self.nodes) {
-                if node.is_up() {
-                    node.ask().await;
-                } else if self.reconnect(node).await {
-                    self.look_at(number).await;
-                }
-            }
-            if let Some(backup) = self.backup.as_ref().filter(|backup| !backup.is_up()) {
-                self.reconnect(backup).await;
-            }
-            runtime::sleep(LOOK).await;
-        }
-    }
-
-    /// Connects to a node that is down. Returns whether it answers.
-    async fn reconnect(&self, node: &Node) -> bool {
-        let is_open = node.open().await.is_ok();
-        if is_open {
-            tracing::info!("node {} answers again", node.name);
-            self.stuck.replace(None);
-            self.work.notify_all();
-            self.freed.notify_all();
-        }
-        is_open
-    }
-
     /// Makes copies again that are missing, until the device is closed.
     pub(crate) async fn run_copies(self: Rc<Self>) {
         while !self.is_closing.get() {
+            for stream in 0..=CLEANER_STREAM {
+                self.leave_zone_without_copy(stream);
+            }
             let mut wanted = Vec::new();
             self.zones.each(|(number, zone)| {
                 let is_idle = zone.blocks > 0 && zone.is_closed && zone.pending == 0;
@@ -58,16 +43,44 @@ impl Core {
                     wanted.push(number as u32);
                 }
             });
+            let mut damaged = Vec::new();
             for zone in wanted {
                 if self.is_closing.get() {
                     return;
                 }
                 for outcome in [self.back_up(zone).await, self.copy_zone(zone).await] {
-                    outcome.unwrap_or_else(|error| tracing::debug!("zone {zone}: {error}"));
+                    match outcome {
+                        Ok(Filled::Whole) => {}
+                        Ok(Filled::Lacking) => damaged.push(zone),
+                        Err(error) => tracing::debug!("zone {zone}: {error}"),
+                    }
                 }
             }
+            self.rescue(damaged).await;
             runtime::sleep(LOOK).await;
         }
+    }
+
+    /// Moves what any copy of these zones has to others. Pages that certainly none has are lost.
+    async fn rescue(self: &Rc<Self>, mut zones: Vec<u32>) {
+        zones.dedup();
+        zones.retain(|zone| self.idle(*zone).is_some());
+        let set_copied = |zone: u32, is_copied| {
+            self.zones.change(&self.arena, zone, |entry| entry.is_copied = is_copied);
+        };
+        // None is reset before its pages are known to be lost: then others would be in their places.
+        zones.iter().for_each(|zone| set_copied(*zone, true));
+        let mut lost = Vec::new();
+        for zone in &zones {
+            match self.move_pages(*zone).await {
+                Ok(Moved::All) => {}
+                Ok(Moved::LackingPages) => lost.push(*zone),
+                Err(error) => tracing::debug!("zone {zone}: {error}"),
+            }
+        }
+        self.lose(&lost).await;
+        zones.iter().for_each(|zone| set_copied(*zone, false));
+        self.work.notify_all();
     }
 
     /// Whether a copy is valid: it is whole, and its node is up, or down for less than [`RECOPY_AFTER`], and isn't draining.
@@ -76,12 +89,27 @@ impl Core {
         copy.is_whole && node.state() != State::Draining && !node.is_down_for(RECOPY_AFTER)
     }
 
-    fn lacks_copy(&self, zone: &Zone) -> bool {
+    pub(crate) fn lacks_copy(&self, zone: &Zone) -> bool {
         zone.copies.iter().filter(|copy| self.is_valid(copy)).count() < self.settings.copies
     }
 
     fn lacks_backup(&self, zone: &Zone) -> bool {
         !zone.has_backup && self.backup.as_ref().is_some_and(Node::is_up)
+    }
+
+    /// Number of copies of a zone that are known to be whole now, that on the backup device included.
+    pub(crate) fn sure_copies(&self, zone: &Zone) -> usize {
+        let is_sure = |node: &Node| node.is_up() && node.is_checked();
+        let copies =
+            zone.copies.iter().filter(|copy| copy.is_whole && is_sure(&self.nodes[usize::from(copy.node)]));
+        copies.count() + usize::from(zone.has_backup && self.backup.as_ref().is_some_and(is_sure))
+    }
+
+    /// Whether a page that is written now gets a second copy.
+    pub(crate) fn can_protect(&self) -> bool {
+        let up = self.nodes.iter().filter(|node| node.state() == State::Up).count();
+        let on_backup = self.backup.as_ref().is_some_and(Node::is_up);
+        up.min(self.settings.copies) + usize::from(on_backup) > 1
     }
 
     /// A zone, if none of its blocks is written or moved now.
@@ -90,13 +118,19 @@ impl Core {
         (self.pool.get(zone).usage == Usage::Full && known.pending == 0).then_some(known)
     }
 
+    /// A node for one more copy of a zone.
+    pub(crate) fn node_for_copy(&self, zone: &Zone) -> Option<u8> {
+        let valid = zone.copies.iter().filter(|copy| self.is_valid(copy));
+        let others: SmallVec<[u8; 4]> = valid.map(|copy| copy.node).collect();
+        nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut())
+    }
+
     /// Makes one more copy of a zone, and releases those that aren't valid.
-    async fn copy_zone(self: &Rc<Self>, zone: u32) -> Result<()> {
-        let Some(known) = self.idle(zone).filter(|known| self.lacks_copy(known)) else { return Ok(()) };
-        let others: SmallVec<[u8; 4]> =
-            known.copies.iter().filter(|copy| self.is_valid(copy)).map(|copy| copy.node).collect();
-        let chosen = nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut());
-        let node = chosen.ok_or_else(|| self.no_region())?;
+    async fn copy_zone(self: &Rc<Self>, zone: u32) -> Result<Filled> {
+        let Some(known) = self.idle(zone).filter(|known| self.lacks_copy(known)) else {
+            return Ok(Filled::Whole);
+        };
+        let node = self.node_for_copy(&known).ok_or_else(|| self.no_region())?;
         let region = self.nodes[usize::from(node)].take_region().ok_or_else(|| self.no_region())?;
         self.zones.change(&self.arena, zone, |entry| entry.is_copied = true);
         let outcome = self.fill_copy(zone, known.blocks, (Some(node), region)).await;
@@ -104,7 +138,7 @@ impl Core {
         self.zones.change(&self.arena, zone, |entry| {
             entry.is_copied = false;
             match outcome {
-                Ok(()) => {
+                Ok(Filled::Whole) => {
                     entry.copies.retain(|copy| {
                         let is_valid = self.is_valid(copy);
                         if !is_valid {
@@ -114,7 +148,7 @@ impl Core {
                     });
                     entry.copies.push(Copy { node, region, is_whole: true });
                 }
-                Err(_) => released.push((node, region)),
+                Ok(Filled::Lacking) | Err(_) => released.push((node, region)),
             }
         });
         for (node, region) in released {
@@ -122,59 +156,53 @@ impl Core {
         }
         self.work.notify_all();
         self.freed.notify_all();
-        outcome.inspect(|()| add(&self.counters.copied, 1))
+        outcome.inspect(|filled| add(&self.counters.copied, u64::from(*filled == Filled::Whole)))
     }
 
     /// Writes a zone to the backup device that isn't there.
-    async fn back_up(self: &Rc<Self>, zone: u32) -> Result<()> {
-        let Some(known) = self.idle(zone).filter(|known| self.lacks_backup(known)) else { return Ok(()) };
+    async fn back_up(self: &Rc<Self>, zone: u32) -> Result<Filled> {
+        let Some(known) = self.idle(zone).filter(|known| self.lacks_backup(known)) else {
+            return Ok(Filled::Whole);
+        };
         self.zones.change(&self.arena, zone, |entry| entry.is_copied = true);
         let outcome = self.fill_copy(zone, known.blocks, (None, zone)).await;
         self.zones.change(&self.arena, zone, |entry| {
-            (entry.is_copied, entry.has_backup) = (false, outcome.is_ok());
+            (entry.is_copied, entry.has_backup) = (false, outcome == Ok(Filled::Whole));
         });
         self.work.notify_all();
         outcome
     }
 
-    /// Copies the blocks of a zone.
+    /// Copies the blocks of a zone in which pages are live.
     ///
     /// # Errors
-    /// [`block::Error::Io`] if the source lacks a page that the map names: the copies that exist must stay then.
-    async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, target: Source) -> Result<()> {
-        let mut live = 0;
+    /// Those of the nodes; [`block::Error::Disconnected`] if the target's connection was lost meanwhile, so that it may lack earlier blocks.
+    async fn fill_copy(self: &Rc<Self>, zone: u32, blocks: u32, target: Source) -> Result<Filled> {
+        let node = self.node_of(target);
+        let epoch = node.epoch();
         for block in self.blocks_of(zone, blocks) {
-            let bytes = self.block(block, 0).await?;
-            live += self.live_granules(block, &bytes);
+            if self.block_live(block) == 0 {
+                continue;
+            }
+            let Some(bytes) = self.whole_block(block).await? else { return Ok(Filled::Lacking) };
             let payload = block::Data::copy_of(&bytes).into();
-            self.node_of(target).write(target.1, self.zone_of(block).1, payload).await?;
+            node.write(target.1, self.zone_of(block).1, payload).await?;
             add(&self.counters.node_written, BLOCK as u64);
         }
-        match live < self.pool.live(zone) {
-            true => Err(block::Error::io(format!("zone {zone}: the copy that was read lacks pages"))),
-            false => Ok(()),
+        match node.epoch() == epoch && node.is_up() {
+            true => Ok(Filled::Whole),
+            false => Err(Error::disconnected(format!("node {}: its connection was lost", node.name))),
         }
     }
 
-    /// Looks whether a node that answers again has what it had: copies of which it has nothing are made again.
-    async fn look_at(&self, number: u8) {
-        let node = &self.nodes[usize::from(number)];
-        let mut there = Vec::new();
-        self.zones.each(|(zone, known)| {
-            let copies = known.copies.iter().filter(|copy| copy.node == number && copy.is_whole);
-            there.extend(copies.filter(|_| known.blocks > 0).map(|copy| (zone as u32, copy.region)));
-        });
-        for (zone, region) in there {
-            let staged = self.staging.borrow().place(self.blocks_of(zone, 0).start);
-            if staged.is_some_and(|staged| self.staging.borrow().get(staged).usage != Use::Written) {
-                continue;
-            }
-            let generation = self.zones.generation(zone);
-            let Ok(found) = node.read(region, 0, 2 * PAGE).await else { return };
-            let is_there = Slot::parse(found.filled(), generation).is_some();
-            if !is_there && self.zones.generation(zone) == generation {
-                self.set_not_whole(zone, (Some(number), region));
+    /// The bytes of a block from a copy that has every page that the map names there; `None` if no copy that can be read does.
+    async fn whole_block(&self, block: u64) -> Result<Option<Vec<u8>>> {
+        for copy in 0..self.sources(self.zone_of(block).0).len().max(1) {
+            let bytes = self.block(block, copy).await?;
+            if self.live_granules(block, &bytes) == self.block_live(block) {
+                return Ok(Some(bytes));
             }
         }
+        Ok(None)
     }
 }

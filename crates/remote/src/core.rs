@@ -17,12 +17,14 @@ use crate::zones::{Copy, Zones};
 use block::{Buffer, Error, Payload, Result};
 use logkit::cleaning::{CostBenefit, Policy};
 use logkit::pool::{Usage, ZonePool};
-use runtime::sync::{Notify, Semaphore};
+use runtime::sync::{Notify, Semaphore, StopSource};
 use runtime::{Random, TaskGroup};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Streams of users: parts of the device that are written at the same time.
 pub const USER_STREAMS: usize = 4;
@@ -43,6 +45,8 @@ pub struct Settings {
     pub copies: usize,
     /// How pages are compressed.
     pub compression: Compression,
+    /// Longest time of a request to a node.
+    pub limit: Duration,
     /// Zones that only the cleaner takes.
     pub reserve: u32,
     /// Free zones below which zones are cleaned.
@@ -127,6 +131,8 @@ pub struct Core {
     /// Held while a stream's next block is opened.
     opening: [Rc<Semaphore>; USER_STREAMS + 1],
     generation: Cell<u32>,
+    /// Live granules of each block.
+    block_live: Vec<Cell<u32>>,
     /// Granules that were written: the clock of the cleaning policy.
     pub(crate) clock: Cell<u64>,
     uses: Cell<u64>,
@@ -142,7 +148,13 @@ pub struct Core {
     pub(crate) work: Notify,
     /// Why no zone can be had.
     pub(crate) stuck: RefCell<Option<Error>>,
+    /// Zones that the cleaner couldn't read, with the time.
+    pub(crate) unreadable: RefCell<BTreeMap<u32, runtime::Instant>>,
     pub(crate) is_closing: Cell<bool>,
+    /// Raised when the device is closed.
+    closing: StopSource,
+    /// Raised when writes in flight have had the time of a request to end.
+    late: StopSource,
     pub(crate) tasks: TaskGroup,
     pub(crate) counters: Counters,
 }
@@ -167,6 +179,7 @@ impl Core {
             streams: Default::default(),
             opening: std::array::from_fn(|_| Semaphore::new(1)),
             generation: Cell::new((seed % u64::from(GENERATIONS)) as u32),
+            block_live: vec![Cell::new(0); (arena.sizes().zones * arena.sizes().zone_blocks) as usize],
             clock: Cell::new(1),
             uses: Cell::new(0),
             writing: Semaphore::new(BLOCKS_IN_FLIGHT),
@@ -176,7 +189,10 @@ impl Core {
             freed: Notify::new(),
             work: Notify::new(),
             stuck: RefCell::default(),
+            unreadable: RefCell::default(),
             is_closing: Cell::new(false),
+            closing: StopSource::new(),
+            late: StopSource::new(),
             tasks: TaskGroup::default(),
             counters: Counters::default(),
             arena,
@@ -199,6 +215,7 @@ impl Core {
                 let entry = self.arena.entry(page);
                 if let Entry::Stored(place) = entry {
                     live[self.zone_at(place) as usize] += u32::from(place.granules);
+                    self.add_block_live(place);
                 }
                 self.counters.pages(entry).into_iter().for_each(|count| add(count, 1));
             }
@@ -240,12 +257,27 @@ impl Core {
             self.close_if_done(zone);
         }
         for staged in full {
-            self.tasks.spawn(self.clone().write_out(staged)).detach();
+            self.spawn_write(staged);
         }
-        self.tasks.spawn(self.clone().run_cleaner()).detach();
-        self.tasks.spawn(self.clone().run_releases()).detach();
-        self.tasks.spawn(self.clone().run_nodes()).detach();
-        self.tasks.spawn(self.clone().run_copies()).detach();
+        self.run(self.clone().run_cleaner());
+        self.run(self.clone().run_releases());
+        let backup = self.backup.iter().map(|_| None);
+        for number in (0..self.nodes.len() as u8).map(Some).chain(backup) {
+            self.run(self.clone().run_node(number));
+        }
+        self.run(self.clone().run_copies());
+    }
+
+    /// Starts a task that ends when the device is closed, wherever it waits.
+    fn run(&self, task: impl Future<Output = ()> + 'static) {
+        let closing = self.closing.token();
+        self.tasks.spawn(async move { closing.unless_stopped(task).await }).detach();
+    }
+
+    /// Starts a write of a full block to the nodes. When the device is closed, it isn't waited for longer than the limit of a request.
+    fn spawn_write(self: &Rc<Self>, staged: u32) {
+        let (write, late) = (self.clone().write_out(staged), self.late.token());
+        self.tasks.spawn(async move { late.unless_stopped(write).await }).detach();
     }
 
     /// Granules of a zone.
@@ -270,6 +302,16 @@ impl Core {
         first..first + u64::from(count)
     }
 
+    fn add_block_live(&self, place: Place) {
+        let live = &self.block_live[(place.granule / BLOCK_GRANULES) as usize];
+        live.set(live.get() + u32::from(place.granules));
+    }
+
+    /// Live granules of a block.
+    pub(crate) fn block_live(&self, block: u64) -> u32 {
+        self.block_live[block as usize].get()
+    }
+
     /// Changes the entry of a page, and the accounts of what it was.
     pub(crate) fn replace(&self, page: u32, entry: Entry) {
         let before = self.arena.entry(page);
@@ -277,12 +319,15 @@ impl Core {
         self.counters.pages(before).into_iter().for_each(|count| subtract(count, 1));
         self.counters.pages(entry).into_iter().for_each(|count| add(count, 1));
         if let Entry::Stored(place) = before {
+            let live = &self.block_live[(place.granule / BLOCK_GRANULES) as usize];
+            live.set(live.get() - u32::from(place.granules));
             self.pool.remove_live(self.zone_at(place), place.granules.into(), self.clock.get());
             if self.pool.dead() > 0 {
                 self.work.notify_all();
             }
         }
         if let Entry::Stored(place) = entry {
+            self.add_block_live(place);
             self.pool.add_live(self.zone_at(place), place.granules.into());
         }
     }
@@ -363,10 +408,7 @@ impl Core {
         if self.streams[stream].staged.get() != before {
             return Ok(());
         }
-        if let Some(staged) = self.streams[stream].staged.take() {
-            self.staging.borrow_mut().close(&self.arena, staged);
-            self.tasks.spawn(self.clone().write_out(staged)).detach();
-        }
+        self.close_staged(stream);
         // The last ones are the cleaner's.
         let kept = if stream == CLEANER_STREAM { 0 } else { 2 };
         while self.staging.borrow().available() <= kept {
@@ -394,6 +436,42 @@ impl Core {
         Ok(())
     }
 
+    /// Closes the open block of a stream, which is written to nodes then.
+    fn close_staged(self: &Rc<Self>, stream: usize) {
+        if let Some(staged) = self.streams[stream].staged.take() {
+            self.staging.borrow_mut().close(&self.arena, staged);
+            self.spawn_write(staged);
+        }
+    }
+
+    /// Closes the open zone of a stream.
+    fn leave_zone(&self, stream: usize, zone: u32) {
+        self.streams[stream].zone.set(None);
+        self.zones.change(&self.arena, zone, |entry| entry.is_closed = true);
+        self.close_if_done(zone);
+    }
+
+    /// Closes the open block and zone of a stream if the zone lacks a copy that can be made, so that it is made although nothing is written.
+    pub(crate) fn leave_zone_without_copy(self: &Rc<Self>, stream: usize) {
+        let in_zone = || {
+            let staged = self.streams[stream].staged.get();
+            let of_block = staged.map(|staged| self.zone_of(self.staging.borrow().get(staged).block).0);
+            let both = [self.streams[stream].zone.get(), of_block];
+            both.into_iter().flatten().any(|zone| {
+                let known = self.zones.get(zone);
+                self.lacks_copy(&known) && self.node_for_copy(&known).is_some()
+            })
+        };
+        // One that waits for a zone looks at its copies itself.
+        let Some(_alone) = self.opening[stream].try_acquire(1) else { return };
+        if in_zone() {
+            self.close_staged(stream);
+            if let Some(zone) = self.streams[stream].zone.get() {
+                self.leave_zone(stream, zone);
+            }
+        }
+    }
+
     /// Refuses changes of a device that is being closed.
     pub(crate) fn check_open(&self) -> Result<()> {
         match self.is_closing.get() {
@@ -402,13 +480,18 @@ impl Core {
         }
     }
 
-    /// Ends the tasks. Stored pages stay in place, for a process that gets the kept memory.
+    /// Ends the tasks, within the limit of a request. Stored pages stay in place, for a process that gets the kept memory.
     pub(crate) async fn close(&self) {
         self.is_closing.set(true);
+        self.closing.stop();
+        let begin = runtime::now();
         while !self.tasks.is_empty() {
+            if begin.elapsed() >= self.settings.limit {
+                self.late.stop();
+            }
             self.work.notify_all();
             self.freed.notify_all();
-            runtime::sleep(std::time::Duration::from_millis(10)).await;
+            runtime::sleep(Duration::from_millis(10)).await;
         }
     }
 
@@ -434,9 +517,7 @@ impl Core {
             if usable(&zone) {
                 return Ok(zone);
             }
-            self.streams[stream].zone.set(None);
-            self.zones.change(&self.arena, zone, |entry| entry.is_closed = true);
-            self.close_if_done(zone);
+            self.leave_zone(stream, zone);
         }
         let is_cleaner = stream == CLEANER_STREAM;
         let keep = if is_cleaner { 0 } else { self.settings.reserve };
@@ -524,9 +605,9 @@ impl Core {
             // The pages go to another zone.
             if let Err(error) = self.move_block(tag.block, 0).await {
                 tracing::warn!("block {}: {error}; it is tried again", tag.block);
-                runtime::sleep(std::time::Duration::from_millis(200)).await;
+                runtime::sleep(Duration::from_millis(200)).await;
                 if !self.is_closing.get() {
-                    self.tasks.spawn(self.clone().write_out(staged)).detach();
+                    self.spawn_write(staged);
                 }
                 return;
             }

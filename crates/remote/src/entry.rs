@@ -8,7 +8,7 @@
 
 /// Unit in which pages are packed, in bytes.
 pub const GRANULE: usize = 64;
-/// Largest number of granules: 4 TiB of remote memory.
+/// Largest number of granules of all zones: 4 TiB of remote memory. `config` checks it.
 pub const MOST_GRANULES: u64 = 1 << 36;
 /// Generations are counted modulo this.
 pub const GENERATIONS: u32 = 1 << 19;

@@ -133,6 +133,13 @@ impl Core {
                 Ok(found) => found,
                 Err(error) => {
                     unreachable = Some(error);
+                    // An error of one request: other copies are read, and the last one once more.
+                    if self.node_of(source).is_up() {
+                        self.set_damaged(zone, source);
+                        if sources.is_empty() && !std::mem::replace(&mut has_retried, true) {
+                            sources.push(source);
+                        }
+                    }
                     continue;
                 }
             };
@@ -256,11 +263,16 @@ impl Core {
         (source, outcome)
     }
 
-    /// Notes that a copy lacks a slot. Returns true if the copy is made again, since there is another one, or is known to be incomplete.
-    fn note_damaged(&self, zone: u32, (node, region): Source) -> bool {
-        let source = self.node_of((node, region));
-        add(&source.corrupt, 1);
-        tracing::warn!("zone {zone}: node {} doesn't have what was written to it", source.name);
+    /// Notes that a copy lacks a slot. Returns what [`set_damaged`](Self::set_damaged) does.
+    fn note_damaged(&self, zone: u32, source: Source) -> bool {
+        let node = self.node_of(source);
+        add(&node.corrupt, 1);
+        tracing::warn!("zone {zone}: node {} doesn't have what was written to it", node.name);
+        self.set_damaged(zone, source)
+    }
+
+    /// Notes that a part of a copy can't be read. Returns true if the copy is made again, since there is another one, or is known to be incomplete.
+    pub(crate) fn set_damaged(&self, zone: u32, (node, region): Source) -> bool {
         let is_up = |copy: &Copy| self.nodes[usize::from(copy.node)].is_up();
         let backup_is_up = self.backup.as_ref().is_some_and(Node::is_up);
         let known = self.zones.get(zone);

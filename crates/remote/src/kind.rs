@@ -1,8 +1,7 @@
 //! The kind `remote` of stacks: its keys, and their limits.
 
-use crate::arena::BLOCK;
 use crate::compression::{self, Compression};
-use crate::config::Config;
+use crate::config::{Capacity, Config, Refusal, Request};
 use crate::kept;
 use crate::part::RemotePart;
 use crate::slot::PAGE;
@@ -48,7 +47,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "cache",
             ValueKind::Size,
-            "local memory for pages that were written or read last, 32MiB at least",
+            "local memory for pages that were written or read last, 32MiB to 1TiB",
         )
         .or("64MiB"),
         Key::optional(
@@ -59,13 +58,49 @@ pub const KIND: Kind = Kind {
         .or("8MiB"),
         Key::optional("compression", ValueKind::Choice(&compression::NAMES), "compression of pages")
             .or("lz4"),
+        Key::optional(
+            "timeout",
+            ValueKind::Duration,
+            "longest time of a request to a node, after which it is down until it answers again; 10ms to 1h",
+        )
+        .or("5s"),
     ],
     messages: &[],
     shareable: false,
     example: "remote(ram(256MiB), ram(256MiB), copies=2)",
-    plan: |arguments| Ok(Shape::new(arguments.optional_size("size")?.unwrap_or(BLOCK as u64), PAGE as u32)),
+    plan,
     build: |arguments| Call::new(async move { build(&arguments).await.map(Built::Device) }),
 };
+
+/// Checks sizes as far as those of the nodes are known before they are opened.
+fn plan(arguments: &Arguments) -> Result<Shape> {
+    let capacity =
+        |shape: &Shape| Some(Capacity { bytes: shape.bytes?, block_size: shape.block_size?.into() });
+    let (nodes, backup) = (arguments.shapes("nodes")?, arguments.shapes("backup")?);
+    let size = arguments.optional_size("size")?;
+    let known = |shapes: &[Shape]| shapes.iter().map(capacity).collect::<Option<Vec<Capacity>>>();
+    let request = Request {
+        nodes: known(&nodes).unwrap_or_default(),
+        backup: known(&backup).unwrap_or_default().pop(),
+        size,
+        may_overcommit: arguments.boolean("overcommit")?,
+        copies: arguments.integer("copies")?,
+        cache: arguments.size("cache")?,
+        group: arguments.size("group")?,
+        timeout: arguments.duration("timeout")?,
+    };
+    let refused = |refusal: Refusal| arguments.refuse(refusal.key, refusal.text);
+    match known(&nodes).is_some() && known(&backup).is_some() {
+        true => {
+            let pages = request.sizes().map_err(refused)?.pages;
+            Ok(Shape::new(pages * PAGE as u64, PAGE as u32))
+        }
+        false => {
+            request.check_keys(nodes.len() as u64).map_err(refused)?;
+            Ok(Shape { bytes: size, block_size: Some(PAGE as u32), zones: None })
+        }
+    }
+}
 
 async fn build(arguments: &Arguments) -> Result<Arc<dyn DevicePart>> {
     let named = |(number, part): (usize, Arc<dyn DevicePart>)| (format!("node {number}"), part);
@@ -78,6 +113,7 @@ async fn build(arguments: &Arguments) -> Result<Arc<dyn DevicePart>> {
         cache: arguments.size("cache")?,
         group: arguments.size("group")?,
         compression: Compression::from_name(arguments.choice("compression")?).expect("a choice of the key"),
+        timeout: arguments.duration("timeout")?,
         kept: kept::take(),
     };
     let part: Arc<dyn DevicePart> = RemotePart::open(config).await?;

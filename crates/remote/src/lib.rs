@@ -15,7 +15,8 @@
 //!
 //! `compression`: of pages. `slot`: a page in a block. `entry`: the map's entries. `arena`: all state that outlives the process. `staging`: blocks that are filled and
 //! written. `frames`: the read cache. `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
-//! nodes. `cleaner`: resets and cleaning. `copies`: copies that are made again. `part`: the device's contract.
+//! nodes. `cleaner`: resets and cleaning. `copies`: copies that are made again. `watch`: nodes that answer
+//! or don't. `part`: the device's contract.
 
 mod arena;
 mod cleaner;
@@ -32,6 +33,7 @@ mod nodes;
 mod part;
 mod slot;
 mod staging;
+mod watch;
 mod zones;
 
 pub use compression::{Compression, Compressor};

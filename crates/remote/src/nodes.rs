@@ -1,7 +1,8 @@
 //! Memory nodes: devices that are cut into *regions* of the size of a zone, each of which holds one copy of a zone.
 //!
-//! A node whose calls fail, or take longer than a limit, is *down*: nothing is read from it or written to it, until a connection succeeds again. What it holds may
-//! be as it was, or not: the checksums of slots tell.
+//! A node whose connection is lost, or that doesn't answer a request within a limit, is *down*: nothing is read from it or written to it, until a connection succeeds
+//! again. What it holds may be as it was, or not: the checksums of slots tell. A request that a node answers with an error has failed alone: the node is down
+//! only after [`MOST_ERRORS`] reads in a row have failed, and takes no regions after [`MOST_WRITE_ERRORS`] writes have.
 //!
 //! Placement takes the better of two nodes that are chosen at random (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001): the one with the
 //! larger free share, in proportion to its latency.
@@ -14,12 +15,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest time of a read.
-const READ_LIMIT: Duration = Duration::from_secs(2);
-/// Longest time of a write or a discard.
-const WRITE_LIMIT: Duration = Duration::from_secs(10);
-/// Longest time of a connection.
-const OPEN_LIMIT: Duration = Duration::from_secs(3);
+/// Time without an answer after which a node is probed.
+const IDLE: Duration = Duration::from_secs(1);
+/// Reads in a row that a node answers with an error, after which it is down.
+const MOST_ERRORS: u32 = 16;
+/// Writes in a row that a node answers with an error, after which it is draining, as one without memory.
+const MOST_WRITE_ERRORS: u32 = 4;
 /// Time for which a node is draining after it had no memory for a write.
 const FULL: Duration = Duration::from_secs(10);
 /// Shortest time after which a read is sent to another node, too.
@@ -49,8 +50,18 @@ pub struct Node {
     part: Arc<dyn DevicePart>,
     device: RefCell<Option<Rc<dyn Device>>>,
     state: Cell<State>,
+    /// Number of connections.
+    epoch: Cell<u64>,
+    /// Whether what was written before this connection is known to be there, or known to be lost.
+    is_checked: Cell<bool>,
+    /// Epoch of its memory in its status, where it has one.
+    memory_epoch: Cell<Option<u64>>,
+    /// Time at which it last answered a request.
+    answered: Cell<runtime::Instant>,
     /// Time at which a write found no memory.
     full_since: Cell<Option<runtime::Instant>>,
+    /// Longest time of a request, and of a connection.
+    limit: Duration,
     /// Bytes of a region.
     region_bytes: u64,
     regions: u32,
@@ -60,39 +71,121 @@ pub struct Node {
     pub corrupt: Cell<u64>,
     /// Number of times that it went down.
     pub losses: Cell<u64>,
+    /// Requests that it answered with an error.
+    pub errors: Cell<u64>,
+    /// Of those, reads since the last one that succeeded, and writes.
+    read_errors: Cell<u32>,
+    write_errors: Cell<u32>,
+}
+
+/// Whether an error is the answer of a node to one request. Others mean that its connection, or what it had, is lost.
+fn is_answer(error: &Error) -> bool {
+    const EPERM: i32 = 1;
+    matches!(
+        error,
+        Error::Io(_)
+            | Error::Corrupt(_)
+            | Error::NoSpace(_)
+            | Error::Invalid(_)
+            | Error::ReadOnly(_)
+            | Error::Unsupported(_)
+            | Error::PermissionDenied(_)
+            | Error::Busy(_)
+            | Error::OutOfMemory(_)
+            | Error::Overflow(_)
+            | Error::Os(EPERM, _)
+    )
 }
 
 impl Node {
-    /// A node of regions of this size. It is down until it is opened.
-    pub fn new(name: String, part: Arc<dyn DevicePart>, region_bytes: u64) -> Self {
-        let regions = (part.geometry().bytes() / region_bytes).min(u64::from(u32::MAX)) as u32;
+    /// A node of regions of this size, at most this many. It is down until it is opened.
+    pub fn new(
+        name: String,
+        part: Arc<dyn DevicePart>,
+        region_bytes: u64,
+        most: u32,
+        limit: Duration,
+    ) -> Self {
+        let regions = (part.geometry().bytes() / region_bytes).min(most.into()) as u32;
         Node {
             name,
             part,
             device: RefCell::default(),
             state: Cell::new(State::Down(runtime::now())),
+            epoch: Cell::new(0),
+            is_checked: Cell::new(false),
+            memory_epoch: Cell::new(None),
+            answered: Cell::new(runtime::now()),
             full_since: Cell::new(None),
+            limit,
             region_bytes,
             regions,
             free: RefCell::new((0..regions).rev().collect()),
             latencies: RefCell::new(Histogram::new()),
             corrupt: Cell::new(0),
             losses: Cell::new(0),
+            errors: Cell::new(0),
+            read_errors: Cell::new(0),
+            write_errors: Cell::new(0),
         }
     }
 
-    /// Connects to the node.
+    /// Connects to the node. What it has isn't checked then.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Those of the device, and of a first read.
     pub async fn open(&self) -> Result<()> {
-        let opened = runtime::timeout(OPEN_LIMIT, self.part.open()).await;
-        let device = opened.map_err(|_| self.too_late("connecting", OPEN_LIMIT))??;
+        let opened = runtime::timeout(self.limit, self.part.open()).await;
+        let device = opened.map_err(|_| self.too_late("connecting"))??;
+        match self.first_block(&device).await {
+            Ok(()) => self.read_errors.set(0),
+            // A part that can't be read isn't the whole node, unless nothing could be read before.
+            Err(error) if is_answer(&error) && self.read_errors.get() < MOST_ERRORS => {}
+            Err(error) => return Err(error),
+        }
         self.device.replace(Some(device));
+        self.epoch.set(self.epoch.get() + 1);
+        self.is_checked.set(false);
+        self.answered.set(runtime::now());
         if let State::Down(_) = self.state.get() {
             self.state.set(State::Up);
         }
         Ok(())
+    }
+
+    /// Number of its connections: what was written before the last one may be lost.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.get()
+    }
+
+    /// Whether what was written before this connection is known to be there, or known to be lost.
+    pub fn is_checked(&self) -> bool {
+        self.is_checked.get()
+    }
+
+    /// Sets whether what it has is known.
+    pub fn set_checked(&self, is_checked: bool) {
+        self.is_checked.set(is_checked);
+    }
+
+    /// Reads from a node that wasn't asked for anything lately, so that its loss is noticed.
+    pub async fn probe(&self) {
+        if self.answered.get().elapsed() < IDLE {
+            return;
+        }
+        let Ok(device) = self.device() else { return };
+        let outcome = self.first_block(&device).await;
+        match outcome {
+            Ok(()) => self.answered.set(runtime::now()),
+            Err(error) => self.failed(&device, &error, &self.read_errors, MOST_ERRORS),
+        }
+    }
+
+    /// Reads the first block.
+    async fn first_block(&self, device: &Rc<dyn Device>) -> Result<()> {
+        let bytes = self.part.geometry().block_size.bytes() as usize;
+        let read = runtime::timeout(self.limit, device.read(BlockIndex(0), Buffer::new(bytes))).await;
+        read.map_or_else(|_| Err(self.too_late("a read")), |(outcome, _)| outcome)
     }
 
     /// Number of regions.
@@ -120,9 +213,16 @@ impl Node {
         matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
     }
 
-    /// Finds out whether it is draining: its status has `reclaim_bytes` greater than 0, or it had no memory for a write a moment ago.
+    /// Finds out whether it is draining: its status has `reclaim_bytes` greater than 0, or it had no memory for a write a moment ago. And whether its memory is another
+    /// one: its status has another `epoch`.
     pub async fn ask(&self) {
-        let status = runtime::timeout(OPEN_LIMIT, self.part.status()).await.unwrap_or_default();
+        let status = runtime::timeout(self.limit, self.part.status()).await.unwrap_or_default();
+        let epoch = status.get("epoch").and_then(serde_json::Value::as_u64).filter(|epoch| *epoch > 0);
+        if let Some(epoch) = epoch
+            && self.memory_epoch.replace(Some(epoch)).is_some_and(|known| known != epoch)
+        {
+            self.is_checked.set(false);
+        }
         let reclaim = status.get("reclaim_bytes").and_then(serde_json::Value::as_u64);
         let is_full = self.full_since.get().is_some_and(|since| since.elapsed() < FULL);
         match (self.state.get(), is_full || reclaim > Some(0)) {
@@ -131,7 +231,10 @@ impl Node {
                     Some(bytes @ 1..) => {
                         tracing::info!("node {} is draining: it reclaims {bytes} bytes", self.name)
                     }
-                    _ => tracing::info!("node {} is draining: it had no memory for a write", self.name),
+                    _ => tracing::info!(
+                        "node {} is draining: it had no memory for a write, or writes failed",
+                        self.name
+                    ),
                 }
                 self.state.set(State::Draining);
             }
@@ -159,26 +262,36 @@ impl Node {
         if let Ok(device) = self.device() {
             let (start, end) = (self.block_of(region, 0), self.block_of(region, self.region_bytes));
             // A node that keeps the memory costs nothing but memory.
-            let _kept =
-                runtime::timeout(WRITE_LIMIT, device.discard(BlockRange { start, count: end - start })).await;
+            let discard = device.discard(BlockRange { start, count: end - start });
+            if runtime::timeout(self.limit, discard).await.is_err() {
+                self.failed(&device, &self.too_late("a discard"), &self.write_errors, u32::MAX);
+            }
         }
         self.free.borrow_mut().push(region);
     }
 
-    fn too_late(&self, doing: &str, limit: Duration) -> Error {
-        Error::timed_out(format!("node {}: {doing} took longer than {limit:?}", self.name))
+    fn too_late(&self, doing: &str) -> Error {
+        Error::timed_out(format!("node {}: {doing} took longer than {:?}", self.name, self.limit))
     }
 
-    /// Notes that a call has failed.
-    fn failed(&self, device: &Rc<dyn Device>, error: &Error) {
+    /// Notes that a call has failed. An error that is the node's answer is counted in `in_a_row`; the node is down after `most` of them.
+    fn failed(&self, device: &Rc<dyn Device>, error: &Error, in_a_row: &Cell<u32>, most: u32) {
         // A late failure of an earlier connection says nothing of this one.
         let is_current = self.device.borrow().as_ref().is_some_and(|current| Rc::ptr_eq(current, device));
-        if is_current && self.is_up() {
-            tracing::warn!("node {} is down: {error}", self.name);
-            self.state.set(State::Down(runtime::now()));
-            self.losses.set(self.losses.get() + 1);
-            self.device.replace(None);
+        if !is_current || !self.is_up() {
+            return;
         }
+        if is_answer(error) {
+            self.errors.set(self.errors.get() + 1);
+            in_a_row.set(in_a_row.get().saturating_add(1));
+            if in_a_row.get() < most {
+                return tracing::warn!("node {}: {error}", self.name);
+            }
+        }
+        tracing::warn!("node {} is down: {error}", self.name);
+        self.state.set(State::Down(runtime::now()));
+        self.losses.set(self.losses.get() + 1);
+        self.device.replace(None);
     }
 
     fn device(&self) -> Result<Rc<dyn Device>> {
@@ -200,14 +313,18 @@ impl Node {
         let device = self.device()?;
         let begin = runtime::now();
         let read = device.read(self.block_of(region, offset), Buffer::new(bytes));
-        let outcome = match runtime::timeout(READ_LIMIT, read).await {
+        let outcome = match runtime::timeout(self.limit, read).await {
             Ok((Ok(()), buffer)) => Ok(buffer),
             Ok((Err(error), _)) => Err(error),
-            Err(_) => Err(self.too_late("a read", READ_LIMIT)),
+            Err(_) => Err(self.too_late("a read")),
         };
         match &outcome {
-            Ok(_) => self.note_latency(begin.elapsed()),
-            Err(error) => self.failed(&device, error),
+            Ok(_) => {
+                self.read_errors.set(0);
+                self.answered.set(runtime::now());
+                self.note_latency(begin.elapsed());
+            }
+            Err(error) => self.failed(&device, error, &self.read_errors, MOST_ERRORS),
         }
         outcome
     }
@@ -215,18 +332,26 @@ impl Node {
     /// Writes bytes to a region.
     ///
     /// # Errors
-    /// As [`read`](Self::read). A node without memory is full, not down.
+    /// As [`read`](Self::read). A node without memory is full, not down, and so is one that answers writes with errors.
     pub async fn write(&self, region: u32, offset: u64, payload: Payload) -> Result<()> {
         let device = self.device()?;
         let write = device.write(self.block_of(region, offset), payload, Durability::Visible);
-        let outcome = match runtime::timeout(WRITE_LIMIT, write).await {
+        let outcome = match runtime::timeout(self.limit, write).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(self.too_late("a write", WRITE_LIMIT)),
+            Err(_) => Err(self.too_late("a write")),
         };
         match &outcome {
             Err(Error::NoSpace(_)) => self.full_since.set(Some(runtime::now())),
-            Err(error) => self.failed(&device, error),
-            Ok(()) => {}
+            Err(error) => {
+                self.failed(&device, error, &self.write_errors, u32::MAX);
+                if self.write_errors.get() >= MOST_WRITE_ERRORS {
+                    self.full_since.set(Some(runtime::now()));
+                }
+            }
+            Ok(()) => {
+                self.write_errors.set(0);
+                self.answered.set(runtime::now());
+            }
         }
         outcome
     }

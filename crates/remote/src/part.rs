@@ -47,13 +47,18 @@ impl RemotePart {
         let (sizes, settings) = config.plan()?;
         let Config { nodes, backup, kept, .. } = config;
         let region = u64::from(sizes.zone_blocks) * BLOCK as u64;
-        let nodes: Vec<Node> = nodes.into_iter().map(|(name, part)| Node::new(name, part, region)).collect();
-        let backup = backup.map(|part| Node::new("backup".to_owned(), part, region));
+        // The plan bounds the sizes of nodes, but not that of the backup device.
+        let node = |(name, part)| Node::new(name, part, region, u32::MAX, settings.limit);
+        let nodes: Vec<Node> = nodes.into_iter().map(node).collect();
+        let backup =
+            backup.map(|part| Node::new("backup".to_owned(), part, region, sizes.zones, settings.limit));
         let (geometry, is_kept) = (geometry(sizes.pages)?, kept.is_some());
         let arena = Arena::open(kept.as_ref(), sizes)?;
-        for node in nodes.iter().chain(&backup) {
-            match node.open().await {
-                Ok(()) => {}
+        let opened = runtime::join_all(nodes.iter().chain(&backup).map(Node::open)).await;
+        for (node, opened) in nodes.iter().chain(&backup).zip(opened) {
+            match opened {
+                // There is nothing that it could have lost.
+                Ok(()) => node.set_checked(!arena.1),
                 // It is down, as it was for the process before.
                 Err(error) if arena.1 => tracing::warn!("node {}: {error}", node.name),
                 Err(error) => return Err(error.in_context(&node.name)),
@@ -248,11 +253,9 @@ fn status(core: &Core) -> Status {
     let granule = crate::entry::GRANULE as u64;
     let live = core.pool.live_data() * granule;
     let (mut written, mut unprotected) = (0, 0_u64);
-    core.zones.each(|(_, zone)| {
+    core.zones.each(|(number, zone)| {
         written += u64::from(zone.blocks) * BLOCK as u64;
-        let whole =
-            zone.copies.iter().filter(|copy| copy.is_whole && core.nodes[usize::from(copy.node)].is_up());
-        unprotected += u64::from(zone.blocks > 0 && whole.count() + usize::from(zone.has_backup) < 2);
+        unprotected += u64::from(core.pool.live(number as u32) > 0 && core.sure_copies(zone) < 2);
     });
     let staging = core.staging.borrow();
     let nodes: Vec<_> = core.nodes.iter().map(|node| node_status(node, sizes.zone_blocks)).collect();
@@ -279,7 +282,7 @@ fn status(core: &Core) -> Status {
         "zones": sizes.zones,
         "free_zones": core.pool.free(),
         "zones_with_one_copy": unprotected,
-        "survives_loss_of_a_node": core.settings.copies > 1 || core.backup.is_some(),
+        "survives_loss_of_a_node": unprotected == 0 && core.can_protect(),
         "memory_bytes": sizes.total(),
         "map_bytes": sizes.map_bytes(),
         "staged_blocks": sizes.staged,
@@ -308,6 +311,7 @@ fn node_status(node: &Node, zone_blocks: u32) -> serde_json::Value {
         "read_p50_us": node.latency(0.5) as f64 / 1000.0,
         "read_p99_us": node.latency(0.99) as f64 / 1000.0,
         "losses": node.losses.get(),
+        "errors": node.errors.get(),
         "damaged_reads": node.corrupt.get(),
     })
 }

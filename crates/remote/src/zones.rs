@@ -40,14 +40,17 @@ pub struct Zone {
 }
 
 impl Zone {
-    fn encode(&self) -> [u64; ZONE_WORDS] {
-        let mut words = [0; ZONE_WORDS];
-        words[0] = u64::from(self.generation) | u64::from(self.blocks) << 32;
-        words[1] = u64::from(self.has_backup) | (self.copies.len() as u64) << 8;
-        for (word, copy) in words[2..].iter_mut().zip(&self.copies) {
-            *word = u64::from(copy.region) | u64::from(copy.node) << 32 | u64::from(copy.is_whole) << 40;
-        }
-        words
+    /// The stores that make a record that of this zone: numbers of words, and words. The process may be killed between any two.
+    ///
+    /// Copies come first, in their order, since those that stay only move towards the beginning; then their number, and the words after them stay as they are. So each state
+    /// in between has every copy that stays, and none that was in neither list.
+    fn stores(&self) -> impl Iterator<Item = (usize, u64)> {
+        let copies = (2..ZONE_WORDS).zip(&self.copies).map(|(number, copy)| {
+            let place = u64::from(copy.region) | u64::from(copy.node) << 32;
+            (number, place | u64::from(copy.is_whole) << 40)
+        });
+        let count = u64::from(self.has_backup) | (self.copies.len() as u64) << 8;
+        copies.chain([(1, count), (0, u64::from(self.generation) | u64::from(self.blocks) << 32)])
     }
 
     fn decode(words: [u64; ZONE_WORDS]) -> Self {
@@ -92,7 +95,7 @@ impl Zones {
         let mut all = self.0.borrow_mut();
         let entry = &mut all[zone as usize];
         let changed = change(entry);
-        arena.set_zone(zone, entry.encode());
+        arena.set_zone(zone, entry.stores());
         changed
     }
 
@@ -105,6 +108,11 @@ impl Zones {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn stored(zone: &Zone, words: &mut [u64; ZONE_WORDS]) {
+        zone.stores().for_each(|(number, word)| words[number] = word);
+    }
 
     #[test]
     fn a_record_is_decoded_as_it_was() {
@@ -116,7 +124,36 @@ mod tests {
             copies: SmallVec::from_slice(&[copy(0, true), copy(9, false), copy(7, true)]),
             ..Zone::default()
         };
-        assert_eq!(Zone::decode(zone.encode()), zone);
-        assert_eq!(Zone::decode([0; ZONE_WORDS]), Zone::default());
+        let mut words = [0; ZONE_WORDS];
+        assert_eq!(Zone::decode(words), Zone::default());
+        stored(&zone, &mut words);
+        assert_eq!(Zone::decode(words), zone);
+    }
+
+    proptest! {
+        /// As copies are made again: some stay, in their order, and one comes at the end.
+        #[test]
+        fn a_process_that_is_killed_in_a_change_leaves_the_copies_that_stay_and_no_foreign_one(
+            before in proptest::collection::vec((1..9_u8, 1..9_u32), 0..MOST_COPIES),
+            stays: [bool; MOST_COPIES],
+            new in proptest::option::of((1..9_u8, 1..9_u32)),
+            killed in 0..6_usize,
+        ) {
+            let copy = |(node, region): &(u8, u32)| Copy { node: *node, region: *region, is_whole: true };
+            let zone = |copies: &[(u8, u32)]| Zone { copies: copies.iter().map(copy).collect(), ..Zone::default() };
+            let kept: Vec<(u8, u32)> = before.iter().zip(stays).filter(|(_, stays)| *stays).map(|(copy, _)| *copy).collect();
+            let after: Vec<(u8, u32)> = kept.iter().copied().chain(new).collect();
+            let mut words = [0; ZONE_WORDS];
+            stored(&zone(&before), &mut words);
+            zone(&after).stores().take(killed).for_each(|(number, word)| words[number] = word);
+            let found = Zone::decode(words).copies;
+            for copy in &found {
+                let place = (copy.node, copy.region);
+                prop_assert!(before.contains(&place) || after.contains(&place), "{found:?}: {before:?} to {after:?}");
+            }
+            for stays in &kept {
+                prop_assert!(found.contains(&copy(stays)), "{found:?}: {before:?} to {after:?}");
+            }
+        }
     }
 }

@@ -19,15 +19,14 @@ fn page(number: u64) -> Payload {
 
 #[test]
 fn everything_that_was_acknowledged_is_there_for_the_next_process() {
-    runtime::simulate(runtime::Simulation::new(1), || async {
-        let nodes = [TestNode::new(64), TestNode::new(64)];
-        let kept = memory();
-        let open = async || {
-            let kept = Some(kept.try_clone().unwrap());
-            RemotePart::open(Config { kept, ..config(&nodes) }).await.unwrap()
-        };
-        for round in 0..5_u64 {
-            let part = open().await;
+    let nodes = [TestNode::new(64), TestNode::new(64)];
+    let kept = memory();
+    let configured = || Config { kept: Some(kept.try_clone().unwrap()), ..config(&nodes) };
+    for round in 0..5_u64 {
+        // Nothing is told to it when it ends: blocks are open, and being written, and no task goes on.
+        let config = configured();
+        runtime::simulate(runtime::Simulation::new(round), move || async move {
+            let part = RemotePart::open(config).await.unwrap();
             assert!(part.keeps_acknowledged());
             let device = part.open().await.unwrap();
             for number in 0..round * 2000 {
@@ -40,10 +39,11 @@ fn everything_that_was_acknowledged_is_there_for_the_next_process() {
             }
             let status = part.status().await;
             assert_eq!(status["stored_pages"], (round + 1) * 2000, "{status:?}");
-            // Nothing is told to it: blocks are open, and being written.
-            drop((device, part));
-        }
-        let other = Config { kept: Some(kept.try_clone().unwrap()), size: Some(1 << 20), ..config(&nodes) };
+        })
+        .unwrap();
+    }
+    let other = Config { size: Some(1 << 20), ..configured() };
+    runtime::simulate(runtime::Simulation::new(1), || async {
         let error = RemotePart::open(other).await.err().unwrap();
         assert!(error.to_string().contains("kept memory is that of another device"), "{error}");
     })

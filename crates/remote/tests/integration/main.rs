@@ -3,6 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance_suite;
+mod errors;
+mod full;
+mod geometry;
 mod kept;
 mod model;
 mod node;
+mod quiet;
+mod recopy;
+mod stuck;

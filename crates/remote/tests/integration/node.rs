@@ -7,21 +7,39 @@ use block::{
 use disks::ram::RamPart;
 use remote::Config;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+/// A request to a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    Open,
+    Status,
+    Read,
+    Write,
+    Discard,
+}
 
 /// What a node does.
 #[derive(Debug, Default)]
 pub struct Controls {
     /// Calls fail, and so do connections.
     pub is_dead: AtomicBool,
+    /// Number of restarts: handles of an earlier one are disconnected.
+    pub epoch: AtomicU64,
     /// Microseconds that a call takes.
     pub delay: AtomicU64,
     /// Calls never end.
     pub is_stalled: AtomicBool,
+    /// Request with which that begins, and number of such requests before.
+    silence: Mutex<Option<(Request, u64)>>,
     /// One of so many reads returns other bytes; 0 for none.
     pub garbage_one_in: AtomicU64,
+    /// So many reads fail with EIO.
+    pub failing_reads: AtomicU64,
+    /// So many writes fail with EIO.
+    pub failing_writes: AtomicU64,
     /// Writes are acknowledged, and not done.
     pub loses_writes: AtomicBool,
     /// Bytes that it reclaims.
@@ -48,6 +66,12 @@ impl TestNode {
         self.ram.status().await["memory_bytes"].as_u64().unwrap()
     }
 
+    /// Ends, and is there again at once: it has nothing, and its connections are lost.
+    pub async fn restart(&self) {
+        self.controls.epoch.fetch_add(1, Ordering::Relaxed);
+        self.forget().await;
+    }
+
     /// Forgets everything, as a node that was restarted.
     pub async fn forget(&self) {
         let ram = self.ram.open().await.unwrap();
@@ -70,9 +94,15 @@ impl Part for TestNode {
     }
 
     fn status(&self) -> Call<'_, Status> {
-        let mut status = Status::new();
-        status.insert("reclaim_bytes".into(), self.controls.reclaim.load(Ordering::Relaxed).into());
-        Call::ready(status)
+        Call::new(async {
+            self.controls.note(Request::Status);
+            if self.controls.is_stalled.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+            let mut status = Status::new();
+            status.insert("reclaim_bytes".into(), self.controls.reclaim.load(Ordering::Relaxed).into());
+            status
+        })
     }
 }
 
@@ -83,15 +113,34 @@ impl DevicePart for TestNode {
 
     fn open(&self) -> Call<'_, Result<Rc<dyn Device>>> {
         Call::new(async {
-            self.controls.wait().await?;
+            let epoch = self.controls.epoch.load(Ordering::Relaxed);
+            self.controls.wait(Request::Open, epoch).await?;
             let ram = self.ram.open().await?;
-            Ok(Rc::new(TestDevice { ram, controls: self.controls.clone() }) as Rc<dyn Device>)
+            Ok(Rc::new(TestDevice { ram, epoch, controls: self.controls.clone() }) as Rc<dyn Device>)
         })
     }
 }
 
 impl Controls {
-    async fn wait(&self) -> Result<()> {
+    /// Lets the node be silent from this request on, after so many others like it.
+    pub fn silent_after(&self, request: Request, count: u64) {
+        *self.silence.lock().unwrap() = Some((request, count));
+    }
+
+    fn note(&self, request: Request) {
+        let silence = &mut *self.silence.lock().unwrap();
+        match silence {
+            Some((known, 0)) if *known == request => {
+                *silence = None;
+                self.is_stalled.store(true, Ordering::Relaxed);
+            }
+            Some((known, count)) if *known == request => *count -= 1,
+            _ => {}
+        }
+    }
+
+    async fn wait(&self, request: Request, epoch: u64) -> Result<()> {
+        self.note(request);
         if self.is_stalled.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
@@ -99,15 +148,22 @@ impl Controls {
         if delay > 0 {
             runtime::sleep(Duration::from_micros(delay)).await;
         }
-        match self.is_dead.load(Ordering::Relaxed) {
+        match self.is_dead.load(Ordering::Relaxed) || self.epoch.load(Ordering::Relaxed) != epoch {
             true => Err(Error::disconnected("the node is dead")),
             false => Ok(()),
         }
     }
 }
 
+/// Takes one of a number, unless it is 0.
+fn take_one(number: &AtomicU64) -> bool {
+    number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |number| number.checked_sub(1)).is_ok()
+}
+
 struct TestDevice {
     ram: Rc<dyn Device>,
+    /// Restart of the node that it was connected to.
+    epoch: u64,
     controls: Arc<Controls>,
 }
 
@@ -119,8 +175,11 @@ impl Device for TestDevice {
     fn read(&self, at: BlockIndex, buffer: Buffer) -> Call<'_, ReadOutcome> {
         Call::new(async move {
             let length = buffer.len();
-            if let Err(error) = self.controls.wait().await {
+            if let Err(error) = self.controls.wait(Request::Read, self.epoch).await {
                 return (Err(error), Buffer::new(length));
+            }
+            if take_one(&self.controls.failing_reads) {
+                return (Err(Error::io("a bad sector")), Buffer::new(length));
             }
             let (outcome, mut buffer) = self.ram.read(at, buffer).await;
             let one_in = self.controls.garbage_one_in.load(Ordering::Relaxed);
@@ -133,9 +192,12 @@ impl Device for TestDevice {
 
     fn write(&self, at: BlockIndex, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.controls.wait().await?;
+            self.controls.wait(Request::Write, self.epoch).await?;
             if self.controls.is_full.load(Ordering::Relaxed) {
                 return Err(Error::no_space("the node is full"));
+            }
+            if take_one(&self.controls.failing_writes) {
+                return Err(Error::io("a bad sector"));
             }
             match self.controls.loses_writes.load(Ordering::Relaxed) {
                 true => Ok(()),
@@ -150,7 +212,7 @@ impl Device for TestDevice {
 
     fn discard(&self, range: BlockRange) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.controls.wait().await?;
+            self.controls.wait(Request::Discard, self.epoch).await?;
             self.ram.discard(range).await
         })
     }

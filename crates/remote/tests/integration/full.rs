@@ -1,0 +1,147 @@
+//! Full nodes: filled to the end by writes of new pages or by overwrites, with a node that has gone or none; then a discard leads out, and writes go on.
+
+use crate::model::{settle, simulate};
+use crate::node::{TestNode, config};
+use block::{
+    BlockCount, BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Error, Part, Payload,
+};
+use conformance::budget;
+use remote::{Config, RemotePart};
+use runtime::Random;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fill {
+    /// New pages, from the first on.
+    Puts,
+    /// Overwrites of few pages by larger ones.
+    Overwrites,
+    /// New pages, in random order, with discards between them.
+    Mixed,
+}
+
+struct Case {
+    nodes: usize,
+    mib: u64,
+    copies: u64,
+    group: u64,
+    fill: Fill,
+    /// One of so many pages is discarded then.
+    discarded: u64,
+}
+
+const fn case(nodes: usize, mib: u64, copies: u64, group: u64, fill: Fill, discarded: u64) -> Case {
+    Case { nodes, mib, copies, group, fill, discarded }
+}
+
+const CASES: [Case; 9] = [
+    case(1, 40, 1, 1, Fill::Puts, 2),
+    case(1, 12, 1, 1, Fill::Puts, 1),
+    case(1, 96, 1, 8, Fill::Puts, 2),
+    case(2, 40, 2, 2, Fill::Puts, 2),
+    case(3, 20, 2, 1, Fill::Mixed, 2),
+    case(1, 40, 1, 1, Fill::Overwrites, 2),
+    case(1, 40, 1, 1, Fill::Mixed, 4),
+    case(2, 40, 2, 1, Fill::Overwrites, 3),
+    case(3, 40, 3, 4, Fill::Mixed, 2),
+];
+
+/// A page of which so many bytes can't be compressed.
+fn page(number: u64, noise: usize) -> Vec<u8> {
+    let mut random = Random::new(number);
+    let mut bytes: Vec<u8> = (0..512).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    bytes[noise..].fill(number as u8);
+    bytes
+}
+
+async fn write(device: &Rc<dyn Device>, number: u64, noise: usize) -> Result<(), Error> {
+    let payload: Payload = block::Data::copy_of(&page(number, noise)).into();
+    device.write(BlockIndex(number), payload, Durability::Visible).await
+}
+
+async fn check(device: &Rc<dyn Device>, sizes: &[Option<usize>], what: &str) {
+    for (number, noise) in (0..).zip(sizes) {
+        let (outcome, found) = device.read(BlockIndex(number), Buffer::new(4096)).await;
+        outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let expected = noise.map_or_else(|| vec![0; 4096], |noise| page(number, noise));
+        assert!(*found.filled() == expected, "{what}: page {number}");
+    }
+}
+
+async fn leads_out(case: &Case, seed: u64, what: &str) {
+    let nodes: Vec<Arc<TestNode>> = (0..case.nodes).map(|_| TestNode::new(case.mib)).collect();
+    let size = Some(2 * case.mib * case.nodes as u64 / case.copies << 20);
+    let config =
+        Config { copies: case.copies, group: case.group << 20, size, may_overcommit: true, ..config(&nodes) };
+    let part = RemotePart::open(config).await.unwrap();
+    let device = part.open().await.unwrap();
+    let pages = part.geometry().blocks.0;
+    let mut random = Random::new(seed);
+    // Bytes of each page that can't be compressed.
+    let mut sizes: Vec<Option<usize>> = vec![None; pages as usize];
+    for round in 0..2 {
+        let mut next = 0;
+        let error = loop {
+            let (number, noise) = match case.fill {
+                Fill::Puts => (next % pages, 4096),
+                Fill::Overwrites => {
+                    (next % (pages / 2), (1000 + next / (pages / 2) * 500).min(4096) as usize)
+                }
+                Fill::Mixed => (random.next_u64() % pages, 2000 + (random.next_u64() % 2000) as usize),
+            };
+            if case.fill == Fill::Mixed && next % 10 == 0 {
+                let range = BlockRange { start: BlockIndex(next % pages), count: BlockCount(1) };
+                device.discard(range).await.unwrap();
+                sizes[(next % pages) as usize] = None;
+            }
+            next += 1;
+            assert!(next < 40 * pages, "{what}: it never becomes full");
+            match write(&device, number, noise).await {
+                Ok(()) => sizes[number as usize] = Some(noise),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::NoSpace(_)), "{what}, round {round}: {error}");
+        check(&device, &sizes, what).await;
+        // Still full after a while; then a discard makes space for as much, without an operator.
+        settle().await;
+        let mut freed: Vec<u64> = (0..pages).filter(|number| sizes[*number as usize].is_some()).collect();
+        freed = freed.into_iter().step_by(case.discarded as usize).collect();
+        for number in &freed {
+            let range = BlockRange { start: BlockIndex(*number), count: BlockCount(1) };
+            device.discard(range).await.unwrap();
+            sizes[*number as usize] = None;
+        }
+        settle().await;
+        for number in freed.into_iter().step_by(2) {
+            let written = write(&device, number, 2000).await;
+            written.unwrap_or_else(|error| panic!("{what}, round {round}: {error}"));
+            sizes[number as usize] = Some(2000);
+        }
+        check(&device, &sizes, what).await;
+        // A node without memory of its own is one more way to be full.
+        nodes[0].controls.is_full.store(round == 0, Relaxed);
+        settle().await;
+        nodes[0].controls.is_full.store(false, Relaxed);
+        settle().await;
+    }
+    assert_eq!(part.status().await["lost_pages"], 0, "{what}");
+    part.close().await.unwrap();
+}
+
+#[test]
+fn from_every_full_state_a_discard_leads_out() {
+    let rounds = if budget::is_long() { 8 } else { 1 };
+    for round in 0..rounds {
+        for (number, case) in (0..).zip(&CASES) {
+            let seed = 100 * round + number;
+            let what = format!(
+                "case {number}: {:?}, {} nodes of {} MiB, {} copies, groups of {} MiB",
+                case.fill, case.nodes, case.mib, case.copies, case.group
+            );
+            simulate(seed, move || async move { leads_out(case, seed, &what).await });
+        }
+    }
+}

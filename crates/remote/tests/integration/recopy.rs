@@ -1,0 +1,83 @@
+//! A copy is made again while pages are rewritten.
+
+use crate::model::simulate;
+use crate::node::{TestNode, config};
+use block::{BlockIndex, Buffer, Device, DevicePart, Durability, Part, Payload};
+use remote::{Config, RemotePart};
+use runtime::Random;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Pages of a block that can't be compressed.
+const BLOCK_PAGES: u64 = 252;
+
+fn page(number: u64, version: u64) -> Vec<u8> {
+    let mut random = Random::new(number << 8 | version);
+    (0..512).flat_map(|_| random.next_u64().to_le_bytes()).collect()
+}
+
+async fn write(device: &Rc<dyn Device>, number: u64, version: u64) {
+    let payload: Payload = block::Data::copy_of(&page(number, version)).into();
+    device.write(BlockIndex(number), payload, Durability::Visible).await.unwrap();
+}
+
+/// One of two copies lacks a block, which nobody knows, and the other one's node reclaims its memory. While that copy is made again from the first, pages of blocks that were read
+/// already are rewritten: what is missing must not be taken for what became stale.
+#[test]
+fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
+    for seed in 0..4 {
+        simulate(seed, move || async move {
+            let nodes = [TestNode::new(100), TestNode::new(100), TestNode::new(100)];
+            let config = Config { copies: 2, group: 8 << 20, ..config(&nodes) };
+            let part = RemotePart::open(config).await.unwrap();
+            let device = part.open().await.unwrap();
+            // Everything goes to the first two nodes.
+            nodes[2].controls.reclaim.store(1, Relaxed);
+            runtime::sleep(Duration::from_secs(1)).await;
+            let pages = 8 * BLOCK_PAGES;
+            for number in 0..pages {
+                nodes[1].controls.loses_writes.store((5..6).contains(&(number / BLOCK_PAGES)), Relaxed);
+                write(&device, number, 0).await;
+                if number % BLOCK_PAGES < 2 {
+                    // The block before is written to the nodes meanwhile.
+                    runtime::sleep(Duration::from_millis(50)).await;
+                }
+            }
+            nodes[1].controls.loses_writes.store(false, Relaxed);
+            // More than the local memory holds.
+            for number in 4096..4096 + 24 * BLOCK_PAGES {
+                write(&device, number, 0).await;
+            }
+            runtime::sleep(Duration::from_secs(5)).await;
+            nodes[0].controls.delay.store(1500, Relaxed);
+            nodes[1].controls.delay.store(1000, Relaxed);
+            for number in 0..40 {
+                let (outcome, _) = device.read(BlockIndex(number * 5), Buffer::new(4096)).await;
+                outcome.unwrap();
+            }
+            nodes[0].controls.reclaim.store(1, Relaxed);
+            nodes[2].controls.reclaim.store(0, Relaxed);
+            let mut versions = vec![0; pages as usize];
+            for _ in 0..100 {
+                let status = part.status().await;
+                if status["zones_copied"].as_u64() > Some(0) {
+                    break;
+                }
+                // What the copy has read already, or is about to read.
+                runtime::sleep(Duration::from_millis(4)).await;
+                for number in (0..4 * BLOCK_PAGES).step_by(40).map(|number| number + seed) {
+                    versions[number as usize] += 1;
+                    write(&device, number, versions[number as usize]).await;
+                }
+            }
+            runtime::sleep(Duration::from_secs(30)).await;
+            for (number, version) in (0..pages).zip(versions) {
+                let (outcome, found) = device.read(BlockIndex(number), Buffer::new(4096)).await;
+                outcome.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                assert!(*found.filled() == page(number, version), "seed {seed}, page {number}");
+            }
+            part.close().await.unwrap();
+        });
+    }
+}

@@ -1,0 +1,136 @@
+//! A node stops answering, at each await of the device: within the time limit of a request everything else goes on, and the device can be closed.
+
+use crate::model::{Model, settle, simulate};
+use crate::node::{Request, TestNode, config};
+use block::{Part, Payload};
+use conformance::budget;
+use remote::{Config, RemotePart};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Time limit of a request.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Requests to a node that one request of the device waits for at most, and the retries between them.
+const MOST_WAIT: Duration = Duration::from_secs(5);
+
+struct Case {
+    copies: u64,
+    has_backup: bool,
+    /// Request after which the node is silent, and number of such requests before.
+    request: Request,
+    after: u64,
+}
+
+/// Runs a load beside a node that becomes silent in the middle, and checks times.
+fn run(number: u64, case: &'static Case) {
+    simulate(number, move || async move {
+        let nodes = [TestNode::new(40), TestNode::new(40), TestNode::new(40)];
+        let backup = case.has_backup.then(|| TestNode::new(40));
+        let config = Config {
+            copies: case.copies,
+            backup: backup.clone().map(|backup| backup as _),
+            timeout: LIMIT,
+            ..config(&nodes)
+        };
+        let part = RemotePart::open(config).await.unwrap();
+        let mut model = Model::new(&part, number, 12_000).await;
+        for _ in 0..1500 {
+            model.step(number).await;
+        }
+        settle().await;
+        // What follows needs every kind of request: reads, writes, discards of groups, connections.
+        let victim = backup.as_ref().unwrap_or(&nodes[0]);
+        victim.controls.silent_after(case.request, case.after);
+        if case.request == Request::Open {
+            victim.restart().await;
+        }
+        let mut longest = Duration::ZERO;
+        for step in 0..1200 {
+            let begin = runtime::now();
+            model.step(number).await;
+            longest = longest.max(begin.elapsed());
+            if step == 300 {
+                model.discard_all().await;
+            }
+            if step % 20 == 0 {
+                runtime::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        let what = format!("{:?} after {}, {} copies", case.request, case.after, case.copies);
+        assert!(longest <= MOST_WAIT, "{what}: a request took {longest:?}");
+        assert_eq!((model.failed_reads, model.failed_writes), (0, 0), "{what}");
+        assert!(victim.controls.is_stalled.load(Relaxed), "{what}: it was never silent");
+        // With more to write, and a node that is silent for the first time, it is closed.
+        nodes[1].controls.is_stalled.store(true, Relaxed);
+        let device = model.device.clone();
+        let write = runtime::spawn(async move {
+            let payload: Payload = block::Buffer::zeroed(4096).freeze().into();
+            device.write(block::BlockIndex(0), payload, block::Durability::Visible).await
+        });
+        let begin = runtime::now();
+        part.close().await.unwrap();
+        let time = begin.elapsed();
+        assert!(time <= LIMIT + Duration::from_millis(100), "{what}: closing took {time:?}");
+        drop(write.await);
+    });
+}
+
+const fn case(copies: u64, has_backup: bool, request: Request, after: u64) -> Case {
+    Case { copies, has_backup, request, after }
+}
+
+const CASES: [Case; 14] = [
+    case(2, false, Request::Read, 0),
+    case(2, false, Request::Write, 0),
+    case(2, false, Request::Discard, 0),
+    case(2, false, Request::Open, 0),
+    case(2, false, Request::Read, 3),
+    case(2, false, Request::Write, 3),
+    case(2, false, Request::Status, 0),
+    case(3, false, Request::Write, 1),
+    case(1, true, Request::Read, 0),
+    case(1, true, Request::Write, 0),
+    case(1, true, Request::Write, 5),
+    case(2, true, Request::Write, 2),
+    case(2, false, Request::Discard, 2),
+    case(2, false, Request::Read, 40),
+];
+
+#[test]
+fn a_silent_node_holds_nothing_for_longer_than_the_limit() {
+    for (number, case) in (0..).zip(&CASES) {
+        run(number, case);
+    }
+    if budget::is_long() {
+        for (number, case) in (0..20).flat_map(|round| (round * 100..).zip(&CASES)) {
+            run(number + 1000, case);
+        }
+    }
+}
+
+/// Two dead nodes and one that answers are connected at the same time: the one isn't waited for behind the others.
+#[test]
+fn dead_nodes_are_connected_again_at_the_same_time() {
+    simulate(41, || async {
+        let nodes: Vec<Arc<TestNode>> = (0..6).map(|_| TestNode::new(40)).collect();
+        let part = RemotePart::open(Config { copies: 2, ..config(&nodes) }).await.unwrap();
+        for node in &nodes {
+            node.controls.is_stalled.store(true, Relaxed);
+        }
+        runtime::sleep(Duration::from_secs(20)).await;
+        let down = async || {
+            let status = part.status().await;
+            status["nodes"].as_array().unwrap().iter().filter(|node| node["state"] == "down").count()
+        };
+        assert_eq!(down().await, 6);
+        // The last one answers while all others wait.
+        nodes[5].controls.is_stalled.store(false, Relaxed);
+        runtime::sleep(Duration::from_secs(8)).await;
+        assert_eq!(down().await, 5);
+        nodes.iter().for_each(|node| node.controls.is_stalled.store(false, Relaxed));
+        runtime::sleep(Duration::from_secs(8)).await;
+        assert_eq!(down().await, 0);
+        part.close().await.unwrap();
+    });
+}
