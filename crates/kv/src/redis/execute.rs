@@ -16,6 +16,7 @@ use super::pattern::Pattern;
 use super::reply::Replies;
 use super::resp::{Arguments, integer};
 use super::server_commands;
+use super::transaction::is_http;
 use crate::batch::{Batch, Write, now};
 use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
 use crate::pairs::Pairs;
@@ -43,6 +44,8 @@ pub enum Flow {
     Continue,
     /// The end of the connection, after its replies.
     Close,
+    /// The end of the connection at once: the command is a line of HTTP.
+    Http,
 }
 
 /// Commands that are written together.
@@ -80,6 +83,17 @@ impl Executor {
     /// That the client is gone.
     pub async fn execute(&mut self, arguments: Arguments<'_>) -> Result<Flow> {
         self.facts.count_command();
+        if is_http(arguments.at(0)) {
+            return Ok(Flow::Http);
+        }
+        if let Some(answer) = self.session.transaction.answer(arguments) {
+            self.write_pipeline().await;
+            match answer {
+                Ok(()) => self.replies.ok(),
+                Err(failure) => self.replies.error(&failure.0),
+            }
+            return self.send_if_enough().await;
+        }
         let request = command::parse(arguments, now);
         if let Ok(request) = &request
             && self.add_to_pipeline(request)
@@ -96,8 +110,8 @@ impl Executor {
             Err(failure) => Err(failure),
         };
         match carried_out {
-            Ok(Flow::Close) => return Ok(Flow::Close),
             Ok(Flow::Continue) => {}
+            Ok(end) => return Ok(end),
             Err(failure) => self.replies.error(&failure.0),
         }
         self.send_if_enough().await

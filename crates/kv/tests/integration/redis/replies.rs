@@ -162,6 +162,9 @@ pub const SAME: &[(&str, &str)] = &[
     ("FLUSHDB ASYNC", "+OK|"),
     ("DBSIZE", ":0|"),
     ("SET only 1", "+OK|"),
+    ("EXEC", "-ERR EXEC without MULTI|"),
+    ("DISCARD", "-ERR DISCARD without MULTI|"),
+    ("MULTI x", "-ERR wrong number of arguments for 'multi' command|"),
     ("SCAN 0", "*2|$1|0|*1|$4|only|"),
     ("SCAN 0 MATCH o* COUNT 5 TYPE string", "*2|$1|0|*1|$4|only|"),
     ("SCAN 0 MATCH x*", "*2|$1|0|*0|"),
@@ -263,6 +266,8 @@ pub const VIOLATIONS: &[(&str, &str)] = &[
     ("*1\r\n$6000000000\r\n", "-ERR Protocol error: invalid bulk length|"),
     ("SET a \"b\r\n", "-ERR Protocol error: unbalanced quotes in request|"),
     ("SET 'a'b c\r\n", "-ERR Protocol error: unbalanced quotes in request|"),
+    ("POST / HTTP/1.1\r\n", ""),
+    ("*1\r\n$5\r\nHOST:\r\n", ""),
 ];
 
 /// Runs a test in virtual time, with a server of a new store.
@@ -320,6 +325,50 @@ fn violations_are_answered_as_redis_does() {
         for (bytes, reply) in VIOLATIONS {
             let replies = served.client().await.ask(bytes.as_bytes()).await;
             assert_eq!(shown(&replies), *reply, "{bytes:?}");
+        }
+    });
+}
+
+#[test]
+fn nothing_of_a_browsers_request_is_carried_out() {
+    run(|served| async move {
+        let client = served.client().await;
+        check(&client, &[("SET a 1", "+OK|"), ("ECHO Host:", "$5|Host:|"), ("SET b host:", "+OK|")]).await;
+        for request in [
+            "POST / HTTP/1.1\r\nHost: localhost:6379\r\nContent-Length: 10\r\n\r\nFLUSHALL\r\n",
+            "FLUSHALL / HTTP/1.1\r\nFLUSHALL\r\nHost: localhost:6379\r\n\r\n",
+            "FLUSHALL\r\n  host:\r\n",
+            "SET a 2\r\nHOST: x",
+        ] {
+            let replies = served.client().await.ask(request.as_bytes()).await;
+            assert_eq!(shown(&replies), "", "{request:?}");
+            assert_eq!(client.line("GET a").await, "$1|1|", "{request:?}");
+        }
+        // An argument of an array is no line.
+        let set = command(&[b"SET", b"c", b"\r\nPOST x\r\n"]);
+        assert_eq!(shown(&client.ask(&set).await), "+OK|");
+    });
+}
+
+#[test]
+fn a_transaction_has_no_effect() {
+    run(|served| async move {
+        let client = served.client().await;
+        let refused = "-ERR refused after MULTI: transactions aren't supported|";
+        let pipeline = b"SET a 1\r\nMULTI\r\nSET a 2\r\nINCR a\r\nMULTI\r\nbogus\r\nEXEC\r\nGET a\r\n";
+        let replies = shown(&client.ask(pipeline).await);
+        let (first, rest) = replies.split_once("-ERR MULTI: ").unwrap();
+        let (told, rest) = rest.split_once('|').unwrap();
+        assert!(first == "+OK|" && told.contains("until EXEC or DISCARD"), "{replies}");
+        let aborted = "-EXECABORT Transaction discarded because of previous errors.|";
+        let nested = "-ERR MULTI calls can not be nested|";
+        assert_eq!(rest, format!("{refused}{refused}{nested}{refused}{aborted}$1|1|"));
+        let wrong = "-ERR wrong number of arguments for 'discard' command|";
+        for (end, reply) in [("DISCARD", "+OK|"), ("RESET", "+RESET|")] {
+            let pipeline = format!("MULTI\r\nGET a\r\nDISCARD x\r\n{end}\r\nGET a\r\nEXEC\r\n");
+            let replies = shown(&client.ask(pipeline.as_bytes()).await);
+            let (_, rest) = replies.split_once('|').unwrap();
+            assert_eq!(rest, format!("{refused}{wrong}{reply}$1|1|-ERR EXEC without MULTI|"));
         }
     });
 }
