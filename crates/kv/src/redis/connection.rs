@@ -29,9 +29,9 @@ pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// Largest buffer: the longest command, and the line after which the next one is refused.
 const MOST_BYTES: usize = MOST_COMMAND_BYTES + 2 * MOST_LINE_BYTES;
 /// Time after which a connection with many commands lets other tasks run.
-const LONGEST_TURN: Duration = Duration::from_millis(1);
+pub(super) const LONGEST_TURN: Duration = Duration::from_millis(1);
 /// Number of commands between two looks at the clock.
-const CLOCK_INTERVAL: u32 = 32;
+pub(super) const CLOCK_INTERVAL: u32 = 32;
 
 /// Reason for the end of a connection.
 #[derive(Debug)]

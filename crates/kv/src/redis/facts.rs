@@ -50,7 +50,7 @@ impl Facts {
         }
     }
 
-    /// ScanCursors of `SCAN`.
+    /// Cursors of `SCAN`.
     pub fn cursors(&self) -> MutexGuard<'_, ScanCursors> {
         // A panic in between leaves positions that are valid.
         self.cursors.lock().unwrap_or_else(PoisonError::into_inner)

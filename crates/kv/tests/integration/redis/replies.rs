@@ -5,6 +5,7 @@ use super::client::{Served, Socket, command, served, served_by, shown};
 use kv::redis::server::ServerConfig;
 use kv::{MOST_KEY_BYTES, MOST_VALUE_BYTES};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -495,14 +496,44 @@ fn an_iteration_returns_every_key_that_is_there_throughout() {
             assert_eq!(found.len(), expected, "{options}: each once");
             client.line("DEL other0").await;
         }
-        // A cursor that isn't known starts from the first key.
-        let (_, keys) = scan(&client, "18446744073709551615", "COUNT 1").await;
-        assert_eq!(keys, ["key0000"]);
+        // A cursor that isn't known returns every key, in another order.
+        let (next, mut keys) = scan(&client, "18446744073709551615", "COUNT 1 MATCH key*").await;
+        assert!(next == "0" && keys.len() == 1000 && !keys.is_sorted());
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), 1000);
+        assert_eq!(scan(&client, "5000000000000000", "TYPE list").await, ("0".to_owned(), Vec::new()));
         // A step may be repeated.
         let (first, _) = scan(&client, "0", "COUNT 3").await;
         let (second, keys) = scan(&client, &first, "COUNT 3").await;
         assert_eq!(scan(&client, &first, "COUNT 3").await.1, keys);
         assert_eq!(scan(&client, &second, "COUNT 1").await.1, ["key0006"]);
+    });
+}
+
+#[test]
+fn interleaved_iterations_over_long_keys_end() {
+    run(|served| async move {
+        let client = served.client().await;
+        for number in 0..100 {
+            let key = [&[b'a' + number / 10, b'a' + number % 10][..], &[b'k'; 32_000]].concat();
+            client.send(&command(&[b"SET", &key, b"1"])).await;
+            client.expect(b"+OK\r\n").await;
+        }
+        // The server doesn't know all of their positions: these would have 9 MiB.
+        let mut iterations = vec![(Some("0".to_owned()), BTreeSet::new()); 300];
+        let mut calls = 0;
+        while iterations.iter().any(|(cursor, _)| cursor.is_some()) {
+            for (cursor, found) in &mut iterations {
+                let Some(before) = cursor.take() else { continue };
+                let (next, keys) = scan(&client, &before, "COUNT 30 MATCH ?[ab]*").await;
+                found.extend(keys.iter().map(|key| key[..2].to_owned()));
+                *cursor = Some(next).filter(|next| next != "0");
+                calls += 1;
+                assert!(calls < 300 * 20, "they don't end");
+            }
+        }
+        assert!(iterations.iter().all(|(_, found)| found.len() == 20));
     });
 }
 
