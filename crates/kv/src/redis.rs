@@ -1,7 +1,7 @@
 //! Redis clients: the protocol RESP 2 and 3, the commands on strings, and the server.
 //!
 //! Without I/O of their own: `resp` (parsing of requests), `reply` (replies), `command` and `table` (the commands and their
-//! arguments), `pattern` and `scan_cursors` (of `SCAN`), `facts` (state of the server and of a connection). `execute` carries
+//! arguments), `pattern` and `scan_cursors` (of `SCAN`), `transaction` (what is refused), `facts` (state of the server and of a connection). `execute` carries
 //! commands out on the store; `server_commands` has those about the server itself. `connection` serves one
 //! client; [`server`] listens and hands connections to shards. [`client`] is the client of the command line.
 
@@ -17,3 +17,4 @@ mod scan_cursors;
 pub mod server;
 mod server_commands;
 mod table;
+mod transaction;

@@ -6,11 +6,13 @@
 //! - A connection holds [`RECEIVE_BYTES`] for commands. One that is longer takes at most twice its length, and no more than the server has
 //!   for all connections ([`BUFFER_BYTES`](super::facts::BUFFER_BYTES)); else the client is refused. A client that is silent in the middle of such a command
 //!   for [`SILENCE_LIMIT`] is closed. An idle client isn't.
+//! - A connection that sends `POST` or `Host:` is closed before any command of the same receive is carried out: it is a browser's.
 //! - `GET` and `SET` allocate nothing apart from what the store does and takes.
 
 use super::execute::{Executor, Flow};
 use super::facts::Facts;
 use super::resp::{MOST_COMMAND_BYTES, MOST_LINE_BYTES, Parser, Step};
+use super::transaction::inline_bytes;
 use crate::store::Store;
 use block::{Buffer, Error, Result};
 use runtime::net::Stream;
@@ -27,9 +29,9 @@ pub const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// Largest buffer: the longest command, and the line after which the next one is refused.
 const MOST_BYTES: usize = MOST_COMMAND_BYTES + 2 * MOST_LINE_BYTES;
 /// Time after which a connection with many commands lets other tasks run.
-const LONGEST_TURN: Duration = Duration::from_millis(1);
+pub(super) const LONGEST_TURN: Duration = Duration::from_millis(1);
 /// Number of commands between two looks at the clock.
-const CLOCK_INTERVAL: u32 = 32;
+pub(super) const CLOCK_INTERVAL: u32 = 32;
 
 /// Reason for the end of a connection.
 #[derive(Debug)]
@@ -42,6 +44,8 @@ pub(super) enum End {
     Silent,
     /// The client broke the protocol.
     Violation(String),
+    /// The client sent a request of HTTP.
+    Http,
     /// The connection broke.
     Lost(Error),
 }
@@ -59,6 +63,9 @@ impl fmt::Display for End {
                 )
             }
             End::Violation(text) => write!(formatter, "the client was cut off: {text}"),
+            End::Http => formatter.write_str(
+                "Possible SECURITY ATTACK detected: a client sent POST or Host:, probably a browser on behalf of a web page; it was cut off",
+            ),
             End::Lost(error) => write!(formatter, "the connection broke: {}", error.detail()),
         }
     }
@@ -161,24 +168,37 @@ async fn carry_out(
 ) -> Result<Option<End>> {
     let mut turn = runtime::now();
     let mut commands = 0;
+    // Bytes of inline commands that were looked at.
+    let mut seen = 0;
     loop {
         if stopping.get() {
             executor.finish().await?;
             return Ok(Some(End::Stopped));
         }
-        match parser.next(input.rest()) {
+        if seen == 0 && input.rest().first() != Some(&b'*') {
+            match inline_bytes(input.rest()) {
+                Some(bytes) => seen = bytes,
+                None => return Ok(Some(End::Http)),
+            }
+        }
+        let bytes = match parser.next(input.rest()) {
             Ok(Step::Incomplete) => break,
-            Ok(Step::Empty(bytes)) => input.used += bytes,
+            Ok(Step::Empty(bytes)) => bytes,
             Ok(Step::Command(bytes)) => {
-                let flow = executor.execute(parser.arguments(input.rest())).await?;
-                input.used += bytes;
-                if flow == Flow::Close {
-                    executor.finish().await?;
-                    return Ok(Some(End::Goodbye));
+                match executor.execute(parser.arguments(input.rest())).await? {
+                    Flow::Continue => {}
+                    Flow::Close => {
+                        executor.finish().await?;
+                        return Ok(Some(End::Goodbye));
+                    }
+                    Flow::Http => return Ok(Some(End::Http)),
                 }
+                bytes
             }
             Err(error) => return Ok(Some(refuse(executor, &error.text()).await)),
-        }
+        };
+        input.used += bytes;
+        seen = seen.saturating_sub(bytes);
         commands += 1;
         if commands % CLOCK_INTERVAL == 0 && turn.elapsed() > LONGEST_TURN {
             runtime::yield_now().await;

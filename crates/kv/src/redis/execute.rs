@@ -5,23 +5,27 @@
 //!   written together, and answered after that: an error is the answer to all of them.
 //! - A command that reads a key and changes it is atomic against all other changes of the key, and so is `MSETNX`, of all its keys. `MSET` is one write
 //!   of the store. `DEL`, `MGET`, `EXISTS` and `SCAN` read one key after the other.
+//! - A command with many parts lets other tasks run between them.
 //! - Replies that wait for the client have at most [`ENOUGH`](super::reply::ENOUGH) bytes and one value, and those of
 //!   `KEYS` [`MOST_KEYS_BYTES`].
+
+mod keys;
+mod server;
 
 use super::command::{
     self, Condition, Expiry, Failure, LONG_STRING, NO_INTEGER, OVERFLOW, Request, SYNTAX, SetReply,
 };
+use super::connection::{CLOCK_INTERVAL, LONGEST_TURN};
 use super::facts::{Facts, Session};
-use super::pattern::Pattern;
 use super::reply::Replies;
 use super::resp::{Arguments, integer};
-use super::server_commands;
+use super::transaction::is_http;
 use crate::batch::{Batch, Write, now};
 use crate::entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};
-use crate::pairs::Pairs;
-use crate::reads::{Scan, Stored};
+use crate::reads::Stored;
 use crate::store::{Snapshot, Store, Update};
-use block::{Error, Result, Status};
+use block::{Error, Result};
+use runtime::Instant;
 use runtime::net::Stream;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -43,6 +47,8 @@ pub enum Flow {
     Continue,
     /// The end of the connection, after its replies.
     Close,
+    /// The end of the connection at once: the command is a line of HTTP.
+    Http,
 }
 
 /// Commands that are written together.
@@ -64,6 +70,9 @@ pub struct Executor {
     stopping: Rc<Cell<bool>>,
     /// What `KV.SCAN` reads; `None` for the present.
     snapshot: Option<Snapshot>,
+    /// Begin of the turn, and parts of commands.
+    turn: Instant,
+    parts: u32,
 }
 
 impl Executor {
@@ -71,7 +80,8 @@ impl Executor {
     pub fn new(store: Store, facts: Arc<Facts>, stream: Stream, stopping: Rc<Cell<bool>>) -> Self {
         let session = Session::new(facts.next_connection());
         let (replies, pipeline) = (Replies::new(), Pipeline::default());
-        Executor { store, facts, session, replies, stream, pipeline, stopping, snapshot: None }
+        let (snapshot, turn, parts) = (None, runtime::now(), 0);
+        Executor { store, facts, session, replies, stream, pipeline, stopping, snapshot, turn, parts }
     }
 
     /// Carries out a command. It may be written, and its reply sent, later.
@@ -80,6 +90,17 @@ impl Executor {
     /// That the client is gone.
     pub async fn execute(&mut self, arguments: Arguments<'_>) -> Result<Flow> {
         self.facts.count_command();
+        if is_http(arguments.at(0)) {
+            return Ok(Flow::Http);
+        }
+        if let Some(answer) = self.session.transaction.answer(arguments) {
+            self.write_pipeline().await;
+            match answer {
+                Ok(()) => self.replies.ok(),
+                Err(failure) => self.replies.error(&failure.0),
+            }
+            return self.send_if_enough().await;
+        }
         let request = command::parse(arguments, now);
         if let Ok(request) = &request
             && self.add_to_pipeline(request)
@@ -96,8 +117,8 @@ impl Executor {
             Err(failure) => Err(failure),
         };
         match carried_out {
-            Ok(Flow::Close) => return Ok(Flow::Close),
             Ok(Flow::Continue) => {}
+            Ok(end) => return Ok(end),
             Err(failure) => self.replies.error(&failure.0),
         }
         self.send_if_enough().await
@@ -119,6 +140,22 @@ impl Executor {
             self.send().await?;
         }
         self.replies.release();
+        Ok(())
+    }
+
+    /// Lets other tasks run once a long command has taken [`LONGEST_TURN`]; called after each of its parts.
+    async fn pause(&mut self) {
+        self.parts += 1;
+        if self.parts.is_multiple_of(CLOCK_INTERVAL) && self.turn.elapsed() > LONGEST_TURN {
+            runtime::yield_now().await;
+            self.turn = runtime::now();
+        }
+    }
+
+    /// Sends what is enough in the middle of a reply, and lets other tasks run; called after each of its parts.
+    async fn step(&mut self) -> Result<()> {
+        self.send_if_enough().await?;
+        self.pause().await;
         Ok(())
     }
 
@@ -188,6 +225,10 @@ impl Executor {
             Request::GetMany { keys } => self.get_many(keys).await,
             Request::Keys { pattern } => self.keys(&pattern).await,
             Request::Range { range, only_keys } => self.range(range, only_keys).await,
+            Request::Scan { cursor, pattern, count, is_other_type } => {
+                self.scan(cursor, pattern.as_ref(), count, is_other_type).await
+            }
+            Request::Server { command, arguments } => self.server_command(command, arguments).await,
             request => Ok(self.carry_out_short(request).await.map(|()| Flow::Continue)),
         }
     }
@@ -214,6 +255,7 @@ impl Executor {
                     let delete =
                         |stored: Option<Stored>| (stored.as_ref().map(|_| Update::Delete), stored.is_some());
                     count += usize::from(self.store.update(key, delete).await?);
+                    self.pause().await;
                 }
                 self.replies.count(count);
             }
@@ -221,6 +263,7 @@ impl Executor {
                 let mut count = 0;
                 for key in keys.iter() {
                     count += usize::from(self.get(key).await?.is_some());
+                    self.pause().await;
                 }
                 self.replies.count(count);
             }
@@ -271,9 +314,6 @@ impl Executor {
                 let are_set = self.store.write_if_absent(batch_of(pairs), acknowledge).await?;
                 self.replies.count(are_set.into());
             }
-            Request::Scan { cursor, pattern, count, is_other_type } => {
-                self.scan(cursor, pattern.as_ref(), count, is_other_type).await?;
-            }
             Request::Type { key } => {
                 let exists = self.get(key).await?.is_some();
                 self.replies.simple(if exists { "string" } else { "none" });
@@ -297,7 +337,7 @@ impl Executor {
                 self.replies.ok();
             }
             Request::Ping { text: None } => self.replies.simple("PONG"),
-            Request::Ping { text: Some(text) } | Request::Echo { text } => self.replies.bulk(text),
+            Request::Ping { text: Some(text) } | Request::Echo { text } => self.replies.value(text),
             Request::Select => self.replies.ok(),
             Request::Wait => self.replies.integer(0),
             Request::Snapshot => {
@@ -320,20 +360,13 @@ impl Executor {
                 self.replies.protocol = self.session.protocol;
                 self.replies.simple("RESET");
             }
-            Request::Server { command, arguments } => {
-                let status = match command.name {
-                    "info" => self.store.status().await.unwrap_or_else(|error| {
-                        Status::from_iter([("error".to_owned(), error.to_string().into())])
-                    }),
-                    _ => Status::new(),
-                };
-                let (facts, session) = (&self.facts, &mut self.session);
-                server_commands::carry_out(command, arguments, facts, session, &status, &mut self.replies)?;
-            }
             // Carried out elsewhere.
-            Request::GetMany { .. } | Request::Keys { .. } | Request::Range { .. } | Request::Quit => {
-                return Err(SYNTAX);
-            }
+            Request::GetMany { .. }
+            | Request::Keys { .. }
+            | Request::Range { .. }
+            | Request::Scan { .. }
+            | Request::Server { .. }
+            | Request::Quit => return Err(SYNTAX),
         }
         Ok(())
     }
@@ -434,99 +467,9 @@ impl Executor {
                 },
             };
             self.replies.optional_value(stored);
-            self.send_if_enough().await?;
+            self.step().await?;
         }
         Ok(Ok(Flow::Continue))
-    }
-
-    async fn keys(&mut self, pattern: &Pattern) -> Result<Result<Flow, Failure>> {
-        let (mut found, mut bytes) = (Vec::new(), 0);
-        let mut visit = |key: &[u8]| {
-            if pattern.matches(key) {
-                bytes += key.len() + size_of::<Vec<u8>>();
-                found.push(key.to_vec());
-            }
-            match bytes <= MOST_KEYS_BYTES {
-                true => Ok(()),
-                false => Err(Failure::fixed("ERR the matching keys have more than 64 MiB; use SCAN")),
-            }
-        };
-        if let Err(failure) = self.for_each_key(&mut visit).await {
-            return Ok(Err(failure));
-        }
-        self.replies.array(found.len());
-        for key in found {
-            self.replies.bulk(&key);
-            self.send_if_enough().await?;
-        }
-        Ok(Ok(Flow::Continue))
-    }
-
-    /// `KV.SCAN`: an array of keys, each followed by its value and its expiry in milliseconds since 1970, -1 without one; or of keys.
-    /// An empty one says that the range has no more. Values are sent one after the other.
-    async fn range(&mut self, range: Scan, only_keys: bool) -> Result<Result<Flow, Failure>> {
-        let pairs = match self.store.scan(self.snapshot.as_ref(), range).await {
-            Ok((pairs, _)) => pairs,
-            Err(error) => return Ok(Err(Failure::from(&error))),
-        };
-        self.replies.array(if only_keys { pairs.len() } else { 3 * pairs.len() });
-        for pair in pairs.iter() {
-            self.replies.bulk(pair.key);
-            if !only_keys {
-                self.replies.value(pair.value);
-                self.replies.integer(pair.expires.map_or(-1, |time| i64::try_from(time).unwrap_or(i64::MAX)));
-            }
-            self.send_if_enough().await?;
-        }
-        Ok(Ok(Flow::Continue))
-    }
-
-    /// Calls `visit` with every key, in order.
-    async fn for_each_key(&self, visit: &mut dyn FnMut(&[u8]) -> Result<(), Failure>) -> Result<(), Failure> {
-        let mut from = Vec::new();
-        loop {
-            let (pairs, has_more) = self.store.scan(None, Scan::from(from, SCAN_KEYS)).await?;
-            for pair in pairs.iter() {
-                visit(pair.key)?;
-            }
-            match pairs.last() {
-                Some(last) if has_more => from = after(last.key),
-                _ => return Ok(()),
-            }
-            if self.stopping.get() {
-                return Err(Failure::fixed("ERR the server stops"));
-            }
-            runtime::yield_now().await;
-        }
-    }
-
-    async fn scan(
-        &mut self,
-        cursor: u64,
-        pattern: Option<&Pattern>,
-        count: usize,
-        is_other_type: bool,
-    ) -> Result<(), Failure> {
-        let from = self.facts.cursors().position(cursor);
-        // No key has another type, so that the iteration is at its end.
-        let (pairs, has_more) = match is_other_type {
-            true => (Pairs::new(), false),
-            false => self.store.scan(None, Scan::from(from, count.min(SCAN_KEYS))).await?,
-        };
-        let next = match pairs.last() {
-            Some(last) if has_more => self.facts.cursors().advance(cursor, after(last.key)),
-            _ => {
-                self.facts.cursors().end(cursor);
-                0
-            }
-        };
-        let is_match = |key: &&[u8]| pattern.is_none_or(|pattern| pattern.matches(key));
-        let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).filter(is_match).collect();
-        self.replies.array(2);
-        self.replies.bulk(next.to_string().as_bytes());
-        self.replies.array(keys.len());
-        keys.into_iter().for_each(|key| self.replies.bulk(key));
-        Ok(())
     }
 }
 

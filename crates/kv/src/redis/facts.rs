@@ -2,6 +2,7 @@
 
 use super::reply::Protocol;
 use super::scan_cursors::ScanCursors;
+use super::transaction::Transaction;
 use runtime::Instant;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -49,7 +50,7 @@ impl Facts {
         }
     }
 
-    /// ScanCursors of `SCAN`.
+    /// Cursors of `SCAN`.
     pub fn cursors(&self) -> MutexGuard<'_, ScanCursors> {
         // A panic in between leaves positions that are valid.
         self.cursors.lock().unwrap_or_else(PoisonError::into_inner)
@@ -108,6 +109,8 @@ pub struct Session {
     pub library: [Vec<u8>; 2],
     /// Version of the protocol.
     pub protocol: Protocol,
+    /// Whether `MULTI` was sent.
+    pub transaction: Transaction,
     began: Instant,
 }
 
@@ -115,7 +118,8 @@ impl Session {
     /// State of a new connection.
     pub fn new(id: u64) -> Self {
         let began = runtime::now();
-        Session { id, name: Vec::new(), library: Default::default(), protocol: Protocol::Resp2, began }
+        let (name, library, protocol) = (Vec::new(), Default::default(), Protocol::Resp2);
+        Session { id, name, library, protocol, transaction: Transaction::default(), began }
     }
 
     /// Whole seconds since the begin of the connection.
@@ -127,5 +131,6 @@ impl Session {
     pub fn reset(&mut self) {
         self.name.clear();
         self.protocol = Protocol::Resp2;
+        self.transaction = Transaction::default();
     }
 }

@@ -1,172 +1,211 @@
-//! ScanCursors of `SCAN`: numbers that stand for positions among the keys.
+//! Cursors of `SCAN`: numbers that stand for positions among the keys.
 //!
 //! # Promises
-//! - A cursor of an iteration, or the one before it, leads on where the iteration was. So every key that is there throughout is
-//!   returned at least once.
-//! - Memory is bounded: the [`MOST_ITERATIONS`] iterations that were used last are known, with keys of [`MOST_BYTES`] in all. Any other
-//!   cursor starts from the first key, which returns keys again and omits none.
-//! - ScanCursors are below 2^53: some clients hold them in floating-point numbers.
+//! - Every key that is there throughout an iteration is returned at least once, and every iteration ends, whichever cursors the server knows.
+//! - A cursor that the server has returned lately is a *ticket* for a position in the order of the keys: the iteration reads each key once. The cursor
+//!   before it leads on, too: its reply may have been lost. No ticket is given twice.
+//! - Memory is bounded: the [`MOST_TICKETS`] newest tickets are known, with keys of [`MOST_BYTES`] in all.
+//! - A cursor that isn't known, such as one of an earlier run, goes on as a *position in the order of the hashes of the keys*, from the lowest hash on. Such a
+//!   cursor holds its position itself, so it is valid for ever. Each of its calls reads all keys, and returns those of the next hashes ([`HashPage`]), up
+//!   to [`PAGE_BYTES`].
+//! - Cursors are below 2^53: some clients hold them in floating-point numbers.
 
+use crate::table::key_hash;
 use std::collections::BTreeMap;
 
-/// Largest number of iterations that are known.
-pub const MOST_ITERATIONS: usize = 4096;
+/// Largest number of tickets that are known.
+pub const MOST_TICKETS: usize = 8192;
 /// Limit of the bytes of their keys.
 pub const MOST_BYTES: usize = 8 << 20;
-/// Bits of a cursor that count the steps of its iteration.
-const STEP_BITS: u32 = 20;
-const STEPS: u64 = 1 << STEP_BITS;
+/// Bytes of keys from which on a page of hashes is full.
+pub const PAGE_BYTES: usize = 1 << 20;
+/// Bit that tells positions among hashes from tickets.
+const HASHED: u64 = 1 << 52;
+/// Hashes are below this.
+const HASHES: u64 = 1 << 52;
+/// Bytes that a key takes besides its own.
+const OVERHEAD: usize = 64;
 
-/// Steps of an iteration; each is a cursor that was returned, and the first key after it.
+/// Position of a cursor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Position {
+    /// The keys from this one on, in their order.
+    Key(Vec<u8>),
+    /// The keys whose hash is this or higher, in the order of the hashes.
+    Hash(u64),
+}
+
 #[derive(Debug)]
-struct Iteration {
-    last: (u64, Vec<u8>),
-    before: Option<(u64, Vec<u8>)>,
-    used: u64,
+struct Ticket {
+    /// First key after the cursor.
+    key: Vec<u8>,
+    /// The ticket of the step before.
+    before: Option<u64>,
 }
 
-impl Iteration {
-    fn bytes(&self) -> usize {
-        self.last.1.len() + self.before.as_ref().map_or(0, |(_, key)| key.len())
-    }
-}
-
-/// ScanCursors of a server.
+/// Cursors of a server.
 #[derive(Debug)]
 pub struct ScanCursors {
-    /// By the upper bits of their cursors.
-    iterations: BTreeMap<u64, Iteration>,
-    /// Iterations in order of their last use.
-    uses: BTreeMap<u64, u64>,
-    use_count: u64,
-    next_iteration: u64,
+    tickets: BTreeMap<u64, Ticket>,
+    next: u64,
     bytes: usize,
 }
 
 impl ScanCursors {
-    /// Returns no cursors; `seed` decides their numbers, so that those of an earlier run of the server are unknown.
+    /// Returns no cursors; `seed` decides the numbers of tickets, so that those of an earlier run of the server are unknown.
     pub fn new(seed: u64) -> Self {
-        let next_iteration = u64::from(seed as u32).max(1);
-        ScanCursors {
-            iterations: BTreeMap::new(),
-            uses: BTreeMap::new(),
-            use_count: 0,
-            next_iteration,
-            bytes: 0,
+        // The upper half is enough for centuries.
+        ScanCursors { tickets: BTreeMap::new(), next: 1 + seed % (HASHED / 2), bytes: 0 }
+    }
+
+    /// Returns the position of a cursor; the lowest key for 0.
+    pub fn position(&self, cursor: u64) -> Position {
+        match self.tickets.get(&cursor) {
+            _ if cursor == 0 => Position::Key(Vec::new()),
+            Some(ticket) => Position::Key(ticket.key.clone()),
+            None if cursor >> 52 == 1 => Position::Hash(cursor % HASHES),
+            None => Position::Hash(0),
         }
     }
 
-    /// Returns the first key after a cursor; the lowest one for 0 and for an unknown cursor.
-    pub fn position(&self, cursor: u64) -> Vec<u8> {
-        let Some(iteration) = self.iterations.get(&(cursor >> STEP_BITS)) else { return Vec::new() };
-        let steps = [Some(&iteration.last), iteration.before.as_ref()];
-        let found = steps.into_iter().flatten().find(|(step, _)| *step == cursor % STEPS);
-        found.map_or_else(Vec::new, |(_, key)| key.clone())
-    }
-
-    /// Returns a cursor after this one, for the key that follows.
+    /// Returns a ticket for the iteration that has come from a cursor to this key.
     pub fn advance(&mut self, cursor: u64, key: Vec<u8>) -> u64 {
-        let number = cursor >> STEP_BITS;
-        // A step that is repeated begins another iteration: the client that took it first may still go on.
-        let is_last =
-            self.iterations.get(&number).is_some_and(|iteration| iteration.last.0 == cursor % STEPS);
-        let known = if is_last { self.take(number) } else { None };
-        let (number, iteration) = match known {
-            Some(Iteration { last, .. }) => {
-                (number, Iteration { last: ((last.0 + 1) % STEPS, key), before: Some(last), used: 0 })
-            }
-            None => (self.new_number(), Iteration { last: (0, key), before: None, used: 0 }),
-        };
-        let next = number << STEP_BITS | iteration.last.0;
-        self.insert(number, iteration);
-        next
+        let before = self.tickets.get_mut(&cursor).and_then(|ticket| ticket.before.take());
+        self.forget(before);
+        let number = self.next;
+        self.next += 1;
+        self.bytes += key.len();
+        self.tickets.insert(number, Ticket { key, before: Some(cursor).filter(|cursor| *cursor != 0) });
+        while self.tickets.len() > MOST_TICKETS || self.bytes > MOST_BYTES {
+            let Some((oldest, _)) = self.tickets.first_key_value() else { break };
+            self.forget(Some(*oldest));
+        }
+        number
     }
 
-    /// Forgets the iteration of a cursor, which has come to its end.
+    /// Forgets the tickets of an iteration that has come to its end.
     pub fn end(&mut self, cursor: u64) {
-        self.take(cursor >> STEP_BITS);
+        let before = self.tickets.get(&cursor).and_then(|ticket| ticket.before);
+        self.forget(before);
+        self.forget(Some(cursor));
     }
 
-    fn new_number(&mut self) -> u64 {
-        loop {
-            let number = self.next_iteration;
-            self.next_iteration = if number >= u64::from(u32::MAX) { 1 } else { number + 1 };
-            if !self.iterations.contains_key(&number) {
-                return number;
-            }
+    fn forget(&mut self, number: Option<u64>) {
+        let removed = number.and_then(|number| self.tickets.remove(&number));
+        self.bytes -= removed.map_or(0, |ticket| ticket.key.len());
+    }
+}
+
+/// Collects the keys of the lowest hashes from a position on, out of all keys.
+#[derive(Debug)]
+pub struct HashPage {
+    from: u64,
+    /// Lowest hash that is left for the next page; [`HASHES`] for none.
+    end: u64,
+    keys: BTreeMap<u64, Vec<Vec<u8>>>,
+    bytes: usize,
+}
+
+impl HashPage {
+    /// An empty page of the hashes from this one on.
+    pub fn new(from: u64) -> Self {
+        HashPage { from, end: HASHES, keys: BTreeMap::new(), bytes: 0 }
+    }
+
+    /// Takes a key if it belongs to the page.
+    pub fn offer(&mut self, key: &[u8]) {
+        let hash = key_hash(key) >> 12;
+        if !(self.from..self.end).contains(&hash) {
+            return;
+        }
+        self.keys.entry(hash).or_default().push(key.to_vec());
+        self.bytes += key.len() + OVERHEAD;
+        // Keys of one hash are on one page.
+        while self.bytes > PAGE_BYTES && self.keys.len() > 1 {
+            let Some((hash, keys)) = self.keys.pop_last() else { break };
+            self.bytes -= keys.iter().map(|key| key.len() + OVERHEAD).sum::<usize>();
+            self.end = hash;
         }
     }
 
-    fn take(&mut self, number: u64) -> Option<Iteration> {
-        let iteration = self.iterations.remove(&number)?;
-        self.uses.remove(&iteration.used);
-        self.bytes -= iteration.bytes();
-        Some(iteration)
+    /// Bytes of the keys.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
-    fn insert(&mut self, number: u64, mut iteration: Iteration) {
-        self.use_count += 1;
-        iteration.used = self.use_count;
-        self.uses.insert(self.use_count, number);
-        self.bytes += iteration.bytes();
-        self.iterations.insert(number, iteration);
-        while self.iterations.len() > MOST_ITERATIONS || self.bytes > MOST_BYTES {
-            let Some((_, oldest)) = self.uses.first_key_value() else { return };
-            self.take(*oldest);
-        }
+    /// Returns the keys, and the cursor of the next page; 0 if this is the last one.
+    pub fn finish(self) -> (Vec<Vec<u8>>, u64) {
+        let next = if self.end < HASHES { HASHED | self.end } else { 0 };
+        (self.keys.into_values().flatten().collect(), next)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
-    #[test]
-    fn a_cursor_and_the_one_before_it_lead_on() {
-        let mut cursors = ScanCursors::new(7);
-        assert_eq!(cursors.position(0), b"");
-        let first = cursors.advance(0, b"b".to_vec());
-        let second = cursors.advance(first, b"c".to_vec());
-        assert_eq!((cursors.position(first), cursors.position(second)), (b"b".to_vec(), b"c".to_vec()));
-        let third = cursors.advance(second, b"d".to_vec());
-        assert_eq!(cursors.position(first), b"", "two steps before");
-        assert_eq!((cursors.position(second), cursors.position(third)), (b"c".to_vec(), b"d".to_vec()));
-        // The reply to a step was lost, and the client asks again: another iteration, and the first one stays.
-        let again = cursors.advance(second, b"d".to_vec());
-        assert_ne!(again, third);
-        assert_eq!((cursors.position(again), cursors.position(third)), (b"d".to_vec(), b"d".to_vec()));
-        cursors.end(again);
-        assert_eq!(cursors.position(again), b"");
-        assert!([first, second, third, again].iter().all(|cursor| (1..1 << 53).contains(cursor)));
+    fn key(text: &[u8]) -> Position {
+        Position::Key(text.to_vec())
     }
 
     #[test]
-    fn steps_and_numbers_begin_again_after_the_largest() {
-        let mut cursors = ScanCursors::new(u64::from(u32::MAX));
-        let mut cursor = cursors.advance(0, b"a".to_vec());
-        assert_eq!(cursor >> STEP_BITS, u64::from(u32::MAX));
-        for _ in 0..STEPS + 3 {
-            cursor = cursors.advance(cursor, b"a".to_vec());
-        }
-        assert_eq!(cursor % STEPS, 3);
-        assert_eq!(cursors.advance(0, b"b".to_vec()) >> STEP_BITS, 1);
+    fn a_cursor_and_the_one_before_it_lead_on() {
+        let mut cursors = ScanCursors::new(u64::MAX);
+        assert_eq!(cursors.position(0), key(b""));
+        let first = cursors.advance(0, b"b".to_vec());
+        let second = cursors.advance(first, b"c".to_vec());
+        assert_eq!((cursors.position(first), cursors.position(second)), (key(b"b"), key(b"c")));
+        let third = cursors.advance(second, b"d".to_vec());
+        assert_eq!(cursors.position(first), Position::Hash(0), "two steps before");
+        assert_eq!((cursors.position(second), cursors.position(third)), (key(b"c"), key(b"d")));
+        // The reply to a step was lost, and the client asks again: the first one stays.
+        let again = cursors.advance(second, b"d".to_vec());
+        assert_ne!(again, third);
+        assert_eq!((cursors.position(again), cursors.position(third)), (key(b"d"), key(b"d")));
+        cursors.end(again);
+        assert_eq!(cursors.position(again), Position::Hash(0));
+        assert!([first, second, third, again].iter().all(|cursor| (1..HASHED).contains(cursor)));
     }
 
     #[test]
     fn memory_is_bounded_and_the_latest_are_known() {
         let mut cursors = ScanCursors::new(1);
-        let live = cursors.advance(0, b"k".to_vec());
-        let mut last = live;
-        for _ in 0..2 * MOST_ITERATIONS {
+        let mut last = cursors.advance(0, b"k".to_vec());
+        for _ in 0..MOST_TICKETS {
             last = cursors.advance(last, b"k".to_vec());
             cursors.advance(0, b"abandoned".to_vec());
         }
-        assert_eq!(cursors.iterations.len(), MOST_ITERATIONS);
-        assert_eq!(cursors.position(last), b"k", "it is used again and again");
+        assert_eq!(cursors.tickets.len(), MOST_TICKETS);
+        assert_eq!(cursors.position(last), key(b"k"), "it is used again and again");
         for _ in 0..1000 {
             cursors.advance(0, vec![b'x'; 32 << 10]);
         }
-        assert!(cursors.bytes <= MOST_BYTES && cursors.uses.len() == cursors.iterations.len());
-        assert_eq!(cursors.bytes, cursors.iterations.values().map(Iteration::bytes).sum::<usize>());
+        assert!(cursors.bytes <= MOST_BYTES);
+        assert_eq!(cursors.bytes, cursors.tickets.values().map(|ticket| ticket.key.len()).sum::<usize>());
+        assert_eq!(cursors.position(last), Position::Hash(0));
+    }
+
+    #[test]
+    fn pages_of_hashes_have_every_key_once_and_end() {
+        let all: BTreeSet<Vec<u8>> =
+            (0..100).map(|key: u32| [&key.to_be_bytes()[..], &[b'x'; 32 << 10]].concat()).collect();
+        let cursors = ScanCursors::new(1);
+        let (mut cursor, mut found, mut pages) = (12_345, Vec::new(), 0);
+        while cursor != 0 {
+            let Position::Hash(from) = cursors.position(cursor) else { panic!("it isn't known") };
+            let mut page = HashPage::new(from);
+            all.iter().for_each(|key| page.offer(key));
+            assert!(page.bytes() <= PAGE_BYTES);
+            let (keys, next) = page.finish();
+            assert!(next < 1 << 53 && !keys.is_empty());
+            found.extend(keys);
+            (cursor, pages) = (next, pages + 1);
+        }
+        assert!(found.len() == all.len() && found.into_iter().collect::<BTreeSet<_>>() == all);
+        assert!((4..=5).contains(&pages), "{pages}");
+        // Any number is a position.
+        assert_eq!(cursors.position(u64::MAX), Position::Hash(0));
+        assert_eq!(HashPage::new(HASHES - 1).finish(), (Vec::new(), 0));
     }
 }

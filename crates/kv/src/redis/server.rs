@@ -338,7 +338,7 @@ async fn run_connection(remote: RemoteStream, permit: ConnectionPermit) {
     match end {
         End::Goodbye | End::Stopped => tracing::debug!("redis door: {end}"),
         End::Lost(_) => tracing::info!("redis door: {end}"),
-        End::Silent | End::Violation(_) => tracing::warn!("redis door: {end}"),
+        End::Silent | End::Violation(_) | End::Http => tracing::warn!("redis door: {end}"),
     }
     let listed = part.connections.borrow_mut().remove(&number);
     drop((listed, watch, permit));

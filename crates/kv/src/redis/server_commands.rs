@@ -2,10 +2,9 @@
 
 use super::command::{Failure, SYNTAX, is, wrong_arity};
 use super::facts::{Facts, REDIS_VERSION, Session};
-use super::pattern::Pattern;
 use super::reply::{Protocol, Replies};
 use super::resp::{Arguments, integer};
-use super::table::{self, COMMANDS, Command};
+use super::table::{COMMANDS, Command};
 use crate::entry::MOST_VALUE_BYTES;
 use block::Status;
 use std::borrow::Cow;
@@ -15,7 +14,7 @@ use std::sync::atomic::Ordering;
 /// Longest name of a connection or of a client's library, in bytes.
 const MOST_NAME_BYTES: usize = 1024;
 
-/// Carries out one of these commands; `status` is the store's, for `INFO`.
+/// Carries out one of these commands, apart from those that take any number of arguments (`execute/server`).
 ///
 /// # Errors
 /// The error reply.
@@ -24,19 +23,14 @@ pub fn carry_out(
     arguments: Arguments<'_>,
     facts: &Facts,
     session: &mut Session,
-    status: &Status,
     replies: &mut Replies,
 ) -> Result<(), Failure> {
     match command.name {
         "auth" => auth(arguments.from(1), replies),
         "client" => client(arguments, session, replies),
         "command" => commands(arguments, replies),
-        "config" => config(arguments, facts, replies),
-        "hello" => hello(arguments, session, replies),
-        _ => {
-            info(arguments.from(1), facts, status, replies);
-            Ok(())
-        }
+        "config" => config(arguments, facts),
+        _ => hello(arguments, session, replies),
     }
 }
 
@@ -202,7 +196,7 @@ fn client(arguments: Arguments<'_>, session: &mut Session, replies: &mut Replies
 }
 
 fn commands(arguments: Arguments<'_>, replies: &mut Replies) -> Result<(), Failure> {
-    let (subcommand, named) = (arguments.at(1), arguments.from(2));
+    let subcommand = arguments.at(1);
     if arguments.len() == 1 {
         replies.array(COMMANDS.len());
         COMMANDS.iter().for_each(|command| describe(command, replies));
@@ -218,31 +212,13 @@ fn commands(arguments: Arguments<'_>, replies: &mut Replies) -> Result<(), Failu
             replies.array(COMMANDS.len());
             COMMANDS.iter().for_each(|command| replies.bulk(command.name.as_bytes()));
         }
-        b"info" if named.is_empty() => {
+        b"info" => {
             replies.array(COMMANDS.len());
             COMMANDS.iter().for_each(|command| describe(command, replies));
         }
-        b"info" => {
-            replies.array(named.len());
-            for name in named.iter() {
-                match table::find(name) {
-                    Some(command) => describe(command, replies),
-                    None => replies.null(),
-                }
-            }
-        }
         b"docs" => {
-            let found: Vec<&Command> = match named.is_empty() {
-                true => COMMANDS.iter().collect(),
-                false => named.iter().filter_map(table::find).collect(),
-            };
-            replies.map(found.len());
-            for command in found {
-                replies.bulk(command.name.as_bytes());
-                replies.map(2);
-                let texts = ["summary", command.summary, "group", command.group];
-                texts.iter().for_each(|text| replies.bulk(text.as_bytes()));
-            }
+            replies.map(COMMANDS.len());
+            COMMANDS.iter().for_each(|command| document(command, replies));
         }
         _ => return Err(unknown_subcommand("command", subcommand)),
     }
@@ -251,7 +227,7 @@ fn commands(arguments: Arguments<'_>, replies: &mut Replies) -> Result<(), Failu
 
 /// The ten fields of a command: name, arity, flags, three of its keys; without categories, tips, specifications of keys and
 /// subcommands.
-fn describe(command: &Command, replies: &mut Replies) {
+pub fn describe(command: &Command, replies: &mut Replies) {
     replies.array(10);
     replies.bulk(command.name.as_bytes());
     replies.integer(command.arity.into());
@@ -266,8 +242,16 @@ fn describe(command: &Command, replies: &mut Replies) {
     replies.array(0);
 }
 
+/// Name and documentation of a command.
+pub fn document(command: &Command, replies: &mut Replies) {
+    replies.bulk(command.name.as_bytes());
+    replies.map(2);
+    let texts = ["summary", command.summary, "group", command.group];
+    texts.iter().for_each(|text| replies.bulk(text.as_bytes()));
+}
+
 /// Settings that clients ask for, with redis's names.
-fn settings(facts: &Facts) -> Vec<(&'static str, String)> {
+pub fn settings(facts: &Facts) -> Vec<(&'static str, String)> {
     let unix = facts.addresses.iter().find_map(|address| address.strip_prefix("unix:"));
     vec![
         // Every write is logged before it is answered.
@@ -284,30 +268,11 @@ fn settings(facts: &Facts) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn config(arguments: Arguments<'_>, facts: &Facts, replies: &mut Replies) -> Result<(), Failure> {
+fn config(arguments: Arguments<'_>, facts: &Facts) -> Result<(), Failure> {
     let subcommand = arguments.at(1);
     match subcommand.to_ascii_lowercase().as_slice() {
-        b"get" => {
-            check_arity(arguments, -3, "config|get")?;
-            let mut found: Vec<(&[u8], String)> = Vec::new();
-            for wanted in arguments.from(2).iter() {
-                let pattern = Pattern::parse_name(wanted)?;
-                let is_name = !wanted.iter().any(|byte| b"[*?".contains(byte));
-                for (name, value) in settings(facts) {
-                    let is_new = !found.iter().any(|(known, _)| is(known, name));
-                    if is_new && pattern.matches(name.as_bytes()) {
-                        // A name is told as the client spells it.
-                        found.push((if is_name { wanted } else { name.as_bytes() }, value));
-                    }
-                }
-            }
-            replies.map(found.len());
-            for (name, value) in found {
-                replies.bulk(name);
-                replies.bulk(value.as_bytes());
-            }
-            Ok(())
-        }
+        // With names it is carried out elsewhere.
+        b"get" => Err(wrong_arity("config|get")),
         b"set" => {
             check_arity(arguments, -4, "config|set")?;
             let name = arguments.at(2);
@@ -326,7 +291,34 @@ fn config(arguments: Arguments<'_>, facts: &Facts, replies: &mut Replies) -> Res
     }
 }
 
-fn info(wanted: Arguments<'_>, facts: &Facts, status: &Status, replies: &mut Replies) {
+/// Sections of `INFO`.
+const SECTIONS: [&str; 7] = ["Server", "Clients", "Memory", "Persistence", "Stats", "Replication", "Store"];
+
+/// Sections that a client asks for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sections {
+    are_named: bool,
+    named: [bool; SECTIONS.len()],
+}
+
+impl Sections {
+    /// Adds one by its name, or all.
+    pub fn add(&mut self, name: &[u8]) {
+        self.are_named = true;
+        let is_all = ["default", "all", "everything"].iter().any(|all| is(name, all));
+        for (section, wanted) in SECTIONS.iter().zip(&mut self.named) {
+            *wanted |= is_all || is(name, section);
+        }
+    }
+
+    /// Whether one is wanted: all are if none was named.
+    fn has(&self, name: &str) -> bool {
+        !self.are_named || SECTIONS.iter().zip(self.named).any(|(section, wanted)| wanted && *section == name)
+    }
+}
+
+/// `INFO`; `status` is the store's.
+pub fn info(wanted: Sections, facts: &Facts, status: &Status, replies: &mut Replies) {
     let server = [
         ("redis_version", REDIS_VERSION.into()),
         ("redis_mode", "standalone".into()),
@@ -359,10 +351,7 @@ fn info(wanted: Arguments<'_>, facts: &Facts, status: &Status, replies: &mut Rep
         ("Stats", &stats),
         ("Replication", &replication),
     ];
-    let is_wanted = |name: &str| {
-        let is_all = |section: &[u8]| ["default", "all", "everything"].iter().any(|all| is(section, all));
-        wanted.is_empty() || wanted.iter().any(|section| is(section, name) || is_all(section))
-    };
+    let is_wanted = |name: &str| wanted.has(name);
     let mut text = String::new();
     let begin = |text: &mut String, name: &str| {
         let gap = if text.is_empty() { "" } else { "\r\n" };

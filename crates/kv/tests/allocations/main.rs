@@ -1,4 +1,4 @@
-//! Memory that the redis door allocates for a command.
+//! Memory that the redis door allocates for a command, and for a client that reads nothing.
 //!
 //! The counts are of the whole process, so this binary has a single test.
 #![allow(clippy::unwrap_used)]
@@ -43,13 +43,27 @@ fn a_command_allocates_only_what_the_store_does() {
         let sets = allocations(&stream, &set, 5).await;
         let gets = allocations(&stream, &client::command(&[b"GET", b"key:000000000001"]), 108).await;
         let pings = allocations(&stream, b"PING\r\n", 7).await;
-        drop(stream);
+        let before = everywhere();
+        // A reply of 110 MiB for a client that reads nothing, while another client is answered.
+        let client::Socket(lazy) = served.client().await;
+        let names = b"$3\r\nget\r\n".repeat((1 << 20) - 2);
+        let docs = [b"*1048576\r\n$7\r\nCOMMAND\r\n$4\r\nDOCS\r\n", names.as_slice()].concat();
+        lazy.send(Data::copy_of(&docs).into()).await.0.unwrap();
+        for _ in 0..20 {
+            stream.send(Data::copy_of(b"PING\r\n").into()).await.0.unwrap();
+            stream.receive_exact(Buffer::new(7)).await.0.unwrap();
+            runtime::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let unread = everywhere() - before;
+        drop((stream, lazy));
         served.stop().await;
-        (sets, gets, pings)
+        (sets, gets, pings, unread)
     };
-    let (sets, gets, pings) = runtime::run(runtime::Config::default(), test).unwrap();
+    let (sets, gets, pings, unread) = runtime::run(runtime::Config::default(), test).unwrap();
     println!("allocations for {PIPELINE} commands: SET {sets}, GET {gets}, PING {pings}");
     assert_eq!(pings, 0);
+    // Pieces of 16 KiB, of which 7000 would be the whole reply: sockets take 10 MiB.
+    assert!(unread < 2000, "{unread} allocations for a client that reads nothing");
     // The value that the store returns.
     assert!(gets <= PIPELINE as u64, "{gets} allocations for {PIPELINE} GETs");
     // What the store keeps of the writes of a pipeline, and the list of the writes while it grows.

@@ -5,6 +5,7 @@ use super::client::{Served, Socket, command, served, served_by, shown};
 use kv::redis::server::ServerConfig;
 use kv::{MOST_KEY_BYTES, MOST_VALUE_BYTES};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -162,6 +163,9 @@ pub const SAME: &[(&str, &str)] = &[
     ("FLUSHDB ASYNC", "+OK|"),
     ("DBSIZE", ":0|"),
     ("SET only 1", "+OK|"),
+    ("EXEC", "-ERR EXEC without MULTI|"),
+    ("DISCARD", "-ERR DISCARD without MULTI|"),
+    ("MULTI x", "-ERR wrong number of arguments for 'multi' command|"),
     ("SCAN 0", "*2|$1|0|*1|$4|only|"),
     ("SCAN 0 MATCH o* COUNT 5 TYPE string", "*2|$1|0|*1|$4|only|"),
     ("SCAN 0 MATCH x*", "*2|$1|0|*0|"),
@@ -263,6 +267,8 @@ pub const VIOLATIONS: &[(&str, &str)] = &[
     ("*1\r\n$6000000000\r\n", "-ERR Protocol error: invalid bulk length|"),
     ("SET a \"b\r\n", "-ERR Protocol error: unbalanced quotes in request|"),
     ("SET 'a'b c\r\n", "-ERR Protocol error: unbalanced quotes in request|"),
+    ("POST / HTTP/1.1\r\n", ""),
+    ("*1\r\n$5\r\nHOST:\r\n", ""),
 ];
 
 /// Runs a test in virtual time, with a server of a new store.
@@ -320,6 +326,50 @@ fn violations_are_answered_as_redis_does() {
         for (bytes, reply) in VIOLATIONS {
             let replies = served.client().await.ask(bytes.as_bytes()).await;
             assert_eq!(shown(&replies), *reply, "{bytes:?}");
+        }
+    });
+}
+
+#[test]
+fn nothing_of_a_browsers_request_is_carried_out() {
+    run(|served| async move {
+        let client = served.client().await;
+        check(&client, &[("SET a 1", "+OK|"), ("ECHO Host:", "$5|Host:|"), ("SET b host:", "+OK|")]).await;
+        for request in [
+            "POST / HTTP/1.1\r\nHost: localhost:6379\r\nContent-Length: 10\r\n\r\nFLUSHALL\r\n",
+            "FLUSHALL / HTTP/1.1\r\nFLUSHALL\r\nHost: localhost:6379\r\n\r\n",
+            "FLUSHALL\r\n  host:\r\n",
+            "SET a 2\r\nHOST: x",
+        ] {
+            let replies = served.client().await.ask(request.as_bytes()).await;
+            assert_eq!(shown(&replies), "", "{request:?}");
+            assert_eq!(client.line("GET a").await, "$1|1|", "{request:?}");
+        }
+        // An argument of an array is no line.
+        let set = command(&[b"SET", b"c", b"\r\nPOST x\r\n"]);
+        assert_eq!(shown(&client.ask(&set).await), "+OK|");
+    });
+}
+
+#[test]
+fn a_transaction_has_no_effect() {
+    run(|served| async move {
+        let client = served.client().await;
+        let refused = "-ERR refused after MULTI: transactions aren't supported|";
+        let pipeline = b"SET a 1\r\nMULTI\r\nSET a 2\r\nINCR a\r\nMULTI\r\nbogus\r\nEXEC\r\nGET a\r\n";
+        let replies = shown(&client.ask(pipeline).await);
+        let (first, rest) = replies.split_once("-ERR MULTI: ").unwrap();
+        let (told, rest) = rest.split_once('|').unwrap();
+        assert!(first == "+OK|" && told.contains("until EXEC or DISCARD"), "{replies}");
+        let aborted = "-EXECABORT Transaction discarded because of previous errors.|";
+        let nested = "-ERR MULTI calls can not be nested|";
+        assert_eq!(rest, format!("{refused}{refused}{nested}{refused}{aborted}$1|1|"));
+        let wrong = "-ERR wrong number of arguments for 'discard' command|";
+        for (end, reply) in [("DISCARD", "+OK|"), ("RESET", "+RESET|")] {
+            let pipeline = format!("MULTI\r\nGET a\r\nDISCARD x\r\n{end}\r\nGET a\r\nEXEC\r\n");
+            let replies = shown(&client.ask(pipeline.as_bytes()).await);
+            let (_, rest) = replies.split_once('|').unwrap();
+            assert_eq!(rest, format!("{refused}{wrong}{reply}$1|1|-ERR EXEC without MULTI|"));
         }
     });
 }
@@ -446,14 +496,44 @@ fn an_iteration_returns_every_key_that_is_there_throughout() {
             assert_eq!(found.len(), expected, "{options}: each once");
             client.line("DEL other0").await;
         }
-        // A cursor that isn't known starts from the first key.
-        let (_, keys) = scan(&client, "18446744073709551615", "COUNT 1").await;
-        assert_eq!(keys, ["key0000"]);
+        // A cursor that isn't known returns every key, in another order.
+        let (next, mut keys) = scan(&client, "18446744073709551615", "COUNT 1 MATCH key*").await;
+        assert!(next == "0" && keys.len() == 1000 && !keys.is_sorted());
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), 1000);
+        assert_eq!(scan(&client, "5000000000000000", "TYPE list").await, ("0".to_owned(), Vec::new()));
         // A step may be repeated.
         let (first, _) = scan(&client, "0", "COUNT 3").await;
         let (second, keys) = scan(&client, &first, "COUNT 3").await;
         assert_eq!(scan(&client, &first, "COUNT 3").await.1, keys);
         assert_eq!(scan(&client, &second, "COUNT 1").await.1, ["key0006"]);
+    });
+}
+
+#[test]
+fn interleaved_iterations_over_long_keys_end() {
+    run(|served| async move {
+        let client = served.client().await;
+        for number in 0..100 {
+            let key = [&[b'a' + number / 10, b'a' + number % 10][..], &[b'k'; 32_000]].concat();
+            client.send(&command(&[b"SET", &key, b"1"])).await;
+            client.expect(b"+OK\r\n").await;
+        }
+        // The server doesn't know all of their positions: these would have 9 MiB.
+        let mut iterations = vec![(Some("0".to_owned()), BTreeSet::new()); 300];
+        let mut calls = 0;
+        while iterations.iter().any(|(cursor, _)| cursor.is_some()) {
+            for (cursor, found) in &mut iterations {
+                let Some(before) = cursor.take() else { continue };
+                let (next, keys) = scan(&client, &before, "COUNT 30 MATCH ?[ab]*").await;
+                found.extend(keys.iter().map(|key| key[..2].to_owned()));
+                *cursor = Some(next).filter(|next| next != "0");
+                calls += 1;
+                assert!(calls < 300 * 20, "they don't end");
+            }
+        }
+        assert!(iterations.iter().all(|(_, found)| found.len() == 20));
     });
 }
 
