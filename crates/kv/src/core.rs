@@ -18,6 +18,7 @@ use crate::gate::{Entered, KeyGate};
 use crate::item::{Body, Flushed, Item, LONGEST_META, Part, encode_parts};
 use crate::manifest::{Manifest, TableId, table_stream, write_stream};
 use crate::memtable::Memtable;
+use crate::open_zones::{LANES, OpenZones};
 use crate::policy::{Compaction, Lifetimes, Placement};
 use crate::settings::{Acknowledge, Settings};
 use crate::tables::{BlockCache, Table, TableFile};
@@ -34,8 +35,6 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Appends in flight.
-const LANES: u32 = 2;
 /// Most bytes of writes that are acknowledged, or wait, before they are in a record.
 const MOST_PENDING: usize = 4 << 20;
 /// Bytes of writes that are acknowledged, and longest time until these are put into a record: small records would have more headers than writes.
@@ -141,6 +140,7 @@ pub struct Core {
     /// Open zones for tables; held while a record is appended.
     pub(crate) mover: Rc<Semaphore>,
     pub(crate) zones: RefCell<Mover>,
+    pub(crate) open_zones: OpenZones,
     pub(crate) compaction: Box<dyn Compaction>,
     /// Held during a compaction: there is one at a time.
     pub(crate) compacting: Rc<Semaphore>,
@@ -186,6 +186,7 @@ pub fn kit_settings(
     settings: &Settings,
     layout: &logkit::Layout,
     (shard, shards): (u16, u16),
+    open_zones: OpenZones,
 ) -> logkit::Settings {
     let table_blocks = layout.blocks_in(settings.table_bytes);
     let cleaner_reserve = 1 + 2 * u32::from(shards);
@@ -196,7 +197,7 @@ pub fn kit_settings(
     logkit::Settings {
         user_stream: write_stream(shard),
         cleaner_stream: table_stream(shard),
-        appends_in_flight: LANES,
+        appends_in_flight: open_zones.lanes,
         data_blocks: layout.data_blocks(LONGEST_META),
         record_blocks: layout.record_blocks(LONGEST_META),
         // The pieces of a victim go to zones of each shard; a flush of a buffer must be possible, or the log can't be freed.
@@ -242,7 +243,7 @@ pub struct ReplayedWrites {
 impl Core {
     /// A shard with this state. The caller starts lanes, jobs and the cleaner.
     pub(crate) fn new(
-        (shard, shards): (u16, u16),
+        (shard, shards, open_zones): (u16, u16, OpenZones),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
         settings: &Settings,
         found: RecoveredShard,
@@ -275,6 +276,7 @@ impl Core {
             snapshots: RefCell::default(),
             mover: Semaphore::new(1),
             zones: RefCell::new(Mover::new(classes)),
+            open_zones,
             compaction: settings.compaction(shards, u64::from(kit.layout.zones) * zone_bytes(&kit.layout))?,
             compacting: Semaphore::new(1),
             placement,
@@ -365,6 +367,9 @@ impl Core {
         if self.shard == 0 {
             tasks.spawn(self.clone().run_eraser()).detach();
         }
+        if !self.open_zones.is_unlimited() {
+            tasks.spawn(self.clone().run_turns()).detach();
+        }
         // A failure of the log, also on another shard, wakes all that wait here, and so does a lack of space below it.
         let core = Rc::downgrade(self);
         let watch = async move {
@@ -380,6 +385,23 @@ impl Core {
             }
         };
         runtime::spawn(watch).detach();
+    }
+
+    /// Seals the open zones of this shard whenever another one finds that none is left to it, until the store is closed.
+    async fn run_turns(self: Rc<Self>) {
+        let mut seen = 0;
+        while !self.kit.is_closing() && self.kit.failure().is_none() {
+            seen = self.kit.budget().wanted(seen).await;
+            self.kit.seal_lanes();
+            let _alone = self.mover.acquire(1).await;
+            self.close_zones().await;
+        }
+    }
+
+    /// Seals the open zones of tables, for a caller that appends alone.
+    pub(crate) async fn close_zones(&self) {
+        let mut zones = self.zones.borrow_mut().take_open();
+        zones.close(self).await;
     }
 
     /// Options of the format of a new table.
@@ -644,6 +666,7 @@ impl Core {
         self.stopping.notify_all();
         self.has_pending.notify_one();
         self.changed.notify_all();
+        self.kit.budget().end();
     }
 
     /// Items of writes in flight.

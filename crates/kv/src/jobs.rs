@@ -156,6 +156,7 @@ impl Core {
     /// # Errors
     /// [`Error::NoSpace`] where no zone can be freed; the failure of the log.
     async fn space_for_tables(&self, kept: u32, class: u8, blocks: u32) -> Result<Permit> {
+        let class = self.open_zones.class(class);
         loop {
             let alone = self.mover.acquire(1).await;
             if let Some(error) = self.kit.failure() {

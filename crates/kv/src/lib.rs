@@ -50,6 +50,7 @@ mod memtable;
 mod merge;
 #[cfg(test)]
 mod model;
+mod open_zones;
 mod pairs;
 mod policy;
 mod reads;
@@ -70,6 +71,7 @@ pub use kind::KIND;
 pub use manifest::MOST_SHARDS;
 pub use pairs::{Pair, Pairs};
 pub use reads::{Scan, Stored};
+pub use recovery::fewest_zones;
 pub use settings::{Acknowledge, Broken, DeletePersistence, Settings};
 pub use status::TableFacts;
 pub use store::{Snapshot, Store, Update, shard_of_key};

@@ -162,7 +162,7 @@ impl Core {
         items: Vec<Item>,
     ) -> Result<()> {
         // A zone may have a class of the placement with which the store was open before.
-        let class = class.min(self.placement.classes() - 1);
+        let class = self.open_zones.class(class.min(self.placement.classes() - 1));
         let mut zones = self.zones.replace(Mover::new(0));
         let outcome = zones.append(self, class, items).await;
         self.zones.replace(zones);
