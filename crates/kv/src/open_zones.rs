@@ -72,23 +72,23 @@ impl OpenZones {
     /// # Errors
     /// [`Error::Invalid`] with the numbers where the zones allow fewer than any store needs.
     pub fn on(zones: &ZoneGeometry, shards: u16, classes: u8) -> Result<Self> {
-        let Some(limit) = limit_of(zones) else {
-            return Ok(OpenZones { lanes: LANES, classes, limit: None, shards });
-        };
         let fewest = ROOT_ZONES + Demand::FEWEST;
-        let data = limit.saturating_sub(ROOT_ZONES);
-        if limit < fewest {
+        let limit = limit_of(zones);
+        let data = limit.map(|limit| limit.saturating_sub(ROOT_ZONES));
+        if limit.is_some_and(|limit| limit < fewest) {
             return Err(Error::invalid(format!(
                 "the zones allow max_open={}, max_active={}; expected 0 (no limit) or at least {fewest}, the fewest open zones of a store: \
                  open it with higher limits",
                 zones.max_open, zones.max_active
             )));
         }
+        // Open zones are partly empty, so of few zones they aren't the most.
+        let most = data.unwrap_or(u32::MAX).min(zones.zones.saturating_sub(ROOT_ZONES) / 3);
         // One more than are held, so that not every zone waits until the one before it is sealed.
-        let fits = |lanes: u32, classes: u32| u32::from(shards) * (lanes + classes) + 2 <= data;
+        let fits = |lanes: u32, classes: u32| u32::from(shards) * (lanes + classes) + 2 <= most;
         let lanes = (1..=LANES).rev().find(|lanes| fits(*lanes, 1)).unwrap_or(1);
         let classes = (1..=classes).rev().find(|classes| fits(lanes, u32::from(*classes))).unwrap_or(1);
-        Ok(OpenZones { lanes, classes, limit: Some(data), shards })
+        Ok(OpenZones { lanes, classes, limit: data, shards })
     }
 
     /// Whether the zones have no limit of open ones.

@@ -24,8 +24,9 @@ use std::sync::Arc;
 pub const OWNER: [u8; 8] = *b"kv      ";
 /// Size of a block of the log, in bytes.
 const BLOCK: u64 = 4096;
-/// Fewest zones of a store with one shard; each further shard needs four more.
-const FEWEST_ZONES: u32 = 12;
+/// Fewest zones of a store with one shard, and how many more each further shard needs.
+const FEWEST_ZONES: u32 = 16;
+const FEWEST_OF_SHARD: u32 = 6;
 
 /// Makes a store on zones, whose contents are lost.
 ///
@@ -49,7 +50,7 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
 
 /// Fewest zones of a store of `shards` shards.
 pub fn fewest_zones(shards: u16) -> u32 {
-    FEWEST_ZONES + 4 * u32::from(shards.max(1) - 1)
+    FEWEST_ZONES + FEWEST_OF_SHARD * u32::from(shards.max(1) - 1)
 }
 
 /// Number of shards of a new store on these zones where none is given: one for each shard of the runtime, as far as the zones permit; at least 1.

@@ -84,7 +84,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
                             space::write_without_data(&owner, class, &mut frozen, &error).await;
                             None
                         }
-                        _ => refuse_queued(&*owner, class, &error),
+                        _ => refuse_queued(&*owner, class, &error).await,
                     };
                     continue;
                 }
@@ -164,15 +164,15 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWrit
     }
 }
 
-/// Refuses what is queued under a class because no zone is free. Entries that only free blocks stay, and get one of the
+/// Refuses what is queued under a class because no zone is free. Entries that free space stay, and get one of the
 /// cleaner's zones: else a full log could never be emptied.
-fn refuse_queued<O: Owner>(owner: &O, class: u8, error: &Error) -> Option<ZoneWriter> {
+async fn refuse_queued<O: Owner>(owner: &O, class: u8, error: &Error) -> Option<ZoneWriter> {
     let appender = owner.appender();
-    let zone = match appender.any(class, O::Entry::only_frees) {
-        true => owner.kit().try_open_zone(class, owner.checkpoint_zones()),
+    let zone = match appender.any(class, O::Entry::frees_space) {
+        true => owner.kit().open_zone(class, owner.freeing_zones()).await,
         false => None,
     };
-    let entries = appender.take_refused(Some(class), |entry| zone.is_some() && entry.only_frees());
+    let entries = appender.take_refused(Some(class), |entry| zone.is_some() && entry.frees_space());
     entries.iter().for_each(|entry| owner.refuse(entry, error));
     // What was acknowledged can't be refused: reads find it as long as the log is open, and nothing is added.
     if entries.iter().any(Entry::is_acknowledged) {

@@ -355,6 +355,10 @@ impl Owner for Core {
         (self.checkpoint_cost() * 5 / 4).div_ceil(per_zone) as u32 + 1
     }
 
+    fn freeing_zones(&self) -> u32 {
+        self.kept_by_deletes()
+    }
+
     async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         self.write_checkpoint(clean).await
     }
