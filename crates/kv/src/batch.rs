@@ -38,6 +38,11 @@ const PUT: u8 = 1;
 const PUT_EXPIRING: u8 = 2;
 const DELETE: u8 = 3;
 const DELETE_RANGE: u8 = 4;
+/// A range that ends with the largest key, which it doesn't name.
+const DELETE_FROM: u8 = 5;
+
+/// The largest key: the end of ranges that have none.
+static LAST_KEY: [u8; MOST_KEY_BYTES] = [u8::MAX; MOST_KEY_BYTES];
 
 impl<'a> Write<'a> {
     /// Appends the encoded write.
@@ -54,6 +59,11 @@ impl<'a> Write<'a> {
             Write::Delete { key, deleted } => {
                 target.push(DELETE);
                 put_string(target, key);
+                put(target, deleted);
+            }
+            Write::DeleteRange { from, to, deleted } if to == LAST_KEY => {
+                target.push(DELETE_FROM);
+                put_string(target, from);
                 put(target, deleted);
             }
             Write::DeleteRange { from, to, deleted } => {
@@ -81,6 +91,9 @@ impl<'a> Write<'a> {
                 to: numbers.string()?,
                 deleted: numbers.take()?,
             },
+            DELETE_FROM => {
+                Write::DeleteRange { from: numbers.string()?, to: &LAST_KEY, deleted: numbers.take()? }
+            }
             kind => return Err(numbers.strange(&format!("have a write of unknown kind {kind}"))),
         })
     }
@@ -230,6 +243,7 @@ mod tests {
             Write::Put { key: b"", value: b"", expires: Some(1 << 40) },
             Write::Delete { key: b"b", deleted: 7 },
             Write::DeleteRange { from: b"c", to: b"d", deleted: 8 },
+            Write::DeleteRange { from: b"e", to: &LAST_KEY, deleted: 9 },
         ];
         let mut batch = Batch::new();
         writes.iter().for_each(|write| batch.push(*write));

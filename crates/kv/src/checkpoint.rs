@@ -8,7 +8,7 @@ use logkit::Sequences;
 use logkit::checkpoint::{self, Cut};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Estimate of the size of a checkpoint, shared by all shards: all of them keep the same number of zones free for it.
 #[derive(Debug)]
@@ -17,13 +17,15 @@ pub(crate) struct CheckpointSize {
     manifests: Box<[AtomicU64]>,
     /// Blocks of the last checkpoint.
     directory: AtomicU64,
+    /// Zones that running jobs may still fill, beside which checkpoints and others must find theirs.
+    pub claimed: AtomicU32,
 }
 
 impl CheckpointSize {
     /// The size for a store of `shards` shards without tables.
     pub fn new(shards: u16) -> Arc<Self> {
         let manifests = (0..shards).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(CheckpointSize { manifests, directory: AtomicU64::new(0) })
+        Arc::new(CheckpointSize { manifests, directory: AtomicU64::new(0), claimed: AtomicU32::new(0) })
     }
 
     /// Sets the bytes of a shard's manifest.

@@ -18,6 +18,7 @@ use crate::gate::{Entered, KeyGate};
 use crate::item::{Body, Flushed, Item, LONGEST_META, Part, encode_parts};
 use crate::manifest::{Manifest, TableId, table_stream, write_stream};
 use crate::memtable::Memtable;
+use crate::open_zones::{LANES, OpenZones};
 use crate::policy::{Compaction, Lifetimes, Placement};
 use crate::settings::{Acknowledge, Settings};
 use crate::tables::{BlockCache, Table, TableFile};
@@ -34,8 +35,6 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Appends in flight.
-const LANES: u32 = 2;
 /// Most bytes of writes that are acknowledged, or wait, before they are in a record.
 const MOST_PENDING: usize = 4 << 20;
 /// Bytes of writes that are acknowledged, and longest time until these are put into a record: small records would have more headers than writes.
@@ -85,6 +84,8 @@ struct Pending {
     requests: SmallVec<[RequestKey; 8]>,
     /// Whether all of them are in the memtable, and were acknowledged.
     is_applied: bool,
+    /// Whether all of them are deletes.
+    frees: bool,
     /// Time of the first of the writes that were acknowledged.
     since: Option<runtime::Instant>,
 }
@@ -141,6 +142,7 @@ pub struct Core {
     /// Open zones for tables; held while a record is appended.
     pub(crate) mover: Rc<Semaphore>,
     pub(crate) zones: RefCell<Mover>,
+    pub(crate) open_zones: OpenZones,
     pub(crate) compaction: Box<dyn Compaction>,
     /// Held during a compaction: there is one at a time.
     pub(crate) compacting: Rc<Semaphore>,
@@ -166,6 +168,10 @@ pub struct Core {
     pub(crate) work: Work,
     /// A compaction runs.
     pub(crate) is_compacting: Cell<bool>,
+    /// A flush has written range tombstones since tables were looked for that they delete.
+    pub(crate) has_new_ranges: Cell<bool>,
+    /// Sequence up to which tables were looked for that can be purged, and the time of that.
+    pub(crate) purged: Cell<(Sequence, Option<runtime::Instant>)>,
     /// Why the last flush failed; `None` if it didn't.
     pub(crate) flush_error: RefCell<Option<Error>>,
     /// Why the last compaction failed.
@@ -186,9 +192,10 @@ pub fn kit_settings(
     settings: &Settings,
     layout: &logkit::Layout,
     (shard, shards): (u16, u16),
+    open_zones: OpenZones,
 ) -> logkit::Settings {
     let table_blocks = layout.blocks_in(settings.table_bytes);
-    let cleaner_reserve = 1 + 2 * u32::from(shards);
+    let cleaner_reserve = crate::reserve::cleaner_reserve(shards);
     // Two zones are for checkpoints.
     let buffered =
         cleaner_reserve + 2 + zones_of_buffered(layout, settings.buffer_bytes * MOST_FROZEN as u64);
@@ -196,7 +203,7 @@ pub fn kit_settings(
     logkit::Settings {
         user_stream: write_stream(shard),
         cleaner_stream: table_stream(shard),
-        appends_in_flight: LANES,
+        appends_in_flight: open_zones.lanes,
         data_blocks: layout.data_blocks(LONGEST_META),
         record_blocks: layout.record_blocks(LONGEST_META),
         // The pieces of a victim go to zones of each shard; a flush of a buffer must be possible, or the log can't be freed.
@@ -242,7 +249,7 @@ pub struct ReplayedWrites {
 impl Core {
     /// A shard with this state. The caller starts lanes, jobs and the cleaner.
     pub(crate) fn new(
-        (shard, shards): (u16, u16),
+        (shard, shards, open_zones): (u16, u16, OpenZones),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
         settings: &Settings,
         found: RecoveredShard,
@@ -275,6 +282,7 @@ impl Core {
             snapshots: RefCell::default(),
             mover: Semaphore::new(1),
             zones: RefCell::new(Mover::new(classes)),
+            open_zones,
             compaction: settings.compaction(shards, u64::from(kit.layout.zones) * zone_bytes(&kit.layout))?,
             compacting: Semaphore::new(1),
             placement,
@@ -292,6 +300,8 @@ impl Core {
             gate: KeyGate::default(),
             work: Work::default(),
             is_compacting: Cell::new(false),
+            has_new_ranges: Cell::new(true),
+            purged: Cell::new((0, None)),
             flush_error: RefCell::default(),
             compaction_error: RefCell::default(),
             erasure: erasure.clone(),
@@ -365,6 +375,9 @@ impl Core {
         if self.shard == 0 {
             tasks.spawn(self.clone().run_eraser()).detach();
         }
+        if !self.open_zones.is_unlimited() {
+            tasks.spawn(self.clone().run_turns()).detach();
+        }
         // A failure of the log, also on another shard, wakes all that wait here, and so does a lack of space below it.
         let core = Rc::downgrade(self);
         let watch = async move {
@@ -380,6 +393,23 @@ impl Core {
             }
         };
         runtime::spawn(watch).detach();
+    }
+
+    /// Seals the open zones of this shard whenever another one finds that none is left to it, until the store is closed.
+    async fn run_turns(self: Rc<Self>) {
+        let mut seen = 0;
+        while !self.kit.is_closing() && self.kit.failure().is_none() {
+            seen = self.kit.budget().wanted(seen).await;
+            self.kit.seal_lanes();
+            let _alone = self.mover.acquire(1).await;
+            self.close_zones().await;
+        }
+    }
+
+    /// Seals the open zones of tables, for a caller that appends alone.
+    pub(crate) async fn close_zones(&self) {
+        let mut zones = self.zones.borrow_mut().take_open();
+        zones.close(self).await;
     }
 
     /// Options of the format of a new table.
@@ -481,14 +511,18 @@ impl Core {
         self.kit.space.check()
     }
 
-    /// Waits while [`MOST_FROZEN`] buffers are frozen, level 0 has `stop_tables` tables, or the eraser grants no operation. Returns the error of the background, if there is one.
-    pub(crate) async fn stall(&self) -> Result<()> {
+    /// Waits while [`MOST_FROZEN`] buffers are frozen, level 0 has `stop_tables` tables, or the eraser grants no operation; puts wait for free zones, too.
+    /// Deletes don't wait for a compaction that a full store has no space for. Returns the error of the background, if there is one.
+    pub(crate) async fn stall(&self, frees: bool) -> Result<()> {
+        if !frees {
+            self.admit_puts().await?;
+        }
         let mut has_counted = false;
         loop {
             self.ask_for_operations();
             let level0 = self.levels.borrow().0.first().map_or(0, Vec::len);
             let is_behind = self.frozen.borrow().len() >= MOST_FROZEN
-                || level0 >= self.settings.stop_tables
+                || level0 >= self.settings.stop_tables && !(frees && self.is_low())
                 || !self.erasure.may_write();
             if !is_behind {
                 return Ok(());
@@ -508,7 +542,10 @@ impl Core {
     pub(crate) async fn write(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         self.check_open()?;
         let held = self.gate.enter(&batch).await;
-        let written = self.write_entered(batch, acknowledge).await;
+        let frees = batch.only_deletes();
+        let written = self
+            .until_there_is_space(frees, async || self.write_entered(batch.clone(), acknowledge).await)
+            .await;
         drop(held);
         written?;
         match acknowledge {
@@ -519,7 +556,8 @@ impl Core {
 
     /// Writes to this shard, for a caller that has entered the gate; without a flush.
     pub(crate) async fn write_entered(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
-        self.stall().await?;
+        let frees = batch.only_deletes();
+        self.stall(frees).await?;
         while self.pending.borrow().bytes.len() >= MOST_PENDING {
             self.check_open()?;
             self.changed.notified().await;
@@ -532,14 +570,16 @@ impl Core {
             self.kit.check_known_space(self.kept_zones())?;
             self.apply_early(batch.bytes())?;
         }
-        let is_other_kind =
-            |pending: &Pending| !pending.bytes.is_empty() && pending.is_applied != is_buffered;
-        // Writes of both kinds aren't in one item.
+        let is_other_kind = |pending: &Pending| {
+            !pending.bytes.is_empty()
+                && (pending.is_applied != is_buffered || pending.frees != frees && self.is_low())
+        };
+        // Writes of both kinds aren't in one item, nor puts and deletes where only deletes may find a zone.
         if is_other_kind(&self.pending.borrow()) {
             self.submit();
         }
         let request = (!is_buffered).then(|| self.requests.begin(1, None));
-        self.add_pending(batch.bytes(), is_buffered, request);
+        self.add_pending(batch.bytes(), frees, is_buffered, request);
         match request {
             Some(request) => self.requests.wait(request).await,
             None => Ok(()),
@@ -547,8 +587,9 @@ impl Core {
     }
 
     /// Adds writes to those that wait for the next record.
-    fn add_pending(&self, bytes: &[u8], is_applied: bool, request: Option<RequestKey>) {
+    fn add_pending(&self, bytes: &[u8], frees: bool, is_applied: bool, request: Option<RequestKey>) {
         let mut pending = self.pending.borrow_mut();
+        pending.frees = frees && (pending.bytes.is_empty() || pending.frees);
         pending.is_applied = is_applied;
         pending.bytes.extend_from_slice(bytes);
         pending.requests.extend(request);
@@ -575,14 +616,15 @@ impl Core {
 
     /// Queues what is pending as one item.
     pub(crate) fn submit(&self) {
-        let Pending { mut bytes, requests, is_applied, .. } = self.pending.take();
+        let Pending { mut bytes, requests, is_applied, frees, .. } = self.pending.take();
         if bytes.is_empty() {
             return;
         }
         let body = encode_parts([Part { shard: self.shard, bytes: &bytes }].into_iter());
         add(&self.submitted, 1);
         add(&self.unwritten, body.len() as u64);
-        let item = Item::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes());
+        let item = Item::writes(body, SmallVec::new(), requests, is_applied, self.kit.layout.block_bytes())
+            .freeing(frees);
         // Its memory is used again.
         bytes.clear();
         self.pending.borrow_mut().bytes = bytes;
@@ -644,6 +686,7 @@ impl Core {
         self.stopping.notify_all();
         self.has_pending.notify_one();
         self.changed.notify_all();
+        self.kit.budget().end();
     }
 
     /// Items of writes in flight.

@@ -38,7 +38,7 @@ impl Core {
     /// Enters the gate for a batch of several shards that begins, until [`leave`](Self::leave). Returns whether its condition is met.
     async fn enter(self: Rc<Self>, number: u64, batch: Batch, condition: BatchCondition) -> Result<bool> {
         // Before it holds back others.
-        self.stall().await?;
+        self.stall(batch.only_deletes()).await?;
         let entered = match condition {
             BatchCondition::Always => self.gate.enter(&batch).await,
             BatchCondition::AllAbsent => self.gate.enter_alone(batch.keys().into_iter()).await,
@@ -118,7 +118,9 @@ impl Core {
             }
         }
         if outcome == Ok(true) {
-            outcome = self.append_cross_shard(&parts).await.map(|()| true);
+            let frees = parts.iter().all(|(_, batch)| batch.only_deletes());
+            let append = async || self.append_cross_shard(&parts, frees).await;
+            outcome = self.until_there_is_space(frees, append).await.map(|()| true);
         }
         for (shard, _) in &parts {
             let leave = move |core: Rc<Core>| async move {
@@ -133,20 +135,28 @@ impl Core {
         outcome
     }
 
-    async fn append_cross_shard(&self, parts: &Parts) -> Result<()> {
+    async fn append_cross_shard(&self, parts: &Parts, frees: bool) -> Result<()> {
         self.check_open()?;
         self.submit();
         let all = parts.iter().map(|(shard, batch)| Part { shard: *shard, bytes: batch.bytes() });
         let others =
             parts.iter().map(|(shard, _)| *shard).filter(|shard| *shard != self.shard).map(write_stream);
         let others: SmallVec<[_; 1]> = others.collect();
+        let body = encode_parts(all);
+        // It is one record.
+        let layout = &self.kit.layout;
+        let most = (layout.max_append - 1).min(layout.zone_blocks / 2) as usize * layout.block_bytes();
+        if body.len() > most {
+            return Err(block::Error::invalid(format!(
+                "writes of {} bytes of keys and values that take effect together on several shards; expected up to {most} bytes: divide them, or \
+                 write each key by itself",
+                body.len()
+            )));
+        }
         let request = self.requests.begin(1, None);
         let requests = SmallVec::from_slice(&[request]);
-        lane::push(
-            self,
-            WRITE_CLASS,
-            Item::writes(encode_parts(all), others, requests, false, self.kit.layout.block_bytes()),
-        );
+        let item = Item::writes(body, others, requests, false, layout.block_bytes()).freeing(frees);
+        lane::push(self, WRITE_CLASS, item);
         self.kit.events.work.notify_one();
         self.requests.wait(request).await
     }

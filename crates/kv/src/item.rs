@@ -132,6 +132,8 @@ pub struct Item {
     /// Data: of a piece, or of a body that isn't inline.
     pub data: Payload,
     block: u32,
+    /// Its writes only delete.
+    frees: bool,
 }
 
 /// Pads bytes with zeros to whole blocks.
@@ -148,7 +150,13 @@ impl Item {
             true => Payload::default(),
             false => padded(&body, block).into(),
         };
-        Item { origin, body: Body::new(body), offset: 0, data, block: block as u32 }
+        Item { origin, body: Body::new(body), offset: 0, data, block: block as u32, frees: false }
+    }
+
+    /// The item, whose writes only delete if `frees`.
+    #[must_use]
+    pub fn freeing(self, frees: bool) -> Self {
+        Item { frees, ..self }
     }
 
     /// Writes of clients, encoded by [`encode_parts`].
@@ -164,13 +172,20 @@ impl Item {
 
     /// The part for this shard of writes that another shard wrote.
     pub fn shared(body: Vec<u8>) -> Self {
-        Item { origin: Origin::Shared, body: Body::new(body), offset: 0, data: Payload::default(), block: 0 }
+        Item {
+            origin: Origin::Shared,
+            body: Body::new(body),
+            offset: 0,
+            data: Payload::default(),
+            block: 0,
+            frees: false,
+        }
     }
 
     /// A piece of a table, of whole blocks.
     pub fn piece(table: Rc<TableFile>, first: u32, from: Place, data: Payload, block: usize) -> Self {
         let origin = Origin::Piece { table, first, from };
-        Item { origin, body: Rc::default(), offset: 0, data, block: block as u32 }
+        Item { origin, body: Rc::default(), offset: 0, data, block: block as u32, frees: false }
     }
 
     /// A change of the manifest.
@@ -212,8 +227,8 @@ impl Item {
             }
             Origin::Shared => Origin::Shared,
         };
-        let part =
-            Item { origin, body: self.body.clone(), offset: self.offset, data: first, block: self.block };
+        let (body, offset) = (self.body.clone(), self.offset);
+        let part = Item { origin, body, offset, data: first, block: self.block, frees: self.frees };
         self.offset += at as u32;
         part
     }
@@ -276,6 +291,10 @@ impl Entry for Item {
 
     fn only_frees(&self) -> bool {
         self.data.is_empty() && matches!(self.origin, Origin::Edit(_))
+    }
+
+    fn frees_space(&self) -> bool {
+        self.frees || matches!(self.origin, Origin::Edit(_) | Origin::EditPart)
     }
 
     fn is_moved(&self) -> bool {

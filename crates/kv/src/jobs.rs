@@ -11,7 +11,9 @@ use crate::item::{Item, Place};
 use crate::level_cursor::{AnyCursor, LevelCursor};
 use crate::manifest::{Edit, TableId, TableMeta};
 use crate::merge::Merge;
+use crate::policy::shape::merge;
 use crate::policy::{Job, NewTable, TableView, Tree};
+use crate::reserve::Claim;
 use crate::retention::Retention;
 use crate::table::{Builder, Summary};
 use crate::tables::{Table, TableFile};
@@ -43,10 +45,12 @@ pub(crate) struct Output {
 }
 
 /// Writes tables one after another.
-struct TableWriter<'a> {
+pub(crate) struct TableWriter<'a> {
     core: &'a Rc<Core>,
     level: usize,
     class: u8,
+    /// Free zones that it leaves to others.
+    kept: u32,
     table: Option<(Builder, Rc<TableFile>)>,
     /// Bytes that don't fill a block yet, and the next block.
     rest: Vec<u8>,
@@ -57,11 +61,12 @@ struct TableWriter<'a> {
 }
 
 impl<'a> TableWriter<'a> {
-    fn new(core: &'a Rc<Core>, level: usize, class: u8) -> Self {
+    pub(crate) fn new(core: &'a Rc<Core>, level: usize, class: u8, kept: u32) -> Self {
         TableWriter {
             core,
             level,
             class,
+            kept,
             table: None,
             rest: Vec::new(),
             next_block: 0,
@@ -97,7 +102,7 @@ impl<'a> TableWriter<'a> {
     }
 
     /// Adds an entry that is kept, to the next table if this one is full: all versions of a key are in one table.
-    async fn add_kept(&mut self, entry: Entry<'_>, ranges: &mut Clip) -> Result<()> {
+    pub(crate) async fn add_kept(&mut self, entry: Entry<'_>, ranges: &mut Clip) -> Result<()> {
         let is_full =
             self.level > 0 && self.bytes() >= self.core.settings.table_bytes && entry.key != self.last_key;
         if is_full {
@@ -128,10 +133,7 @@ impl<'a> TableWriter<'a> {
         self.rest = bytes[taken..].to_vec();
         let blocks = (whole / block) as u32;
         let item = Item::piece(file.clone(), self.next_block, Place::NOWHERE, data.freeze().into(), block);
-        // A flush lets zones of the write-ahead log die, so compactions leave it one for each shard.
-        let zones = u32::from(self.core.shards) * if self.level == 0 { 1 } else { 2 };
-        let kept = self.core.checkpoint_zones() + zones;
-        let alone = self.core.space_for_tables(kept, self.class, blocks).await?;
+        let alone = self.core.space_for_tables(self.kept, self.class, blocks).await?;
         self.core.append_alone(&alone, self.class, vec![item]).await?;
         self.next_block += blocks;
         self.written += whole as u64;
@@ -147,6 +149,21 @@ impl<'a> TableWriter<'a> {
         self.output.tables.push((summary, file));
         Ok(())
     }
+
+    /// Adds range tombstones to the last table.
+    pub(crate) fn add_ranges(&mut self, ranges: Vec<RangeTombstone>) -> Result<()> {
+        ranges.into_iter().try_for_each(|range| self.builder().add_range_tombstone(range))
+    }
+
+    /// Ends the last table. `held_by` is the newest snapshot that may keep tombstones.
+    pub(crate) async fn end(mut self, held_by: Option<Sequence>) -> Result<Output> {
+        self.end_table().await?;
+        for (summary, file) in &self.output.tables {
+            let has_tombstones = summary.tombstones + summary.range_tombstones > 0;
+            file.hold(held_by.filter(|_| has_tombstones));
+        }
+        Ok(self.output)
+    }
 }
 
 impl Core {
@@ -156,6 +173,7 @@ impl Core {
     /// # Errors
     /// [`Error::NoSpace`] where no zone can be freed; the failure of the log.
     async fn space_for_tables(&self, kept: u32, class: u8, blocks: u32) -> Result<Permit> {
+        let class = self.open_zones.class(class);
         loop {
             let alone = self.mover.acquire(1).await;
             if let Some(error) = self.kit.failure() {
@@ -231,8 +249,20 @@ impl Core {
             let alone = self.compacting.acquire(1).await;
             let changed = self.changed.notified();
             let now = self.erasure.now();
-            let (job, due) =
-                self.with_tree(|tree| (self.compaction.next(tree, now), self.compaction.wakes_at(tree)));
+            let due = self.with_tree(|tree| self.compaction.wakes_at(tree));
+            self.is_compacting.set(true);
+            let next = self.next_job(now).await;
+            self.is_compacting.set(false);
+            let (job, claim) = match next {
+                Ok(next) => next.unzip(),
+                Err(error) => {
+                    drop(alone);
+                    if !self.note_outcome(&self.compaction_error, Err(error)).await {
+                        return;
+                    }
+                    continue;
+                }
+            };
             let Some(job) = job else {
                 drop(alone);
                 // Where operations are counted, each grant of them wakes it.
@@ -247,12 +277,77 @@ impl Core {
             };
             self.is_compacting.set(true);
             let outcome = self.compact(&job).await;
-            drop(alone);
+            drop((alone, claim));
             self.is_compacting.set(false);
             if !self.note_outcome(&self.compaction_error, outcome).await {
                 return;
             }
         }
+    }
+
+    /// Finds the next job, with a claim on the zones that it takes, after space was reclaimed where there is none for it.
+    async fn next_job(self: &Rc<Self>, now: Timestamp) -> Result<Option<(Job, Option<Claim>)>> {
+        if self.has_new_ranges.take() {
+            self.drop_covered().await?;
+        }
+        let job = self.with_tree(|tree| self.compaction.next(tree, now));
+        let fitting = job.clone().and_then(|job| self.fit(job));
+        if fitting.is_some() || job.is_none() && !self.is_low() {
+            return Ok(fitting.map(|(job, claim)| (job, Some(claim))));
+        }
+        if self.reclaim().await? {
+            return Ok(None);
+        }
+        // The claim counts on the worst case. With an error writers are told, and the next attempt is a smaller job.
+        Ok(job.filter(|_| self.kit.pool.free() > self.kept_by_compactions() + 1).map(|job| (job, None)))
+    }
+
+    /// Cuts a job to what there is space for, and claims that.
+    pub(crate) fn fit(self: &Rc<Self>, job: Job) -> Option<(Job, Claim)> {
+        let bytes_of = |job: &Job| {
+            let levels = self.levels.borrow();
+            let takes_part = |id: &TableId| job.inputs.contains(id) || job.overlapped.contains(id);
+            let tables = levels.all().filter(|table| takes_part(&table.meta.id));
+            if job.is_trivial_move { 0 } else { tables.map(|table| table.meta.summary.length).sum::<u64>() }
+        };
+        let mut job = job;
+        loop {
+            if let Some(claim) = self.claim(bytes_of(&job)) {
+                return Some((job, claim));
+            }
+            // Of level 0 the oldest tables alone may go.
+            if job.level > 0 || job.target == 0 || job.inputs.len() < 2 {
+                return None;
+            }
+            let rest = &job.inputs[1..];
+            job = self.with_tree(|tree| {
+                let chosen: Vec<&TableView<'_>> =
+                    tree.level(0).iter().filter(|table| rest.contains(&table.id)).collect();
+                merge(tree, 0, &chosen, job.target)
+            });
+        }
+    }
+
+    /// Frees space that deleted and overwritten entries take, with less space than a compaction. Returns whether it freed any. It looks again once there are
+    /// further writes.
+    pub(crate) async fn reclaim(self: &Rc<Self>) -> Result<bool> {
+        let has_dropped = self.drop_covered().await?;
+        let (seen, at) = self.purged.get();
+        if at.is_some_and(|at| at.elapsed() < LOOK) {
+            return Ok(has_dropped);
+        }
+        self.freeze();
+        let flushed = self.flushed.get().sequence;
+        if flushed == seen && at.is_some() {
+            return Ok(has_dropped);
+        }
+        let outcome = self.purge_tables().await;
+        self.purged.set((flushed, Some(runtime::now())));
+        if outcome == Ok(true) {
+            // Tables of level 0 may hide more once others were written.
+            self.purged.set((0, None));
+        }
+        Ok(outcome? || has_dropped)
     }
 
     /// Shows the tree to a policy.
@@ -299,7 +394,7 @@ impl Core {
     }
 
     /// Class of the zone of a new table.
-    fn class_of(&self, level: usize, oldest: Option<Timestamp>) -> u8 {
+    pub(crate) fn class_of(&self, level: usize, oldest: Option<Timestamp>) -> u8 {
         let last = self.levels.borrow().0.len().saturating_sub(1);
         let due = oldest.and_then(|oldest| self.compaction.due(level, last, oldest));
         self.placement.place(&NewTable { level, due }, &self.lifetimes.borrow(), self.erasure.now())
@@ -316,8 +411,11 @@ impl Core {
         let tombstones = tombstones.iter().filter(|range| range.sequence <= newest).cloned().collect();
         let output = self.rewrite((cursor, newest), tombstones, 0, class, |_| !has_tables).await?;
         add(&self.work.flushed_bytes, output.1);
+        let has_ranges = output.0.tables.iter().any(|(summary, _)| summary.range_tombstones > 0);
         let edit = Edit { flushed: Some(buffer.last()), ..Edit::default() };
-        self.append_edit(edit, output.0, 0, class).await
+        self.append_edit(edit, output.0, 0, class).await?;
+        self.has_new_ranges.set(self.has_new_ranges.get() || has_ranges);
+        Ok(())
     }
 
     /// Merges entries into new tables of a level, those of a cursor up to a sequence.
@@ -341,7 +439,9 @@ impl Core {
         .counting(self.erasure.counts_operations().then(|| self.erasure.now()));
         let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
         let mut clipped = Clip::new(kept.collect());
-        let mut writer = TableWriter::new(self, level, class);
+        // A flush lets zones of the write-ahead log die, so compactions leave it some.
+        let kept = if level == 0 { self.kept_by_flushes() } else { self.kept_by_compactions() };
+        let mut writer = TableWriter::new(self, level, class, kept);
         let mut entries = 0;
         cursor.seek_first().await?;
         while let Some(entry) = cursor.entry() {
@@ -362,17 +462,14 @@ impl Core {
         if let Some(kept) = retention.finish() {
             writer.add_kept(kept, &mut clipped).await?;
         }
-        clipped.until(None).into_iter().try_for_each(|range| writer.builder().add_range_tombstone(range))?;
+        writer.add_ranges(clipped.until(None))?;
         writer.end_table().await?;
-        for (summary, file) in &writer.output.tables {
-            let has_tombstones = summary.tombstones + summary.range_tombstones > 0;
-            file.hold(held_by.filter(|_| has_tombstones));
-        }
-        Ok((writer.output, writer.written))
+        let written = writer.written;
+        Ok((writer.end(held_by).await?, written))
     }
 
     /// Appends an edit that adds new tables, and waits until it has taken effect.
-    async fn append_edit(
+    pub(crate) async fn append_edit(
         self: &Rc<Self>,
         mut edit: Edit,
         output: Output,
@@ -519,17 +616,17 @@ fn is_bottom_range<'a>(
 }
 
 /// Range tombstones that are divided among tables at the keys where these begin.
-struct Clip {
+pub(crate) struct Clip {
     left: Vec<RangeTombstone>,
 }
 
 impl Clip {
-    fn new(tombstones: Vec<RangeTombstone>) -> Self {
+    pub(crate) fn new(tombstones: Vec<RangeTombstone>) -> Self {
         Clip { left: tombstones }
     }
 
     /// Takes the parts before a key; all of them without one.
-    fn until(&mut self, key: Option<&[u8]>) -> Vec<RangeTombstone> {
+    pub(crate) fn until(&mut self, key: Option<&[u8]>) -> Vec<RangeTombstone> {
         let Some(key) = key else { return std::mem::take(&mut self.left) };
         let mut taken = Vec::new();
         let mut left = Vec::new();

@@ -1,7 +1,7 @@
 //! The kind `kv` of a stack: a key-value store on a device or on zones, served to redis clients if it has an address.
 
 use crate::policy::{COMPACTIONS, placement, saturation, zap};
-use crate::recovery::fewest_zones;
+use crate::recovery::{check_new, default_shards};
 use crate::redis::server::{Server, ServerConfig, check_address};
 use crate::settings::{Acknowledge, DeletePersistence, Settings};
 use crate::store::Store;
@@ -52,7 +52,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "shards",
             ValueKind::Integer { min: 1, max: crate::manifest::MOST_SHARDS as u64 },
-            "number of shards of a new store, by hash of the key; default: those of the stack",
+            "number of shards of a new store, by hash of the key; default: those of the stack, as far as the number of zones and of open ones permits",
         ),
         Key::optional(
             "acknowledge",
@@ -142,8 +142,11 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
     };
     let small = SMALLEST_TABLE;
     let shards = arguments.optional_integer("shards")?.map(|shards| shards as u16);
-    let count =
-        u64::from(shards.unwrap_or(arguments.shards().min(usize::from(crate::manifest::MOST_SHARDS)) as u16));
+    let usual = match geometry {
+        Some(geometry) => default_shards(arguments.shards(), geometry),
+        None => arguments.shards().min(usize::from(crate::manifest::MOST_SHARDS)) as u16,
+    };
+    let count = u64::from(shards.unwrap_or(usual));
     let buffer_bytes =
         size("buffer", defaults.buffer_bytes, &|zones| (zones.capacity() / 32).max(count * SMALLEST_BUFFER))?;
     let table_bytes = size("table_size", defaults.table_bytes, &|zones| {
@@ -273,15 +276,8 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     if let Some(geometry) = geometry
         && arguments.format()
     {
-        let shards = settings.shards.unwrap_or(arguments.shards() as u16);
-        let fewest = fewest_zones(shards);
-        if geometry.zones < fewest {
-            let text = format!(
-                "{} zones are too few for a store of {shards} shards; expected at least {fewest}: take more zones, or fewer shards",
-                geometry.zones
-            );
-            return refuse(arguments, "on", text);
-        }
+        let shards = settings.shards.unwrap_or_else(|| default_shards(arguments.shards(), &geometry));
+        check_new(&geometry, shards).map_err(|error| arguments.refuse("on", error.detail().to_owned()))?;
     }
     Ok(Shape::default())
 }

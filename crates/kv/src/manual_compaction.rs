@@ -31,14 +31,16 @@ impl Core {
     pub(crate) async fn compact_all(self: &Rc<Self>) -> Result<()> {
         self.settle().await?;
         self.flush_buffers().await?;
-        let _alone = self.compacting.acquire(1).await;
         let (last, end) = self.with_tree(|tree| {
             let newest = tree.level(0).iter().map(|table| table.id).max();
             (tree.last().max(1), newest.map_or(0, |newest| newest + 1))
         });
-        while let Some(job) = self.with_tree(|tree| next(tree, last, end)) {
+        loop {
+            // Between two jobs the policy may carry out one of level 0, for which writers wait.
+            let _alone = self.compacting.acquire(1).await;
             self.check_compacts()?;
-            self.compact(&job).await?;
+            let Some(job) = self.with_tree(|tree| next(tree, last, end)) else { break };
+            self.compact_or_reclaim(job).await?;
         }
         // Tombstones come to the last level without a merge where a table was moved there as it is.
         let now = self.erasure.now();
@@ -46,14 +48,29 @@ impl Core {
             let is_due = |table: &TableView<'_>| {
                 table.oldest_tombstone.is_some_and(|time| time <= now) && !table.is_held
             };
-            let due = (0..tree.level(last).len()).filter(|index| is_due(&tree.level(last)[*index]));
-            due.map(|index| rewrite(tree, last, index)).collect::<Vec<Job>>()
+            tree.level(last).iter().filter(|table| is_due(table)).map(|table| table.id).collect::<Vec<_>>()
         });
-        for job in deletes {
+        for id in deletes {
+            let _alone = self.compacting.acquire(1).await;
             self.check_compacts()?;
-            self.compact(&job).await?;
+            let find = |tree: &Tree<'_>| tree.level(last).iter().position(|table| table.id == id);
+            // It may have been compacted meanwhile.
+            let job = self.with_tree(|tree| find(tree).map(|index| rewrite(tree, last, index)));
+            if let Some(job) = job {
+                self.compact_or_reclaim(job).await?;
+            }
         }
         Ok(())
+    }
+
+    /// Carries out a job. Where there is no space for it, space is reclaimed first.
+    async fn compact_or_reclaim(self: &Rc<Self>, job: Job) -> Result<()> {
+        let fitting = self.fit(job.clone());
+        match fitting {
+            Some((job, _claim)) => self.compact(&job).await,
+            None if self.reclaim().await? => Ok(()),
+            None => self.compact(&job).await,
+        }
     }
 
     fn check_compacts(&self) -> Result<()> {

@@ -8,8 +8,9 @@ use crate::erasure::{Erasure, Stale};
 use crate::extents::{Extent, place};
 use crate::item::{Place, Recorded, decode_parts};
 use crate::manifest::{Edit, MOST_SHARDS, Manifest, State, table_stream, write_stream};
+use crate::open_zones::{self, OpenZones};
 use crate::settings::Settings;
-use block::{BlockSize, Error, Result, Zones, ZonesPart};
+use block::{BlockSize, Error, Result, ZoneGeometry, Zones, ZonesPart};
 use logkit::cleaning::Policy;
 use logkit::recovery::{self, Opening};
 use logkit::scan::{self, Found};
@@ -23,8 +24,9 @@ use std::sync::Arc;
 pub const OWNER: [u8; 8] = *b"kv      ";
 /// Size of a block of the log, in bytes.
 const BLOCK: u64 = 4096;
-/// Fewest zones of a store with one shard; each further shard needs four more.
-const FEWEST_ZONES: u32 = 12;
+/// Fewest zones of a store with one shard, and how many more each further shard needs.
+const FEWEST_ZONES: u32 = 16;
+const FEWEST_OF_SHARD: u32 = 6;
 
 /// Makes a store on zones, whose contents are lost.
 ///
@@ -33,11 +35,11 @@ const FEWEST_ZONES: u32 = 12;
 pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
     let layout = Layout::new(handle.geometry(), BlockSize::new(BLOCK)?)?;
-    let shards = settings.shards.unwrap_or(runtime::shard_count().min(usize::from(MOST_SHARDS)) as u16);
+    let shards = settings.shards.unwrap_or_else(|| default_shards(runtime::shard_count(), handle.geometry()));
     if !(1..=MOST_SHARDS).contains(&shards) {
         return Err(Error::invalid(format!("{shards} shards; expected 1 to {MOST_SHARDS}")));
     }
-    check_zones(&layout, shards)?;
+    check_new(handle.geometry(), shards)?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), OWNER, Vec::new());
     let found = (0..shards).map(|_| RecoveredShard { manifest: Manifest::default(), writes: Vec::new() });
@@ -48,18 +50,28 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
 
 /// Fewest zones of a store of `shards` shards.
 pub fn fewest_zones(shards: u16) -> u32 {
-    FEWEST_ZONES + 4 * u32::from(shards.max(1) - 1)
+    FEWEST_ZONES + FEWEST_OF_SHARD * u32::from(shards.max(1) - 1)
 }
 
-fn check_zones(layout: &Layout, shards: u16) -> Result<()> {
+/// Number of shards of a new store on these zones where none is given: one for each shard of the runtime, as far as the zones permit; at least 1.
+pub(crate) fn default_shards(of_runtime: usize, zones: &ZoneGeometry) -> u16 {
+    let most = (1..=MOST_SHARDS).rev().find(|shards| check_new(zones, *shards).is_ok()).unwrap_or(1);
+    most.min(of_runtime.min(usize::from(MOST_SHARDS)) as u16)
+}
+
+/// Refuses to make a store of so many shards on zones that are too few, or of which too few may be open.
+///
+/// # Errors
+/// [`Error::Invalid`] with the numbers.
+pub(crate) fn check_new(zones: &ZoneGeometry, shards: u16) -> Result<()> {
     let fewest = fewest_zones(shards);
-    match layout.zones >= fewest {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "{} zones are too few for a store of {shards} shards; expected at least {fewest}: take smaller zones, or fewer shards",
-            layout.zones
-        ))),
+    if zones.zones < fewest {
+        return Err(Error::invalid(format!(
+            "{} zones are too few for a store of {shards} shards; expected at least {fewest}: take more zones, or fewer shards",
+            zones.zones
+        )));
     }
+    open_zones::check_new(zones, shards)
 }
 
 /// What the checkpoint and the records after it say.
@@ -240,19 +252,23 @@ async fn start(
 ) -> Result<Vec<Home<Core>>> {
     let (layout, shards) = (parts.layout, found.len() as u16);
     let operations = found.iter().map(|shard| shard.manifest.flushed.sequence).sum();
+    let classes = settings.placement()?.classes() - 1;
+    let open_zones = OpenZones::on(handle.geometry(), shards, classes)?;
     let mut found = found.into_iter();
     let first = found.next().ok_or_else(|| Error::corrupt("a store without a shard"))?;
     let own = |shard: u16| [write_stream(shard), table_stream(shard)];
     let checkpoint_size = CheckpointSize::new(shards);
     let core = {
         let kit = |policy: Box<dyn Policy>| {
-            Kit::new(parts, handle, kit_settings(settings, &layout, (0, shards)), policy, &own(0))
+            let settings = kit_settings(settings, &layout, (0, shards), open_zones);
+            Kit::new(parts, handle, settings, policy, &own(0))
         };
         let erasure = |kit: &Rc<Kit>| {
             Erasure::new(kit.pool.clone(), settings.delete_persistence, operations, stale, unlisted)
         };
-        Core::new((0, shards), kit, settings, first, erasure, &checkpoint_size)?
+        Core::new((0, shards, open_zones), kit, settings, first, erasure, &checkpoint_size)?
     };
+    core.kit().budget().set(open_zones.demand());
     let mut homes = vec![Home::here(core.clone())];
     for (shard, found) in (1..).zip(found) {
         let (peer, zones, settings, erasure) =
@@ -264,12 +280,12 @@ async fn start(
                 Kit::join(
                     peer,
                     handle,
-                    kit_settings(&settings, &layout, (shard, shards)),
+                    kit_settings(&settings, &layout, (shard, shards), open_zones),
                     policy,
                     &own(shard),
                 )
             };
-            let core = Core::new((shard, shards), kit, &settings, found, |_| erasure, &size)?;
+            let core = Core::new((shard, shards, open_zones), kit, &settings, found, |_| erasure, &size)?;
             Ok::<_, Error>(Home::here(core))
         };
         homes.push(runtime::spawn_on(place_of(shard), begin).await??);

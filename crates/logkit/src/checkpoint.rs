@@ -164,13 +164,18 @@ pub fn give_back<O: Owner>(owner: &O, space: Space) {
 async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
     let kit = owner.kit();
     let open = kit.checkpoints.zone.borrow_mut().take();
-    if let Some(zone) = open.or_else(|| kit.try_open_zone(CHECKPOINT_CLASS, 0)) {
+    if let Some(zone) = open {
+        return Ok(zone);
+    }
+    if let Some(zone) = kit.open_zone(CHECKPOINT_CLASS, 0).await {
         return Ok(zone);
     }
     // The cleaner may not have come to reset dead zones, or have ended.
     Box::pin(reset_dead(owner)).await?;
     while kit.pool.free() == 0 && kit.back_reserve().await {}
-    kit.try_open_zone(CHECKPOINT_CLASS, 0).ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
+    kit.open_zone(CHECKPOINT_CLASS, 0)
+        .await
+        .ok_or_else(|| Error::no_space("no zone is free for a checkpoint"))
 }
 
 /// Seals the open zone of checkpoints, if there is one.
@@ -220,6 +225,7 @@ pub async fn append<O: Owner>(
     kit.flusher.appended(zone.zone());
     if let Err(error) = outcome {
         kit.abandon(zone.zone(), zone.position()).await;
+        drop(zone);
         kit.note_no_space(&error);
         return Err(error.in_context("a record of a checkpoint"));
     }

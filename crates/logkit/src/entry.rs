@@ -30,6 +30,12 @@ pub trait Entry: 'static {
         false
     }
 
+    /// Whether it makes more blocks die than it takes: in a full log it gets zones that other entries leave free
+    /// ([`Owner::freeing_zones`](crate::Owner::freeing_zones)).
+    fn frees_space(&self) -> bool {
+        self.only_frees()
+    }
+
     /// Whether it is never divided among records. It has to fit an empty zone.
     fn is_atomic(&self) -> bool {
         !self.joins().is_empty()

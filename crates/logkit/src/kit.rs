@@ -9,6 +9,7 @@ use crate::flusher::Flusher;
 use crate::layout::Layout;
 use crate::mover::Turns;
 use crate::pace::Pace;
+use crate::pool::budget::{Budget, Permit, Purpose};
 use crate::pool::{CHECKPOINT_CLASS, ZonePool};
 use crate::readers::Readers;
 use crate::record::Identity;
@@ -413,11 +414,36 @@ impl Kit {
         class != CHECKPOINT_CLASS && self.policy.borrow().is_users(class)
     }
 
-    /// Opens a zone for a class, if more than `keep` are free.
+    /// Budget of open zones, which all shards share.
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.shared.budget
+    }
+
+    /// Purpose of zones of a class.
+    fn purpose(&self, class: u8) -> Purpose {
+        match class {
+            CHECKPOINT_CLASS => Purpose::Checkpoint,
+            class if self.is_users(class) => Purpose::Log,
+            _ => Purpose::Tables,
+        }
+    }
+
+    /// Opens a zone for a class, if more than `keep` are free and the budget of open zones has a permit.
     pub fn try_open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
+        let permit = self.budget().try_take(self.purpose(class))?;
+        self.open_with(permit, class, keep)
+    }
+
+    /// Opens a zone for a class, if more than `keep` are free once the budget of open zones has a permit.
+    pub async fn open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
+        let permit = self.budget().take(self.purpose(class)).await;
+        self.open_with(permit, class, keep)
+    }
+
+    fn open_with(&self, permit: Permit, class: u8, keep: u32) -> Option<ZoneWriter> {
         let taken = self.pool.take(class, keep, self.is_users(class), self.clock())?;
         let summary = self.spare_summaries.borrow_mut().pop().unwrap_or_default();
-        Some(ZoneWriter::new(taken, class, &self.layout, summary))
+        Some(ZoneWriter::new(taken, class, &self.layout, summary).with_permit(permit))
     }
 
     /// Seals a zone in a task of its own: appends the summary and finishes the zone. Returns when the task has begun. Waits while as many zones are
@@ -433,7 +459,8 @@ impl Kit {
     }
 
     /// Seals a zone: appends the summary and finishes the zone. A zone that can't be sealed keeps its records and takes no more.
-    pub async fn seal_now(&self, zone: ZoneWriter) {
+    pub async fn seal_now(&self, mut zone: ZoneWriter) {
+        let _permit = zone.take_permit();
         let (number, end) = (zone.zone(), zone.position());
         if zone.is_empty() {
             self.pool.put_back(number);
@@ -467,6 +494,11 @@ impl Kit {
                 tracing::warn!(
                     "zone {zone} can't be finished: {error}; it isn't used until the log is opened again"
                 );
+                let report = self.zones.report(ZoneIndex(zone), 1).await;
+                // It counts on the drive as long as it isn't known to have failed as a whole.
+                if report.is_ok_and(|reports| reports.iter().all(|report| report.state.is_active())) {
+                    self.budget().lose();
+                }
                 self.set_damaged(zone);
             }
         }

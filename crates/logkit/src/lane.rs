@@ -18,9 +18,13 @@ use block::{Error, Result};
 use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Attempts to append one record, each in another zone, before the log fails.
 const MOST_ATTEMPTS: usize = 4;
+/// Time between attempts to append to a zone that the drive refuses to open because as many are open as it allows, and longest time for them.
+const BETWEEN_BUSY: Duration = Duration::from_millis(10);
+const MOST_BUSY: Duration = Duration::from_secs(10);
 
 /// Queues an entry for a class. An entry that no record can carry is refused at once.
 #[inline]
@@ -70,13 +74,17 @@ async fn lane<O: Owner>(owner: Rc<O>) {
                 Err(error) => {
                     let is_short = kit.space.is_short();
                     let acknowledged = is_short && appender.any(class, has_acknowledged_data);
-                    zones[usize::from(class)] = match acknowledged.then(|| kit.try_open_zone(class, 1)) {
+                    let opened = match acknowledged {
+                        true => Some(kit.open_zone(class, 1).await),
+                        false => None,
+                    };
+                    zones[usize::from(class)] = match opened {
                         Some(Some(zone)) => Some(zone),
                         None if is_short => {
                             space::write_without_data(&owner, class, &mut frozen, &error).await;
                             None
                         }
-                        _ => refuse_queued(&*owner, class, &error),
+                        _ => refuse_queued(&*owner, class, &error).await,
                     };
                     continue;
                 }
@@ -139,7 +147,7 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWrit
         if owner.appender().is_empty(class) {
             return Ok(None);
         }
-        if let Some(zone) = kit.try_open_zone(class, owner.kept_zones()) {
+        if let Some(zone) = kit.open_zone(class, owner.kept_zones()).await {
             kit.events.cleaner.notify_all();
             return Ok(Some(zone));
         }
@@ -156,15 +164,15 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWrit
     }
 }
 
-/// Refuses what is queued under a class because no zone is free. Entries that only free blocks stay, and get one of the
+/// Refuses what is queued under a class because no zone is free. Entries that free space stay, and get one of the
 /// cleaner's zones: else a full log could never be emptied.
-fn refuse_queued<O: Owner>(owner: &O, class: u8, error: &Error) -> Option<ZoneWriter> {
+async fn refuse_queued<O: Owner>(owner: &O, class: u8, error: &Error) -> Option<ZoneWriter> {
     let appender = owner.appender();
-    let zone = match appender.any(class, O::Entry::only_frees) {
-        true => owner.kit().try_open_zone(class, owner.checkpoint_zones()),
+    let zone = match appender.any(class, O::Entry::frees_space) {
+        true => owner.kit().open_zone(class, owner.freeing_zones()).await,
         false => None,
     };
-    let entries = appender.take_refused(Some(class), |entry| zone.is_some() && entry.only_frees());
+    let entries = appender.take_refused(Some(class), |entry| zone.is_some() && entry.frees_space());
     entries.iter().for_each(|entry| owner.refuse(entry, error));
     // What was acknowledged can't be refused: reads find it as long as the log is open, and nothing is added.
     if entries.iter().any(Entry::is_acknowledged) {
@@ -279,6 +287,7 @@ pub async fn write_record<O: Owner>(
     let mut zone = zone;
     let number = freeze(&**owner, stream, &batch, class, frozen);
     let mut attempts = 0;
+    let busy = runtime::now();
     loop {
         attempts += 1;
         let position = zone.position() + 1;
@@ -291,8 +300,16 @@ pub async fn write_record<O: Owner>(
             }
             Err(error) => error,
         };
+        if matches!(error, Error::Busy(_)) && busy.elapsed() < MOST_BUSY {
+            // The zone is as it was: more zones are open than the budget knows of. One of them may be finished meanwhile.
+            kit.pool.restore(zone.zone(), |entry| entry.written -= frozen.blocks());
+            runtime::sleep(BETWEEN_BUSY).await;
+            attempts -= 1;
+            continue;
+        }
         tracing::warn!("a record could not be written to zone {}: {error}", zone.zone());
         kit.abandon(zone.zone(), zone.position()).await;
+        drop(zone);
         kit.note_no_space(&error);
         // Acknowledged data can't be refused; entries without data are written elsewhere.
         if matches!(error, Error::NoSpace(_)) && !batch.entries.iter().any(has_acknowledged_data) {
@@ -301,7 +318,7 @@ pub async fn write_record<O: Owner>(
         }
         // The number was issued, so the record must be written to another zone, or no record after it can commit.
         let another = match attempts < MOST_ATTEMPTS {
-            true => kit.try_open_zone(class, 1),
+            true => kit.open_zone(class, 1).await,
             false => None,
         };
         match another {

@@ -153,6 +153,13 @@ impl Mover {
         zone.is_some_and(|zone| zone.takes(layout, blocks, LINK))
     }
 
+    /// Takes the open zones, to be sealed; this one has none then.
+    #[must_use]
+    pub fn take_open(&mut self) -> Mover {
+        let zones = self.zones.iter_mut().map(Option::take).collect();
+        Mover { zones, frozen: Frozen::default() }
+    }
+
     /// Seals an open zone, if it is one of these: no more is appended to it.
     pub async fn seal<O: Owner>(&mut self, owner: &O, zone: u32) {
         let found = self.zones.iter_mut().find(|open| open.as_ref().is_some_and(|open| open.zone() == zone));
@@ -181,11 +188,12 @@ fn too_large(kit: &Kit, meta: usize) -> Error {
 /// Opens a zone for moves; the kept zones may be used for it.
 async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<ZoneWriter> {
     let kit = owner.kit();
-    if let Some(zone) = kit.try_open_zone(class, owner.checkpoint_zones()) {
+    if let Some(zone) = kit.open_zone(class, owner.checkpoint_zones()).await {
         return Ok(zone);
     }
     owner.free_dead().await?;
-    kit.try_open_zone(class, owner.checkpoint_zones())
+    kit.open_zone(class, owner.checkpoint_zones())
+        .await
         .ok_or_else(|| Error::no_space("no zone is free for moves of the cleaner"))
 }
 

@@ -163,6 +163,11 @@ pub trait Owner: Sized + 'static {
         self.kit().settings.cleaner_reserve + self.checkpoint_zones()
     }
 
+    /// Number of free zones that users' entries leave that free space, while no zone can be freed for others.
+    fn freeing_zones(&self) -> u32 {
+        self.checkpoint_zones()
+    }
+
     /// Advice to operators in the error for writers when no zone is free and none can be cleaned.
     fn space_advice(&self) -> &'static str {
         "discard some data"

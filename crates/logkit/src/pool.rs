@@ -3,9 +3,10 @@
 //! Any shard may use the pool: a mutex is held for a few instructions and never over an await. The pool has the space of the device below
 //! for each zone ([`space`](crate::space)); a reset doesn't change it. A *backed* zone has space for most of its blocks.
 //!
-//! Left to others: opening and sealing zones (`zone_writer`), resetting dead ones (`reset`), choosing which to clean
-//! ([`cleaning`](crate::cleaning)).
+//! Left to others: opening and sealing zones (`zone_writer`), how many are open at a time ([`budget`]), resetting dead ones (`reset`), choosing which to
+//! clean ([`cleaning`](crate::cleaning)).
 
+pub mod budget;
 mod last_records;
 
 use crate::cleaning::Candidate;

@@ -12,6 +12,7 @@ use crate::kit::Counters;
 use crate::lane;
 use crate::owner::Owner;
 use crate::pool::ZonePool;
+use crate::pool::budget::Budget;
 use crate::readers::Readers;
 use crate::space::{self, SharedSpace};
 use crate::stream::Streams;
@@ -104,6 +105,7 @@ impl SharedError {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) pool: Arc<ZonePool>,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) streams: Arc<Streams>,
     pub(crate) readers: Arc<Readers>,
     pub(crate) counters: Arc<Counters>,
@@ -127,6 +129,7 @@ impl Shared {
     pub(crate) fn new(pool: Arc<ZonePool>, streams: Arc<Streams>, clock: u64) -> Arc<Self> {
         Arc::new(Shared {
             pool,
+            budget: Arc::default(),
             streams,
             readers: Arc::default(),
             counters: Arc::default(),

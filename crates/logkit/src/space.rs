@@ -243,11 +243,14 @@ impl Kit {
     /// whose first append failed can't be reset before the record is written elsewhere.
     async fn filler_zone(&self, keep: u32) -> Option<ZoneWriter> {
         let open = self.space.filler.borrow_mut().take();
-        if let Some(zone) = open.or_else(|| self.try_open_zone(0, keep)) {
+        if open.is_some() {
+            return open;
+        }
+        if let Some(zone) = self.open_zone(0, keep).await {
             return Some(zone);
         }
         match self.back_reserve().await {
-            true => self.try_open_zone(0, keep),
+            true => self.open_zone(0, keep).await,
             false => None,
         }
     }
@@ -363,6 +366,7 @@ async fn fill<O: Owner>(
                 Err(error) => {
                     tracing::warn!("record {sequence} could not be written to the filler: {error}");
                     kit.abandon(zone.zone(), zone.position()).await;
+                    drop(zone);
                     kit.note_no_space(&error);
                     // A zone that the cleaner frees would have no space either.
                     is_patient = false;

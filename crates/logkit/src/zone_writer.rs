@@ -3,6 +3,7 @@
 
 use crate::layout::Layout;
 use crate::pool::Taken;
+use crate::pool::budget::Permit;
 use crate::record::{Header, Identity};
 use crate::summary::{BlockAddress, Builder};
 use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
@@ -18,6 +19,8 @@ pub struct ZoneWriter {
     summary: Builder,
     /// A zone was opened ahead, to follow this one.
     has_next: bool,
+    /// Returned when this is dropped, after the zone was finished.
+    permit: Option<Permit>,
 }
 
 impl ZoneWriter {
@@ -26,7 +29,18 @@ impl ZoneWriter {
         summary.clear();
         let capacity = taken.limit.map_or(layout.zone_blocks, |limit| limit.min(layout.zone_blocks));
         let Taken { zone, generation, .. } = taken;
-        ZoneWriter { zone, generation, class, position: 0, capacity, summary, has_next: false }
+        ZoneWriter { zone, generation, class, position: 0, capacity, summary, has_next: false, permit: None }
+    }
+
+    /// The writer, which holds a permit of the budget of open zones as long as it exists.
+    #[must_use]
+    pub(crate) fn with_permit(self, permit: Permit) -> Self {
+        ZoneWriter { permit: Some(permit), ..self }
+    }
+
+    /// Takes the permit, for as long as the zone is open on the drive.
+    pub(crate) fn take_permit(&mut self) -> Option<Permit> {
+        self.permit.take()
     }
 
     /// The zone.

@@ -162,7 +162,7 @@ impl Core {
         items: Vec<Item>,
     ) -> Result<()> {
         // A zone may have a class of the placement with which the store was open before.
-        let class = class.min(self.placement.classes() - 1);
+        let class = self.open_zones.class(class.min(self.placement.classes() - 1));
         let mut zones = self.zones.replace(Mover::new(0));
         let outcome = zones.append(self, class, items).await;
         self.zones.replace(zones);
@@ -353,6 +353,10 @@ impl Owner for Core {
     fn checkpoint_zones(&self) -> u32 {
         let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
         (self.checkpoint_cost() * 5 / 4).div_ceil(per_zone) as u32 + 1
+    }
+
+    fn freeing_zones(&self) -> u32 {
+        self.kept_by_deletes()
     }
 
     async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {

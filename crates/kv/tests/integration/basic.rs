@@ -210,7 +210,7 @@ fn scans_yield_the_time_of_expiry_in_both_directions() {
 fn updates_and_conditional_batches_of_the_same_keys_take_turns() {
     for (seed, shards) in [(1, 1), (2, 3), (3, 16)] {
         simulate(seed, 2, move || async move {
-            let store = format(&zones(96), &Settings { shards: Some(shards), ..small() }).await;
+            let store = format(&zones(128), &Settings { shards: Some(shards), ..small() }).await;
             let writers = (0..8u64).map(|writer| {
                 let store = store.clone();
                 runtime::spawn(async move {

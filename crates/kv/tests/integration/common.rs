@@ -27,6 +27,14 @@ pub fn drive(count: u32) -> Arc<Zns> {
     Arc::new(Zns::in_memory(&shape, zns::Settings::default()).unwrap())
 }
 
+/// An emulated drive in memory: so many zones of this size, of which so many may be open at a time; 0 is no limit.
+pub fn limited_drive(count: u32, zone_size: u64, most_open: u32) -> Arc<dyn ZonesPart> {
+    let shape =
+        Shape { zones: count, zone_size, zone_capacity: zone_size, seed: Some(5), ..Shape::default() };
+    let settings = zns::Settings { max_open: most_open, max_active: most_open, ..zns::Settings::default() };
+    Arc::new(Zns::in_memory(&shape, settings).unwrap())
+}
+
 /// A drive as zones.
 pub fn zones(count: u32) -> Arc<dyn ZonesPart> {
     drive(count)

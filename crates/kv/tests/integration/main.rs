@@ -8,6 +8,8 @@ mod crash_model;
 mod crash_oracle;
 mod crashes;
 mod erasure;
+mod full;
+mod geometry;
 mod kind;
 mod model;
 mod persistence;

@@ -1,0 +1,130 @@
+//! Free zones that are left to what frees space, so that a full store has a way out.
+//!
+//! Each of these leaves more free zones than the one before it: edits of the manifest, flushes and the purge of a table
+//! ([`reclaim`](crate::reclaim)), deletes, compactions, and all other writes. So a store that takes no puts any more takes deletes, can write them as tables,
+//! and can drop what they delete. Each step has zones for all shards.
+//!
+//! A compaction claims the zones that it may fill before it begins, so that compactions of several shards don't run out of zones together.
+
+use crate::batch::Batch;
+use crate::core::Core;
+use block::{Error, Result};
+use logkit::Owner;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Longest time that a put waits in a full store for a compaction that runs.
+const PUT_PATIENCE: Duration = Duration::from_secs(1);
+/// Longest time that a delete waits in a full store for zones of the log.
+const DELETE_PATIENCE: Duration = Duration::from_secs(30);
+/// Time between looks at a full store.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Free zones that only the cleaner and the steps before puts may take, beside those of a checkpoint.
+pub(crate) fn cleaner_reserve(shards: u16) -> u32 {
+    1 + 4 * u32::from(shards)
+}
+
+/// Zones that a job claimed, until this is dropped.
+pub(crate) struct Claim {
+    core: Rc<Core>,
+    zones: u32,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.core.checkpoint_size.claimed.fetch_sub(self.zones, Ordering::AcqRel);
+    }
+}
+
+impl Core {
+    fn kept(&self, steps: u32) -> u32 {
+        self.checkpoint_zones() + steps * u32::from(self.shards)
+    }
+
+    /// Free zones that flushes and purges leave.
+    pub(crate) fn kept_by_flushes(&self) -> u32 {
+        self.kept(1)
+    }
+
+    /// Free zones that deletes leave.
+    pub(crate) fn kept_by_deletes(&self) -> u32 {
+        self.kept(2)
+    }
+
+    /// Free zones that compactions leave.
+    pub(crate) fn kept_by_compactions(&self) -> u32 {
+        self.kept(3)
+    }
+
+    /// Whether so few zones are free that puts wait, or soon will.
+    pub(crate) fn is_low(&self) -> bool {
+        self.kit.pool.free() <= self.kept_zones() + u32::from(self.shards)
+    }
+
+    /// Claims the zones of a job that writes up to so many bytes; `None` if they aren't free.
+    pub(crate) fn claim(self: &Rc<Self>, bytes: u64) -> Option<Claim> {
+        let zone = u64::from(self.kit.layout.data_blocks(crate::item::LONGEST_META))
+            * self.kit.layout.block_size.bytes();
+        let zones = bytes.div_ceil(zone.max(1)) as u32 + 1;
+        let claimed = &self.checkpoint_size.claimed;
+        let before = claimed.fetch_add(zones, Ordering::AcqRel);
+        let claim = Claim { core: self.clone(), zones };
+        (self.kit.pool.free() >= self.kept_by_compactions().saturating_add(before).saturating_add(zones))
+            .then_some(claim)
+    }
+
+    /// Waits until more zones are free than puts leave.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where none can be freed.
+    pub(crate) async fn admit_puts(&self) -> Result<()> {
+        let begin = runtime::now();
+        while self.kit.pool.free() <= self.kept_zones() {
+            self.check_open()?;
+            if let Some(error) = self.kit.stuck()
+                && (!self.is_compacting.get() || begin.elapsed() >= PUT_PATIENCE)
+            {
+                self.changed.notify_all();
+                return Err(error);
+            }
+            let freed = self.kit.events.freed.notified();
+            self.kit.events.cleaner.notify_all();
+            let _woken = runtime::timeout(LOOK, freed).await;
+        }
+        Ok(())
+    }
+
+    /// Writes a batch that only deletes again and again while the log has no zone for it: a flush of earlier deletes frees some.
+    ///
+    /// # Errors
+    /// Those of `write`, [`Error::NoSpace`] after some time.
+    pub(crate) async fn until_there_is_space<T>(
+        self: &Rc<Self>,
+        frees: bool,
+        write: impl AsyncFn() -> Result<T>,
+    ) -> Result<T> {
+        let begin = runtime::now();
+        loop {
+            match write().await {
+                Err(Error::NoSpace(_)) if frees && begin.elapsed() < DELETE_PATIENCE => {
+                    self.check_open()?;
+                    self.freeze();
+                    self.kit.look_again();
+                    runtime::sleep(LOOK).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+impl Batch {
+    /// Whether all its writes are deletes.
+    pub(crate) fn only_deletes(&self) -> bool {
+        let mut has_puts = false;
+        self.for_each(|write| has_puts |= matches!(write, crate::batch::Write::Put { .. }));
+        !has_puts
+    }
+}

@@ -1,0 +1,258 @@
+//! Full stores: from each of them a delete leads out, without an operator, also after the store was closed and opened.
+
+use super::common::{limited_drive, simulate};
+use block::{Error, ZonesPart};
+use kv::{Acknowledge, Batch, DeletePersistence, MOST_KEY_BYTES, Settings, Store};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Keys that are overwritten.
+const FEW_KEYS: u32 = 500;
+/// Longest time after deletes until puts are accepted.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Open zones of the drive.
+const MOST_OPEN: u32 = 14;
+
+/// How a store is filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fill {
+    Puts,
+    Overwrites,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    shards: u16,
+    zones: u32,
+    zone_size: u64,
+    value: usize,
+    promises: bool,
+    /// The store is closed and opened between the steps.
+    reopens: bool,
+}
+
+impl Line {
+    /// The settings that the kind has by default.
+    fn settings(&self) -> Settings {
+        let capacity = u64::from(self.zones) * self.zone_size;
+        let table_bytes = (self.zone_size / 2).min(capacity / 64).max(16 << 10);
+        let promise = Settings {
+            delete_persistence: Some(DeletePersistence::Time(Duration::from_secs(600))),
+            compaction: "zap".to_owned(),
+            placement: "zap".to_owned(),
+            ..Settings::default()
+        };
+        Settings {
+            shards: Some(self.shards),
+            acknowledge: Acknowledge::Written,
+            buffer_bytes: (capacity / 32).max(u64::from(self.shards) << 16),
+            cache_bytes: 4 << 20,
+            table_bytes,
+            level_bytes: (capacity / 16).max(table_bytes),
+            ..if self.promises { promise } else { Settings::default() }
+        }
+    }
+}
+
+fn key(number: u32) -> Vec<u8> {
+    format!("key {number:08}").into_bytes()
+}
+
+/// A value that can't be compressed.
+fn value(number: u32, round: u32, length: usize) -> Vec<u8> {
+    let mut state = u64::from(number) << 32 | u64::from(round);
+    let words = (0..length.div_ceil(8)).flat_map(|_| {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (mixed ^ mixed >> 27).to_le_bytes()
+    });
+    words.take(length).collect()
+}
+
+/// A store, with what it holds: the round of each key's value.
+struct Run {
+    line: Line,
+    zones: Arc<dyn ZonesPart>,
+    store: Store,
+    model: BTreeMap<u32, u32>,
+    round: u32,
+}
+
+impl Run {
+    async fn new(line: Line) -> Self {
+        let zones = limited_drive(line.zones, line.zone_size, MOST_OPEN);
+        let store = Store::format(zones.clone(), &line.settings()).await.unwrap().on_lent_zones();
+        Run { line, zones, store, model: BTreeMap::new(), round: 0 }
+    }
+
+    async fn put(&mut self, number: u32) -> Result<(), Error> {
+        self.store.put(&key(number), &value(number, self.round, self.line.value)).await?;
+        self.model.insert(number, self.round);
+        Ok(())
+    }
+
+    /// Puts until the store is full; returns the number of puts that were accepted.
+    async fn fill(&mut self, fill: Fill) -> u32 {
+        self.round += 1;
+        let most = 3 * (u64::from(self.line.zones) * self.line.zone_size / self.line.value as u64) as u32;
+        for number in 0..most {
+            let name = if fill == Fill::Puts { number } else { number * 7919 % FEW_KEYS };
+            match self.put(name).await {
+                Ok(()) => {}
+                Err(Error::NoSpace(_)) => return number,
+                Err(error) => panic!("{:?}: {error}", self.line),
+            }
+        }
+        assert_eq!(fill, Fill::Overwrites, "{:?}: more was accepted than fits", self.line);
+        most
+    }
+
+    async fn delete(&mut self, numbers: impl Iterator<Item = u32>) {
+        for number in numbers {
+            let deleted = self.store.delete(&key(number)).await;
+            deleted.unwrap_or_else(|error| panic!("{:?}: delete of key {number}: {error}", self.line));
+            self.model.remove(&number);
+        }
+    }
+
+    /// Puts keys, which the store accepts within some time.
+    async fn put_soon(&mut self, numbers: impl Iterator<Item = u32>) {
+        self.round += 1;
+        let begin = runtime::now();
+        for number in numbers {
+            while let Err(error) = self.put(number).await {
+                let status = self.store.status().await.unwrap();
+                assert!(
+                    begin.elapsed() < LONGEST_WAIT,
+                    "{:?}: put of key {number}: {error}: {status:?}",
+                    self.line
+                );
+                runtime::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    async fn reopen(&mut self) {
+        if self.line.reopens {
+            self.store.close().await.unwrap_or_else(|error| panic!("{:?}: closing: {error}", self.line));
+            let store = Store::open(self.zones.clone(), &self.line.settings()).await;
+            self.store =
+                store.unwrap_or_else(|error| panic!("{:?}: opening: {error}", self.line)).on_lent_zones();
+        }
+    }
+
+    async fn check(&self, keys: u32) {
+        for number in 0..keys {
+            let found = self.store.get(&key(number)).await.unwrap().map(|stored| stored.value);
+            let expected = self.model.get(&number).map(|round| value(number, *round, self.line.value));
+            assert!(found == expected, "{:?}: key {number}", self.line);
+        }
+    }
+
+    /// What FLUSHALL does.
+    async fn clear(&mut self) {
+        let last = vec![u8::MAX; MOST_KEY_BYTES];
+        let mut batch = Batch::new();
+        batch.delete_range(&[], &last);
+        batch.delete(&last);
+        let cleared = self.store.write(batch, Acknowledge::Written).await;
+        cleared.unwrap_or_else(|error| panic!("{:?}: deleting all: {error}", self.line));
+        self.model.clear();
+    }
+
+    async fn steps(mut self, fill: Fill) {
+        let put = self.fill(fill).await;
+        let keys = if fill == Fill::Puts { put } else { FEW_KEYS };
+        self.check(keys).await;
+        self.reopen().await;
+        // Half of the keys, one by one.
+        self.delete((0..keys).step_by(2)).await;
+        self.reopen().await;
+        self.check(keys).await;
+        self.put_soon((0..keys).step_by(8)).await;
+        self.store.compact().await.unwrap_or_else(|error| panic!("{:?}: compacting: {error}", self.line));
+        self.check(keys).await;
+        self.fill(fill).await;
+        self.reopen().await;
+        self.clear().await;
+        self.reopen().await;
+        self.put_soon((0..keys).step_by(2)).await;
+        self.check(keys).await;
+        // As much fits as before.
+        self.clear().await;
+        let again = self.fill(fill).await;
+        assert!(again >= put / 10 * 9, "{:?}: {again} puts were accepted; at first {put}", self.line);
+        self.store.close().await.unwrap_or_else(|error| panic!("{:?}: closing: {error}", self.line));
+    }
+}
+
+fn run(line: Line, fill: Fill) {
+    simulate(9, 2, move || async move { Run::new(line).await.steps(fill).await });
+}
+
+#[test]
+fn a_full_store_takes_deletes_and_then_puts_again() {
+    let line = Line { shards: 1, zones: 40, zone_size: 1 << 20, value: 4000, promises: false, reopens: true };
+    run(line, Fill::Puts);
+}
+
+#[test]
+fn a_full_store_of_two_shards_with_a_promise_takes_deletes_and_then_puts_again() {
+    let line = Line { shards: 2, zones: 40, zone_size: 1 << 20, value: 8000, promises: true, reopens: false };
+    run(line, Fill::Puts);
+}
+
+#[test]
+fn a_store_that_is_overwritten_does_not_fill() {
+    let line =
+        Line { shards: 2, zones: 40, zone_size: 1 << 20, value: 4000, promises: false, reopens: false };
+    run(line, Fill::Overwrites);
+}
+
+#[test]
+fn from_every_full_store_a_delete_leads_out() {
+    if conformance::budget::is_left_out() {
+        return;
+    }
+    for (zones, zone_size) in [(40, 1 << 20), (64, 4 << 20)] {
+        for shards in [1, 2, 4] {
+            for value in [4000, 8000] {
+                for (promises, reopens) in [(false, true), (true, false), (true, true)] {
+                    for fill in [Fill::Puts, Fill::Overwrites] {
+                        run(Line { shards, zones, zone_size, value, promises, reopens }, fill);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_keys_of_many_shards_are_deleted_in_one_record() {
+    simulate(4, 2, || async {
+        let zones = limited_drive(128, 1 << 20, 0);
+        let settings = Settings { shards: Some(16), buffer_bytes: 1 << 20, ..super::common::small() };
+        let store = Store::format(zones, &settings).await.unwrap();
+        for number in 0..64 {
+            store.put(&key(number), b"value").await.unwrap();
+        }
+        let last = vec![u8::MAX; MOST_KEY_BYTES];
+        let mut batch = Batch::new();
+        batch.delete_range(&[], &last);
+        batch.delete(&last);
+        store.write(batch, Acknowledge::Written).await.unwrap();
+        for number in 0..64 {
+            assert_eq!(store.get(&key(number)).await.unwrap(), None);
+        }
+        // What takes effect together on several shards is one record, and has a limit in bytes.
+        let mut batch = Batch::new();
+        (0..64).for_each(|number| batch.put(&key(number), &value(number, 0, 20_000)));
+        let refused = store.write(batch, Acknowledge::Written).await.unwrap_err().to_string();
+        assert!(
+            refused.contains("bytes of keys and values") && refused.contains("expected up to 393216 bytes"),
+            "{refused}"
+        );
+        store.close().await.unwrap();
+    });
+}

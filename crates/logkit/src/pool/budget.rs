@@ -1,0 +1,253 @@
+//! Budget of open zones: drives allow few zones that were begun and not finished (14 on a ZN540), and refuse an append that would begin another.
+//!
+//! All shards of a log share one budget. Whoever opens a zone takes a [`Permit`] of its [`Purpose`], which is held with the open zone and returned when
+//! that is dropped, after the zone was finished. Each purpose has a share that others don't take, in the order log, tables, checkpoint, so that
+//! tables never hold back the log, nor the flush that frees it. Without a permit a task waits, and nothing has failed.
+//!
+//! Where the shares are smaller than what the shards hold at a time, zones are used in turns: a task that finds no permit asks the holders to seal their zones
+//! ([`Budget::wanted`]).
+//!
+//! Zones of roots are left out of the budget from the beginning. A zone that can't be finished stays open on the drive, and the budget shrinks by it.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Purpose of an open zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Records of users.
+    Log,
+    /// What the owner or the cleaner appends beside them.
+    Tables,
+    /// Checkpoints.
+    Checkpoint,
+}
+
+const PURPOSES: usize = 3;
+
+/// Open zones that the purposes need at a time, and how many there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Demand {
+    /// Most open zones at a time, those of roots excluded; `None` for no limit.
+    pub limit: Option<u32>,
+    /// Zones that lanes of all shards hold.
+    pub log: u32,
+    /// Zones that are held for tables on all shards.
+    pub tables: u32,
+}
+
+impl Demand {
+    /// Fewest permits with which a log goes on: one of each purpose.
+    pub const FEWEST: u32 = PURPOSES as u32;
+
+    /// Permits that are left to each purpose.
+    fn shares(&self) -> [u32; PURPOSES] {
+        let Some(limit) = self.limit else { return [0; PURPOSES] };
+        let left = limit.saturating_sub(1);
+        let log = self.log.min(left.saturating_sub(1)).max(1);
+        [log, self.tables.min(left.saturating_sub(log)).max(1), 1]
+    }
+
+    /// Whether the purposes need more permits than there are, so that zones are used in turns.
+    fn is_scarce(&self) -> bool {
+        self.limit.is_some_and(|limit| self.log + self.tables + 1 > limit)
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    demand: Demand,
+    held: [u32; PURPOSES],
+    /// Number of times that a task found no permit while zones are used in turns.
+    asked: u64,
+    /// Tasks that wait for a permit, or for others that do.
+    waiters: Vec<Waker>,
+}
+
+impl State {
+    /// Whether a permit of this purpose may be taken: the shares of others are left.
+    fn permits(&self, purpose: Purpose) -> bool {
+        let Some(limit) = self.demand.limit else { return true };
+        let shares = self.demand.shares();
+        let others = (0..PURPOSES).filter(|other| *other != purpose as usize);
+        let left_to_others: u32 = others.map(|other| shares[other].saturating_sub(self.held[other])).sum();
+        self.held.iter().sum::<u32>() + left_to_others < limit
+    }
+}
+
+/// Permits for open zones, shared by all shards of a log.
+#[derive(Debug)]
+pub struct Budget(Mutex<State>);
+
+impl Default for Budget {
+    /// Without a limit.
+    fn default() -> Self {
+        let demand = Demand { limit: None, log: 0, tables: 0 };
+        Budget(Mutex::new(State { demand, held: [0; PURPOSES], asked: 0, waiters: Vec::new() }))
+    }
+}
+
+/// Permission for one open zone, until it is dropped.
+#[derive(Debug)]
+pub struct Permit {
+    budget: Arc<Budget>,
+    purpose: Purpose,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut state = self.budget.lock();
+        state.held[self.purpose as usize] -= 1;
+        wake(state);
+    }
+}
+
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waiters = std::mem::take(&mut state.waiters);
+    drop(state);
+    waiters.into_iter().for_each(Waker::wake);
+}
+
+fn register(state: &mut State, context: &Context<'_>) {
+    if !state.waiters.iter().any(|waiter| waiter.will_wake(context.waker())) {
+        state.waiters.push(context.waker().clone());
+    }
+}
+
+impl Budget {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the limit and what the purposes need, before zones are opened.
+    pub fn set(&self, demand: Demand) {
+        self.lock().demand = demand;
+    }
+
+    /// Takes a permit, if one is left to this purpose.
+    pub fn try_take(self: &Arc<Self>, purpose: Purpose) -> Option<Permit> {
+        let mut state = self.lock();
+        state.permits(purpose).then(|| {
+            state.held[purpose as usize] += 1;
+            Permit { budget: self.clone(), purpose }
+        })
+    }
+
+    /// Takes a permit, waiting until one is left to this purpose.
+    pub async fn take(self: &Arc<Self>, purpose: Purpose) -> Permit {
+        let mut has_asked = false;
+        poll_fn(|context| {
+            let mut state = self.lock();
+            if state.permits(purpose) {
+                state.held[purpose as usize] += 1;
+                return Poll::Ready(Permit { budget: self.clone(), purpose });
+            }
+            let asks = state.demand.is_scarce() && !std::mem::replace(&mut has_asked, true);
+            if asks {
+                state.asked += 1;
+                let waiters = std::mem::take(&mut state.waiters);
+                register(&mut state, context);
+                drop(state);
+                waiters.into_iter().for_each(Waker::wake);
+            } else {
+                register(&mut state, context);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits until a task has found no permit since `seen` of them had; returns the number of those. The holders of zones should seal them.
+    pub async fn wanted(&self, seen: u64) -> u64 {
+        poll_fn(|context| {
+            let mut state = self.lock();
+            if state.asked != seen {
+                return Poll::Ready(state.asked);
+            }
+            register(&mut state, context);
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Wakes those that wait in [`wanted`](Self::wanted), to end.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        state.asked += 1;
+        wake(state);
+    }
+
+    /// Notes that a zone stays open on the drive, because it can't be finished: there is one permit fewer.
+    pub fn lose(&self) {
+        let mut state = self.lock();
+        if let Some(limit) = &mut state.demand.limit {
+            *limit = limit.saturating_sub(1).max(Demand::FEWEST);
+        }
+    }
+
+    /// Number of permits that are held.
+    pub fn held(&self) -> u32 {
+        self.lock().held.iter().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Purpose::{Checkpoint, Log, Tables};
+    use std::pin::pin;
+
+    fn budget(limit: u32, log: u32, tables: u32) -> Arc<Budget> {
+        let budget = Budget::default();
+        budget.set(Demand { limit: Some(limit), log, tables });
+        Arc::new(budget)
+    }
+
+    #[test]
+    fn each_purpose_finds_its_share_whatever_others_hold() {
+        let budget = budget(6, 2, 2);
+        let mut tables: Vec<Permit> = std::iter::from_fn(|| budget.try_take(Tables)).collect();
+        assert_eq!(tables.len(), 3, "its share, and one that is nobody's");
+        let log: Vec<Permit> = std::iter::from_fn(|| budget.try_take(Log)).collect();
+        assert_eq!(log.len(), 2);
+        let checkpoint = budget.try_take(Checkpoint).expect("its share");
+        assert_eq!(budget.held(), 6);
+        assert!(budget.try_take(Checkpoint).is_none());
+        tables.pop();
+        assert!(budget.try_take(Log).is_some(), "a permit that was dropped");
+        drop((tables, log, checkpoint));
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn a_budget_without_a_limit_has_permits_for_all() {
+        let budget: Arc<Budget> = Arc::default();
+        let held: Vec<Permit> = (0..100).filter_map(|_| budget.try_take(Tables)).collect();
+        assert_eq!(held.len(), 100);
+    }
+
+    #[test]
+    fn a_small_budget_has_one_permit_of_each_purpose_and_asks_the_holders_for_more() {
+        let budget = budget(4, 8, 8);
+        let log = [budget.try_take(Log), budget.try_take(Log)];
+        assert!(log.iter().all(Option::is_some) && budget.try_take(Log).is_none());
+        assert!(budget.try_take(Tables).is_some());
+        let mut context = Context::from_waker(Waker::noop());
+        let mut taken = pin!(budget.take(Log));
+        let mut wanted = pin!(budget.wanted(0));
+        assert!(wanted.as_mut().poll(&mut context).is_pending());
+        assert!(taken.as_mut().poll(&mut context).is_pending());
+        assert_eq!(wanted.poll(&mut context), Poll::Ready(1));
+        drop(log);
+        assert!(taken.poll(&mut context).is_ready());
+    }
+
+    #[test]
+    fn a_zone_that_stays_open_is_one_permit_fewer() {
+        let budget = budget(5, 1, 1);
+        (0..9).for_each(|_| budget.lose());
+        let held = [Log, Tables, Checkpoint].map(|purpose| budget.try_take(purpose));
+        assert!(held.iter().all(Option::is_some) && budget.try_take(Tables).is_none());
+    }
+}
