@@ -238,12 +238,15 @@ impl Core {
     }
 
     /// Shuts the gates of all cores, one after another. No operation is in progress then.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] while an operation on several cores waits for space.
     async fn shut_gates(&self) -> Result<()> {
         let mut outcome = Ok(());
         for core in self.cores().all() {
             let shut = |core: Rc<Core>| async move {
-                core.gate.shut().await;
-                Ok(())
+                // An operation that was answered with ENOSPC waits for space, perhaps for ever.
+                core.gate.shut(|| core.kit.space.check()).await
             };
             outcome = outcome.and(core.with(shut).await);
         }

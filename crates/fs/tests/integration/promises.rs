@@ -619,3 +619,45 @@ fn a_scrub_of_many_names_gives_other_tasks_their_turns() {
         assert!(turns.get() > 50, "{} turns", turns.get());
     });
 }
+
+/// While pages are read no zone is reset, and writers may wait for one: no longer than for a few pages.
+#[test]
+fn writers_do_not_wait_for_a_scrub_of_all_pages() {
+    let setup = Setup { disk: 6 << 20, ..SETUP };
+    let made = in_world(empty(setup.disk), move || async move {
+        let properties = Properties { shards: 1, ..Properties::default() };
+        let zones = zones(Some(setup.zone)).await.unwrap();
+        let files = FileSystem::format(zones, properties, &setup.settings()).await.unwrap();
+        for number in 0..3000 {
+            files.create(&format!("/a-name-that-takes-some-bytes-{number}")).await.unwrap();
+        }
+        files.close().await.unwrap();
+        runtime::power_cut()
+    });
+    on_a_slow_disk(made, move || async move {
+        let files = setup.open().await.unwrap();
+        let is_done = Rc::new(Cell::new(false));
+        let writers: Vec<_> = (0..8)
+            .map(|number| {
+                let (files, is_done) = (files.clone(), is_done.clone());
+                runtime::spawn(async move {
+                    let file = files.create(&format!("/w{number}")).await.unwrap();
+                    let mut longest = Duration::ZERO;
+                    while !is_done.get() {
+                        let begun = runtime::now();
+                        file.write_at(0, data(64 << 10, number)).await.unwrap();
+                        longest = longest.max(begun.elapsed());
+                    }
+                    longest
+                })
+            })
+            .collect();
+        let begun = runtime::now();
+        let found = files.scrub(&Arc::default()).await.unwrap();
+        is_done.set(true);
+        let all = begun.elapsed();
+        let longest = runtime::join_all(writers).await.into_iter().max().unwrap();
+        assert!(found.damaged == 0 && found.pages > 50, "{found:?}");
+        assert!(longest < all / 2, "a write took {longest:?} beside a scrub of {} pages in {all:?}", found.pages);
+    });
+}
