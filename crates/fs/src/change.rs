@@ -7,6 +7,10 @@
 //! marks the changes of such operations ([`Recorded::is_submitted`]), and a checkpoint counts those that it shows
 //! ([`State::shown`](crate::format::State::shown)): these aren't replayed. Replaying them would not be right where the power
 //! was cut between two of their records: after the first of two renames, for instance, the file would have both names.
+//!
+//! So a change that takes effect when it is submitted, and one that takes effect with its record, come in one order in memory and in another one at
+//! a replay. What both may change is changed by maximum (sizes, times of writes) or by difference (numbers of blocks). An absolute value is set
+//! ([`Change::Set`]) only while its blocks are locked (size) or all blocks are (times), so that no write of them is in flight.
 
 use crate::data::LARGEST_FILE;
 use crate::directory;
@@ -89,6 +93,7 @@ impl Attributes {
 }
 
 /// Value of [`Change::Map::modified`] for a write that leaves the times of the file unchanged, because the kernel sets them: it had cached the write.
+/// Any other time is not earlier than those of writes that take effect before it.
 pub const KEEP_TIMES: Time = Time::MIN;
 
 /// One change. Blocks are those of the log, of 4 KiB.
@@ -150,6 +155,13 @@ pub enum Change {
         from: u64,
         /// The block after the last one.
         to: u64,
+    },
+    /// Raises the size of a file to at least `size` bytes.
+    Grow {
+        /// The file.
+        inode: InodeNumber,
+        /// Size of the file in bytes, unless it is larger.
+        size: u64,
     },
     /// Shares the blocks of a range with a file of the same shard, or with another range of the same file. They replace the blocks there. Raises
     /// the size to at least `size` bytes. Holes become holes.
@@ -216,6 +228,7 @@ const PUT_ENTRY: u8 = 11;
 /// [`TOUCH`] with the time that the value of the [`PUT`] before it ends with: that of a new inode, most of the time.
 const TOUCH_AT_ONCE: u8 = 12;
 const SHARE: u8 = 13;
+const GROW: u8 = 14;
 
 /// A bit for each attribute that is set.
 fn bits_of(numbers: &[Option<u64>; 9]) -> u64 {
@@ -266,6 +279,7 @@ impl Change {
             | Change::Map { inode, .. }
             | Change::Unmap { inode, .. }
             | Change::Preallocate { inode, .. }
+            | Change::Grow { inode, .. }
             | Change::Share { inode, .. }
             | Change::Remove { inode }
             | Change::Move { inode, .. } => *inode,
@@ -301,6 +315,7 @@ impl Change {
             Change::Share { inode, block, count, from_inode, from_block, size, modified } => {
                 all(&[*inode, *block, *count, *from_inode, *from_block, *size, *modified as u64])
             }
+            Change::Grow { inode, size } => all(&[*inode, *size]),
             Change::Remove { inode } => length(*inode),
             Change::Move { inode, block, blocks, from } => {
                 all(&[*inode, *block, u64::from(*blocks), u64::from(from.zone), u64::from(from.position)])
@@ -390,6 +405,10 @@ impl Change {
             Change::Share { inode, block, count, from_inode, from_block, size, modified } => {
                 all(&[*inode, *block, *count, *from_inode, *from_block, *size, *modified as u64]);
                 SHARE
+            }
+            Change::Grow { inode, size } => {
+                all(&[*inode, *size]);
+                GROW
             }
             Change::Remove { inode } => {
                 put(meta, *inode);
@@ -497,6 +516,7 @@ impl Change {
                 size: numbers.take()?,
                 modified: numbers.take()? as Time,
             },
+            GROW => Change::Grow { inode: numbers.take()?, size: numbers.take()? },
             REMOVE => Change::Remove { inode: numbers.take()? },
             MOVE => Change::Move {
                 inode: numbers.take()?,
@@ -524,6 +544,9 @@ impl Change {
             Change::Unmap { from, to, .. } if from > to => {
                 Err(numbers.strange(&format!("takes blocks {from} to {to} from a file")))
             }
+            Change::Grow { size, .. } if *size > LARGEST_FILE => Err(numbers.strange(&format!(
+                "raises the size of a file to {size} bytes; expected at most {LARGEST_FILE}"
+            ))),
             // Blocks are preallocated one extent after another.
             Change::Preallocate { from, to, .. } if from > to || *to > LARGEST_FILE / BLOCK => {
                 Err(numbers.strange(&format!("preallocates blocks {from} to {to} of a file")))
@@ -561,6 +584,7 @@ mod tests {
             Change::Map { inode: 7, block: 3, blocks: 2, size: 20_000, modified: -1 },
             Change::Unmap { inode: 7, from: 3, to: u64::MAX },
             Change::Preallocate { inode: 7, from: 0, to: 5 },
+            Change::Grow { inode: 7, size: 20_000 },
             Change::Share {
                 inode: 7,
                 block: 3,
@@ -670,6 +694,7 @@ mod tests {
             is_refused(Change::Preallocate { inode: 7, from: 0, to: u64::MAX }),
             "more than any file has"
         );
+        assert!(is_refused(Change::Grow { inode: 7, size: LARGEST_FILE + 1 }));
     }
 
     #[test]

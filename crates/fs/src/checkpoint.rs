@@ -140,6 +140,7 @@ impl Core {
             let (mut shown, mut memory) = (Vec::new(), 0);
             let emptiest: Arc<[u32]> = self.emptiest_zones().into();
             let infos = self.snapshot_list.of_checkpoint();
+            let next_snapshot = self.snapshot_list.next_number();
             let numbers: Arc<[SnapshotNumber]> = infos.iter().map(|info| info.number).collect();
             let frozen = async {
                 for core in self.cores().all() {
@@ -156,7 +157,7 @@ impl Core {
                 Ok(written) => {
                     let snapshots = written.snapshots_of(&infos);
                     let shards = written.shards.into_iter().map(|(_, state)| state).collect();
-                    let state = State { epoch: self.kit.epoch, shown, memory, shards, snapshots };
+                    let state = State { epoch: self.kit.epoch, shown, memory, shards, snapshots, next_snapshot };
                     checkpoint::commit(self, cut, &state.encode(), clean).await
                 }
                 Err(error) => Err(error),

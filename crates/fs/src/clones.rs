@@ -7,13 +7,13 @@
 //! Writes in flight to either range take effect before their blocks are shared, and later ones after. One step shares up to
 //! [`EXTENTS_AT_ONCE`] extents, and is atomic over a power cut. Another write may come between two steps.
 
-use crate::change::{Change, Changes, KEEP_TIMES};
+use crate::change::{Change, Changes};
 use crate::classes::fair_queue::ClassNumber;
-use crate::core::Core;
+use crate::core::{Core, Times};
 use crate::data::end_of;
 use crate::extents::extents;
 use crate::format::BLOCK;
-use crate::inode::{InodeNumber, Time};
+use crate::inode::InodeNumber;
 use crate::metadata::Metadata;
 use crate::node::Node;
 use crate::shared::{shareable, unshareable};
@@ -76,7 +76,7 @@ impl Copied {
 
 impl Core {
     /// Copies a range of a file to a file of this core, as copy_file_range(2) does. Ends at the end of the source, or after `most_copied` bytes
-    /// that couldn't be shared. The time may be [`KEEP_TIMES`].
+    /// that couldn't be shared.
     ///
     /// # Errors
     /// EISDIR, [`Error::Invalid`] for ranges of one file that overlap and for other than regular files; EFBIG, [`Error::NoSpace`]; as
@@ -86,7 +86,7 @@ impl Core {
         node: &Rc<Node>,
         copied: Copied,
         most_copied: u64,
-        modified: Time,
+        times: Times,
     ) -> Result<Cloned> {
         let source = self.cores().of(copied.from);
         let from = copied.from;
@@ -105,7 +105,7 @@ impl Core {
         }
         let mut done = Cloned::default();
         while done.bytes < length && done.bytes - done.shared < most_copied {
-            match self.copy_step(node, all.after(done.bytes), modified).await {
+            match self.copy_step(node, all.after(done.bytes), times).await {
                 Ok(Cloned { bytes: 0, .. }) => break,
                 Ok(step) => {
                     done.bytes += step.bytes;
@@ -119,7 +119,7 @@ impl Core {
     }
 
     /// Shares as much of the rest as is possible, or copies a part of it.
-    async fn copy_step(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, modified: Time) -> Result<Cloned> {
+    async fn copy_step(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<Cloned> {
         let shard_of = |inode| self.metadata.borrow().items.shard_of(inode);
         let may_share = rest.is_even() && shard_of(rest.from) == shard_of(node.inode);
         let until_block = match may_share {
@@ -127,7 +127,7 @@ impl Core {
             false => 0,
         };
         if may_share && until_block == 0 {
-            let shared = self.share_blocks(node, rest, modified).await?;
+            let shared = self.share_blocks(node, rest, times).await?;
             if shared > 0 {
                 return Ok(Cloned { bytes: shared, shared });
             }
@@ -145,9 +145,9 @@ impl Core {
         };
         let data = self.cores().of(from).with(read).await?;
         let bytes = data.len() as u64;
-        match modified {
-            KEEP_TIMES => self.write_back(node, rest.to_offset, data).await?,
-            _ => self.write(class, node, rest.to_offset, data).await?,
+        match times {
+            Times::Kept => self.write_back(node, rest.to_offset, data).await?,
+            Times::Present => self.write(class, node, rest.to_offset, data).await?,
         }
         Ok(Cloned { bytes, shared: 0 })
     }
@@ -191,7 +191,8 @@ impl Core {
     }
 
     /// Shares blocks from the beginning of a range up to the first that can't be shared. Returns the number of bytes.
-    async fn share_blocks(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, modified: Time) -> Result<u64> {
+    async fn share_blocks(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<u64> {
+        self.set_back(node, times).await?;
         self.gate.pass().await;
         let _held = self.lock_both(node, &rest).await;
         let mut done = 0;
@@ -211,7 +212,7 @@ impl Core {
                     from_inode: rest.from,
                     from_block: from.start,
                     size: rest.to_offset + done + piece.bytes,
-                    modified,
+                    modified: times.of_change(),
                 };
                 Ok((piece.bytes, smallvec![share]))
             };

@@ -10,7 +10,7 @@ mod owner;
 
 pub(crate) use owner::Accounting;
 
-use crate::change::{Change, Changes};
+use crate::change::{Change, Changes, KEEP_TIMES};
 use crate::checkpoint::FrozenTrees;
 use crate::classes::fair_queue::ClassNumber;
 use crate::classes::{BACKGROUND_SHARES, Classes, IO_DEPTH, Turn};
@@ -166,6 +166,30 @@ pub(crate) struct Admitted {
 /// Returns the present time.
 pub fn now() -> Time {
     runtime::wall_clock().as_nanos() as Time
+}
+
+/// Times that a change of a file's data gives the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Times {
+    /// They stay: the kernel sets them.
+    Kept,
+    /// The present time of the moment at which the change is queued, so that times are in the order of the changes.
+    Present,
+}
+
+impl Times {
+    /// Time for a change that is queued now; [`KEEP_TIMES`] if the times stay.
+    pub(crate) fn of_change(self) -> Time {
+        match self {
+            Times::Kept => KEEP_TIMES,
+            Times::Present => now(),
+        }
+    }
+
+    /// As [`of_change`](Self::of_change); `None` if the times stay.
+    pub(crate) fn to_set(self) -> Option<Time> {
+        (self == Times::Present).then(now)
+    }
 }
 
 /// A core of a file system.

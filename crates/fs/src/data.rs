@@ -4,12 +4,12 @@
 //! locked, so overlapping writes take effect one after the other; reads take no lock and see each block as it was before or
 //! after a write.
 
-use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
+use crate::change::{Attributes, Change, Changes};
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
-use crate::core::{Core, now};
+use crate::core::{Core, Times, now};
 use crate::extents::{Extent, extents};
 use crate::format::BLOCK;
-use crate::inode::{InodeNumber, Time};
+use crate::inode::InodeNumber;
 use crate::metadata::Metadata;
 use crate::node::{Appending, Node};
 use crate::snapshots::SnapshotNumber;
@@ -58,7 +58,7 @@ impl Core {
         if data.is_empty() {
             return Ok(());
         }
-        self.write_range(Some(class), node, offset, data, (end, now()), None).await.map(drop)
+        self.write_range(Some(class), node, offset, data, (end, Times::Present), None).await.map(drop)
     }
 
     /// Writes data that a kernel had cached: as [`write`](Self::write), but leaves the times of the file unchanged, because the kernel sets them.
@@ -70,7 +70,7 @@ impl Core {
         match data.is_empty() {
             true => Ok(()),
             false => {
-                self.write_range(Some(DEFAULT), node, offset, data, (end, KEEP_TIMES), None).await.map(drop)
+                self.write_range(Some(DEFAULT), node, offset, data, (end, Times::Kept), None).await.map(drop)
             }
         }
     }
@@ -95,7 +95,8 @@ impl Core {
                 return Ok(offset);
             }
             let appending = node.begin_append(offset..end);
-            let written = self.write_range(None, node, offset, data.clone(), (end, now()), Some(&appending));
+            let size = (end, Times::Present);
+            let written = self.write_range(None, node, offset, data.clone(), size, Some(&appending));
             if written.await? {
                 return Ok(offset);
             }
@@ -110,12 +111,13 @@ impl Core {
         node: &Rc<Node>,
         offset: u64,
         data: Payload,
-        (size, modified): (u64, Time),
+        (size, times): (u64, Times),
         appending: Option<&Appending<'_>>,
     ) -> Result<bool> {
         let range = offset..offset + data.len() as u64;
         let whole = range.start / BLOCK * BLOCK..range.end.div_ceil(BLOCK) * BLOCK;
         let blocks = (whole.end - whole.start) / BLOCK;
+        self.set_back(node, times).await?;
         let permit = self.admit_data(class, blocks).await;
         self.gate.pass().await;
         let first = whole.start / BLOCK;
@@ -139,10 +141,32 @@ impl Core {
         if let Some(appending) = appending {
             appending.is_being_queued();
         }
+        let modified = times.of_change();
         let change = Change::Map { inode: node.inode, block: first, blocks: blocks as u32, size, modified };
         let ticket = self.append(Changes::from_elem(change, 1), data, permit, held).await?;
         node.note(ticket);
         Ok(true)
+    }
+
+    /// Sets the time of the last change of a file's data to the present, if it is ahead of the clock and `times` are to be set. Changes of the data set
+    /// it by maximum, because their order in memory isn't that of a replay.
+    pub(crate) async fn set_back(&self, node: &Node, times: Times) -> Result<()> {
+        let is_ahead = || Ok::<_, Error>(self.metadata.borrow().inode(node.inode)?.modified > now());
+        if times == Times::Kept || !is_ahead()? {
+            return Ok(());
+        }
+        // No write is in flight then, so its time is set before this one, or after.
+        let _held = node.lock.ask(0..u64::MAX).await;
+        let decide = |metadata: &Metadata| {
+            let now = now();
+            let set = Attributes { modified: Some(now), changed: Some(now), ..Attributes::default() };
+            let is_ahead = metadata.inode(node.inode)?.modified > now;
+            let changes = is_ahead.then(|| Change::set(node.inode, set));
+            Ok(((), changes.into_iter().collect::<Changes>()))
+        };
+        let ((), ticket) = self.change(decide).await?;
+        node.note(ticket);
+        Ok(())
     }
 
     /// Refuses a write that needs more space than is free, blocks that it replaces not counted.
@@ -302,9 +326,10 @@ impl Core {
         Ok(sums)
     }
 
-    /// Truncates a file, or punches a hole ([`Cut`]). The time may be [`KEEP_TIMES`].
-    pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut, time: Time) -> Result<()> {
+    /// Truncates a file, or punches a hole ([`Cut`]).
+    pub(crate) async fn cut_out(self: &Rc<Self>, node: &Rc<Node>, cut: Cut, times: Times) -> Result<()> {
         let (inode, blocks) = (node.inode, cut.blocks());
+        self.set_back(node, times).await?;
         let permit = self.admit_data(None, 2).await;
         self.gate.pass().await;
         let held = node.lock.ask(cut.touched()).await;
@@ -319,14 +344,14 @@ impl Core {
             self.append_old(inode, block * BLOCK..(block + 1) * BLOCK, &mut buffer).await?;
             buffer.filled_mut()[zeros].fill(0);
             data.push(buffer.freeze());
-            changes.push(Change::Map { inode, block, blocks: 1, size: 0, modified: time });
+            changes.push(Change::Map { inode, block, blocks: 1, size: 0, modified: times.of_change() });
         }
         let is_any = extents(&self.metadata.borrow().items, inode, blocks.clone()).next().is_some();
         if is_any && !blocks.is_empty() {
             changes.push(Change::Unmap { inode, from: blocks.start, to: blocks.end });
         }
         let size = cut.size();
-        let set = (time != KEEP_TIMES).then_some(time);
+        let set = times.to_set();
         let attributes = Attributes { size, modified: set, changed: set, ..Attributes::default() };
         changes.push(Change::set(inode, attributes));
         if let Some(size) = size {

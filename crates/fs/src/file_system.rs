@@ -8,7 +8,7 @@ use crate::check::Report;
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
 use crate::classes::{Class, ClassStatistics};
 use crate::clones::{Cloned, Copied};
-use crate::core::{Core, Settings, now};
+use crate::core::{Core, Settings, Times};
 use crate::cores::Cores;
 use crate::defrag::Fragments;
 use crate::directory::Entry;
@@ -419,14 +419,14 @@ impl FileSystem {
 
     /// Opens a file of this core.
     async fn open_here(&self, core: &Rc<Core>, inode: InodeNumber, options: OpenOptions) -> Result<File> {
-        let found = core.inode(inode)?;
-        if found.is_directory() {
+        if core.inode(inode)?.is_directory() {
             return Err(Error::from_errno(libc::EISDIR, format!("inode {inode} is a directory")));
         }
         let node = core.open(inode)?;
         // From here on it is closed, whatever becomes of this call.
         let file = self.opened(inode);
-        if options.truncate && found.size > 0 {
+        // Also without bytes: a write in flight may give it some.
+        if options.truncate {
             core.truncate(&node, 0).await?;
         }
         Ok(file)
@@ -710,6 +710,14 @@ impl File {
         self.with(move |core, node| async move { core.preallocate(&node, range, false).await }).await
     }
 
+    /// Reserves space for a range, and raises the size to its end at least, as fallocate(2) does with mode 0.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub async fn allocate(&self, range: Range<u64>) -> Result<()> {
+        self.with(move |core, node| async move { core.preallocate(&node, range, true).await }).await
+    }
+
     /// Copies a range of another file of this file system, or of this file, to an offset; ends where the other file ends. Blocks are shared
     /// instead of copied where that is possible ([`clones`](crate::clones)), and are copied when one of the files is changed.
     ///
@@ -729,7 +737,7 @@ impl File {
             if !core.cores().of(from).is_same(&source) {
                 return Err(Error::from_errno(libc::EXDEV, "a file of another file system is to be cloned"));
             }
-            core.copy_range(&node, copied, u64::MAX, now()).await
+            core.copy_range(&node, copied, u64::MAX, Times::Present).await
         })
         .await
     }

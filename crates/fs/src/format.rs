@@ -12,8 +12,10 @@ use zones::bytes::{Reader, Writer};
 
 /// Kind of the owner in a root: a log of another owner isn't opened.
 pub const OWNER: [u8; 8] = *b"fs      ";
-/// Version of the format that this code writes and reads.
-const VERSION: u32 = 4;
+/// Version of the format that this code writes.
+const VERSION: u32 = 5;
+/// The oldest version that this code reads.
+const OLDEST_VERSION: u32 = 4;
 /// Size of the blocks of the log.
 pub const BLOCK: u64 = 4096;
 /// Largest block of files.
@@ -75,9 +77,9 @@ impl Properties {
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the properties of a file system");
         let version = reader.u32()?;
-        if version != VERSION {
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
             return Err(Error::protocol(format!(
-                "the file system has version {version} of the format; expected version {VERSION}; open it with the program that \
+                "the file system has version {version} of the format; expected {OLDEST_VERSION} to {VERSION}; open it with the program that \
                  wrote it"
             )));
         }
@@ -120,6 +122,8 @@ pub struct State {
     pub shards: Vec<ShardState>,
     /// The snapshots, the oldest first.
     pub snapshots: Vec<SnapshotState>,
+    /// Number of the next snapshot, larger than those of all that there have been.
+    pub next_snapshot: SnapshotNumber,
 }
 
 fn put_tree(writer: &mut Writer, tree: &Stored) {
@@ -153,12 +157,13 @@ impl State {
         }
         writer.u32(self.snapshots.len() as u32);
         for SnapshotState { info, trees } in &self.snapshots {
-            writer.u32(info.number.into());
+            writer.u32(info.number);
             writer.u64(info.created as u64);
             writer.u8(info.name.len() as u8);
             writer.0.extend_from_slice(info.name.as_bytes());
             trees.iter().for_each(|tree| put_tree(&mut writer, tree));
         }
+        writer.u32(self.next_snapshot);
         writer.0
     }
 
@@ -183,7 +188,7 @@ impl State {
         let mut snapshots: Vec<SnapshotState> = Vec::new();
         for _ in 0..reader.count(13)? {
             let number = reader.u32()?;
-            let number = SnapshotNumber::try_from(number).ok().filter(|it| (1..=LARGEST_NUMBER).contains(it));
+            let number = Some(number).filter(|it| (1..=LARGEST_NUMBER).contains(it));
             let created = reader.u64()? as Time;
             let length = reader.u8()?;
             let name = String::from_utf8(reader.bytes(length.into())?.to_vec()).unwrap_or_default();
@@ -194,8 +199,16 @@ impl State {
             let trees = (0..shards.len()).map(|_| take_tree(&mut reader)).collect::<Result<_>>()?;
             snapshots.push(SnapshotState { info: SnapshotInfo { number, name, created }, trees });
         }
+        let after_all = snapshots.iter().map(|it| it.info.number + 1).max().unwrap_or(1);
+        // Version 4 ends here.
+        let next_snapshot = if reader.remaining() == 0 { after_all } else { reader.u32()? };
+        if next_snapshot < after_all {
+            return Err(reader.strange(&format!(
+                "has {next_snapshot} as the number of the next snapshot; expected at least {after_all}"
+            )));
+        }
         reader.end()?;
-        Ok(State { epoch, shown, memory, shards, snapshots })
+        Ok(State { epoch, shown, memory, shards, snapshots, next_snapshot })
     }
 
     /// Core that has a shard from the checkpoint on.
@@ -215,7 +228,7 @@ mod tests {
         assert_eq!(Properties::decode(&bytes), Ok(properties));
         bytes[0] += 1;
         let refused = Properties::decode(&bytes).unwrap_err();
-        assert!(matches!(refused, Error::Protocol(_)) && refused.detail().contains("version 5"), "{refused}");
+        assert!(matches!(refused, Error::Protocol(_)) && refused.detail().contains("version 6"), "{refused}");
         assert!(matches!(Properties::decode(&bytes[..3]), Err(Error::Corrupt(_))));
         let strange = Properties { block_size: 5000, ..Properties::default() }.encode();
         assert!(matches!(Properties::decode(&strange), Err(Error::Corrupt(_))));
@@ -230,11 +243,17 @@ mod tests {
         let info = SnapshotInfo { number: 9, name: "before".to_owned(), created: 77 };
         let snapshot = SnapshotState { info, trees: vec![none.tree, some.tree] };
         let (shards, snapshots) = (vec![some, none], vec![snapshot]);
-        let state = State { epoch: 4, shown: vec![6, 0, 1], memory: 8192, shards, snapshots };
+        let state = State { epoch: 4, shown: vec![6, 0, 1], memory: 8192, shards, snapshots, next_snapshot: 12 };
         let bytes = state.encode();
-        assert_eq!(State::decode(&bytes), Ok(state));
-        for length in 0..bytes.len() {
+        assert_eq!(State::decode(&bytes), Ok(state.clone()));
+        // Of version 4, without the number of the next snapshot.
+        let old = bytes.len() - 4;
+        assert_eq!(State::decode(&bytes[..old]), Ok(State { next_snapshot: 10, ..state }));
+        for length in (0..bytes.len()).filter(|length| *length != old) {
             assert!(State::decode(&bytes[..length]).is_err(), "{length} bytes");
         }
+        let mut strange = bytes;
+        strange[old..].copy_from_slice(&9_u32.to_le_bytes());
+        assert!(State::decode(&strange).is_err(), "a snapshot has this number");
     }
 }

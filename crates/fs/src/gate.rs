@@ -3,6 +3,7 @@
 //! A snapshot that shows an operation also shows all operations that had ended before it began. So the gates of all cores are shut before the first
 //! core clones its trees, until the last one has.
 
+use block::Result;
 use runtime::sync::Notify;
 use std::cell::Cell;
 
@@ -42,12 +43,23 @@ impl Gate {
         Inside(self)
     }
 
-    /// Shuts the gate, and waits until the operations on several cores that have entered it have ended.
-    pub async fn shut(&self) {
+    /// Shuts the gate, and waits until the operations on several cores that have entered it have ended. `may_wait` is asked again after each
+    /// [`look_again`](Self::look_again): an operation may wait for space that only operations outside of the gate free.
+    ///
+    /// # Errors
+    /// What `may_wait` returns; the gate stays shut.
+    pub async fn shut(&self, may_wait: impl Fn() -> Result<()>) -> Result<()> {
         self.is_shut.set(true);
         while self.inside.get() > 0 {
+            may_wait()?;
             self.changed.notified().await;
         }
+        Ok(())
+    }
+
+    /// Lets [`shut`](Self::shut) decide again whether it waits.
+    pub fn look_again(&self) {
+        self.changed.notify_all();
     }
 
     /// Opens the gate.

@@ -9,6 +9,9 @@ use logkit::leb128::Numbers;
 /// Number of an inode. Numbers are never given again, as long as the file system exists.
 pub type InodeNumber = u64;
 
+/// Largest number of an inode: nodes of a mount have 16 bits for other things.
+pub const LARGEST_INODE: InodeNumber = (1 << 48) - 1;
+
 /// Nanoseconds since 1970: from 1677 to 2262.
 pub type Time = i64;
 

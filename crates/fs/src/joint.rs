@@ -172,6 +172,7 @@ impl Core {
             // The record may take effect once there is space, so its inodes stay locked until then.
             Err(error @ Error::NoSpace(_)) => {
                 answer(Err(error));
+                self.gate.look_again();
                 self.ended(ticket).await;
                 None
             }

@@ -308,6 +308,9 @@ impl Metadata {
                 let more = shared::share(&mut self.items, from, (*inode, *block), blocks, marks_source)?;
                 self.change_inode(*inode, |inode| wrote(inode, more, *size, *modified))?;
             }
+            Change::Grow { inode, size } => {
+                self.change_inode(*inode, |inode| inode.size = inode.size.max(*size))?;
+            }
             Change::Remove { inode } => self.remove(*inode, blocks)?,
             // Moves concern all versions.
             Change::Move { .. } => {}
@@ -370,8 +373,8 @@ fn wrote(inode: &mut Inode, more: i64, size: u64, modified: Time) {
     inode.blocks = inode.blocks.saturating_add_signed(more);
     inode.size = inode.size.max(size);
     if modified != KEEP_TIMES {
-        inode.modified = modified;
-        // Attributes may have been set since the write was submitted.
+        // Times may have been set since the write was submitted.
+        inode.modified = inode.modified.max(modified);
         inode.changed = inode.changed.max(modified);
     }
 }

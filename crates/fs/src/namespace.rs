@@ -5,7 +5,7 @@
 use crate::change::{Attributes, Change, Changes, Value};
 use crate::directory::{self, Found, MOST_NAME, check_name, show};
 use crate::forest::{Forest, Shard};
-use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time, kind};
+use crate::inode::{FileType, Inode, InodeNumber, LARGEST_INODE, ROOT, Time, kind};
 use crate::metadata::{Metadata, orphan};
 use crate::stripes;
 use crate::tree::Key;
@@ -166,6 +166,11 @@ fn make(
             new.mode
         )));
     };
+    if number > LARGEST_INODE {
+        return Err(Error::no_space(format!(
+            "all numbers of inodes of the shard were given: the next one is {number}; expected at most {LARGEST_INODE}; copy the files to a new file system"
+        )));
+    }
     if new.target.len() > MOST_TARGET {
         let long =
             format!("symbolic link: target of {} bytes; expected at most {MOST_TARGET}", new.target.len());

@@ -1,14 +1,14 @@
 //! Operations on inodes. Those on names are in [`crate::names`], and the data of files is in [`crate::data`].
 
 use crate::attributes;
-use crate::change::{Attributes, Change, Changes, KEEP_TIMES};
+use crate::change::{Attributes, Change, Changes};
 use crate::classes::fair_queue::DEFAULT;
-use crate::core::{Broken, Core, now};
+use crate::core::{Broken, Core, Times, now};
 use crate::data::{Cut, end_of};
 use crate::directory;
 use crate::extents::extents;
 use crate::format::BLOCK;
-use crate::inode::{FileType, Inode, InodeNumber, Time};
+use crate::inode::{FileType, Inode, InodeNumber};
 use crate::joint::{View, Wanted};
 use crate::metadata::{Metadata, orphan};
 use crate::namespace::{self, New};
@@ -223,24 +223,39 @@ impl Core {
         inode: InodeNumber,
         attributes: Attributes,
     ) -> Result<Inode> {
+        let sets_modified = attributes.modified.is_some();
+        self.decide_attributes(inode, sets_modified, move |_| Some(attributes)).await
+    }
+
+    /// Sets the attributes that `decide` returns for the present ones, in the turn in which they are set; `None` changes nothing. `sets_modified`: they
+    /// may have the time of the last change of the data.
+    ///
+    /// # Errors
+    /// As [`set_attributes`](Self::set_attributes).
+    pub(crate) async fn decide_attributes(
+        self: &Rc<Self>,
+        inode: InodeNumber,
+        sets_modified: bool,
+        decide: impl Fn(&Inode) -> Option<Attributes> + Clone + 'static,
+    ) -> Result<Inode> {
         // A write in flight sets the time when its record is written.
-        let node = attributes.modified.map(|_| self.node(inode));
+        let node = sets_modified.then(|| self.node(inode));
         let _held = match &node {
             Some(node) => Some(node.lock.ask(0..u64::MAX).await),
             None => None,
         };
         loop {
             if let Some(stripes) = self.cores().striped().find(inode) {
-                self.set_attributes_with_stripes(inode, &stripes, attributes).await?;
+                self.set_attributes_with_stripes(inode, &stripes, decide.clone()).await?;
                 return self.inode(inode);
             }
             let decide = |metadata: &Metadata| {
-                metadata.inode(inode)?;
+                let attributes = decide(&metadata.inode(inode)?).map(with_time);
                 if self.cores().striped().has(inode) {
                     return Ok(None);
                 }
-                let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
-                Ok(Some(((), smallvec![Change::set(inode, attributes)])))
+                let changes = attributes.map(|attributes| Change::set(inode, attributes));
+                Ok(Some(((), changes.into_iter().collect())))
             };
             if let Some(((), ticket)) = self.change_here(decide).await? {
                 self.note(&[inode], ticket);
@@ -254,14 +269,15 @@ impl Core {
         self: &Rc<Self>,
         directory: InodeNumber,
         stripes: &Stripes,
-        attributes: Attributes,
+        decide: impl Fn(&Inode) -> Option<Attributes> + 'static,
     ) -> Result<()> {
         let mut inodes = vec![directory];
         inodes.extend(stripes.all());
         let all = inodes.clone();
         let decide = move |view: &View| {
-            view.metadata.inode(directory)?;
-            let attributes = Attributes { changed: attributes.changed.or(Some(now())), ..attributes };
+            let Some(attributes) = decide(&view.metadata.inode(directory)?).map(with_time) else {
+                return Ok(Some(((), Changes::new())));
+            };
             // Those of a directory that was removed are gone.
             let there = all.iter().filter(|inode| view.metadata.inode(**inode).is_ok());
             Ok(Some(((), there.map(|inode| Change::set(*inode, attributes)).collect())))
@@ -287,7 +303,7 @@ impl Core {
     pub async fn truncate(self: &Rc<Self>, node: &Rc<Node>, size: u64) -> Result<()> {
         end_of(size, 0)?;
         self.check_regular(node.inode)?;
-        self.cut_out(node, Cut::From(size), now()).await
+        self.cut_out(node, Cut::From(size), Times::Present).await
     }
 
     /// Frees the blocks of a range, which reads as zeros then.
@@ -295,47 +311,44 @@ impl Core {
     /// # Errors
     /// As [`write`](Self::write).
     pub async fn punch(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>) -> Result<()> {
-        self.free(node, range, now()).await
+        self.free(node, range, Times::Present).await
     }
 
-    /// As [`punch`](Self::punch), with the time of the change, which may be [`KEEP_TIMES`].
+    /// As [`punch`](Self::punch), with these times.
     pub(crate) async fn free(
         self: &Rc<Self>,
         node: &Rc<Node>,
         range: Range<u64>,
-        modified: Time,
+        times: Times,
     ) -> Result<()> {
         self.check_regular(node.inode)?;
         match range.is_empty() {
             true => Ok(()),
-            false => self.cut_out(node, Cut::Range(range), modified).await,
+            false => self.cut_out(node, Cut::Range(range), times).await,
         }
     }
 
-    /// Reserves space for a range, so that writes to it find some. With `size`, the file is at least as long as the range then.
+    /// Reserves space for a range, so that writes to it find some. With `grows`, the file has at least the bytes up to the end of the range then.
     ///
     /// # Errors
     /// EFBIG, [`Error::NoSpace`].
-    pub async fn preallocate(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>, size: bool) -> Result<()> {
-        self.reserve(node, range, size, now()).await
+    pub async fn preallocate(self: &Rc<Self>, node: &Rc<Node>, range: Range<u64>, grows: bool) -> Result<()> {
+        self.reserve(node, range, grows, Times::Present).await
     }
 
-    /// As [`preallocate`](Self::preallocate), with the time of the change, which may be [`KEEP_TIMES`].
+    /// As [`preallocate`](Self::preallocate), with these times.
     pub(crate) async fn reserve(
         self: &Rc<Self>,
         node: &Rc<Node>,
         range: Range<u64>,
-        size: bool,
-        time: Time,
+        grows: bool,
+        times: Times,
     ) -> Result<()> {
         let inode = node.inode;
-        let old = self.check_regular(inode)?;
+        self.check_regular(inode)?;
         end_of(range.start, range.end - range.start)?;
         let (from, to) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
         let _held = node.lock.ask(from..to).await;
-        let size = (size && range.end > old.size).then_some(range.end);
-        let changed = (time != KEEP_TIMES).then_some(time);
-        let attributes = Attributes { size, changed, ..Attributes::default() };
         let decide = |metadata: &Metadata| {
             metadata.inode(inode)?;
             let mut wanted = to - from;
@@ -345,8 +358,16 @@ impl Core {
             if wanted > 0 {
                 self.check_space(wanted)?;
             }
-            let preallocate = Change::Preallocate { inode, from, to };
-            Ok(((), smallvec![preallocate, Change::set(inode, attributes)]))
+            let mut changes: Changes = smallvec![Change::Preallocate { inode, from, to }];
+            if grows {
+                // Writes in flight to other blocks may make it larger than it is now.
+                changes.push(Change::Grow { inode, size: range.end });
+            }
+            if let Some(changed) = times.to_set() {
+                let attributes = Attributes { changed: Some(changed), ..Attributes::default() };
+                changes.push(Change::set(inode, attributes));
+            }
+            Ok(((), changes))
         };
         let ((), ticket) = self.change(decide).await?;
         node.note(ticket);
@@ -413,6 +434,11 @@ impl Core {
         let inodes = self.totals.sum(|used| &used.inodes);
         Statistics { blocks, free: blocks.saturating_sub(used), inodes, replayed: self.replayed.get() }
     }
+}
+
+/// Attributes with the time of the last change of the inode, which is now unless it is given.
+fn with_time(attributes: Attributes) -> Attributes {
+    Attributes { changed: attributes.changed.or(Some(now())), ..attributes }
 }
 
 /// The first offset of a file from this one on with data, or without.

@@ -116,6 +116,9 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     let handle = zones.open().await?;
     let (mut opening, properties, state) = find(&*handle, settings).await?;
     let cores = number_of_cores(settings, &opening.layout, properties.shards);
+    // The next root has the present version of the format.
+    let own = std::mem::replace(&mut opening.root.own, properties.encode());
+    let is_older = own != opening.root.own;
     let source = Arc::new(Source::of(&mut opening, properties, state));
     let mut loaded: Vec<Home<Loaded>> = Vec::new();
     for core in 0..cores {
@@ -143,10 +146,11 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     let cores = start((zones, handle), parts, loaded, properties, settings).await?;
     let is_divided_otherwise = source.state.shown.len() != cores.all().len();
     let infos: Vec<_> = source.state.snapshots.iter().map(|it| it.info.clone()).collect();
+    let next_snapshot = source.state.next_snapshot;
     let first = move |core: Rc<Core>| async move {
-        core.snapshot_list.set(infos.into_iter());
-        // Records belong to the streams of the cores that the newest checkpoint names.
-        match core.kit.checkpoints.is_due_at_open() || is_divided_otherwise {
+        core.snapshot_list.set(infos.into_iter(), next_snapshot);
+        // Records belong to the streams of the cores that the newest checkpoint names, and are of the version that the root names.
+        match core.kit.checkpoints.is_due_at_open() || is_divided_otherwise || is_older {
             true => core.write_checkpoint(false).await,
             false => Ok(()),
         }

@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most extents that are looked up at a time.
 const AT_ONCE: usize = 64;
+/// Pages that are looked up and read at a time, while no zone is reset.
+const PAGES_AT_ONCE: usize = 16;
 /// Most blocks that are read at a time.
 const BLOCKS_AT_ONCE: u32 = 256;
 /// Most damage that is described; the rest is only counted.
@@ -55,9 +57,6 @@ impl Scrubbed {
     }
 }
 
-/// Pages, and extents with the inodes that have them.
-type OfSnapshot = (Vec<Place>, Vec<(InodeNumber, Extent)>);
-
 impl Core {
     /// Reads all blocks and pages of this core on the medium. Adds the number of blocks read to `progress`.
     ///
@@ -67,7 +66,7 @@ impl Core {
         let mut found = Scrubbed::default();
         let shards = self.metadata.borrow().items.shards();
         for shard in 0..shards {
-            self.scrub_pages(shard, &mut found).await?;
+            self.scrub_pages(None, shard, &mut found).await?;
             let mut from = Some(Key::MIN);
             while let Some(first) = from {
                 let extents;
@@ -96,11 +95,8 @@ impl Core {
         progress: &AtomicU64,
         found: &mut Scrubbed,
     ) -> Result<()> {
-        // Until the pages have been read, no zone with one of them is reset.
-        let reading = self.reads.begin();
-        let Some((places, extents)) = self.own_of(number, shard, found) else { return Ok(()) };
-        self.scrub_places(places, found).await?;
-        drop(reading);
+        self.scrub_pages(Some(number), shard, found).await?;
+        let Some(extents) = self.own_of(number, shard, found) else { return Ok(()) };
         for (inode, extent) in extents {
             self.check_open()?;
             self.scrub_extent(Some(number), inode, &extent, progress, found).await;
@@ -108,19 +104,23 @@ impl Core {
         Ok(())
     }
 
-    /// Pages and extents of a snapshot that the version after it doesn't have; `None` if it was deleted.
-    fn own_of(&self, number: SnapshotNumber, shard: u32, found: &mut Scrubbed) -> Option<OfSnapshot> {
-        let (mut places, mut extents) = (Vec::new(), Vec::new());
+    /// Extents of a snapshot that the version after it doesn't have, with the inodes that have them; `None` if it was deleted.
+    fn own_of(
+        &self,
+        number: SnapshotNumber,
+        shard: u32,
+        found: &mut Scrubbed,
+    ) -> Option<Vec<(InodeNumber, Extent)>> {
+        let mut extents = Vec::new();
         let metadata = self.metadata.borrow();
         let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
-        items.tree(shard).visit_own_places(Some(newer.tree(shard)), |place| places.push(place));
         let visited = visit_own_blocks(items.tree(shard), newer, shard, |inode, extent| {
             shared::visit_owned(items, inode, extent, |inode, extent| extents.push((inode, extent)))
         });
         if let Err(error) = visited {
             found.note(&error);
         }
-        Some((places, extents))
+        Some(extents)
     }
 
     /// Returns the next extents with data of a shard, and the key at which further ones begin, if there may be any.
@@ -173,28 +173,53 @@ impl Core {
         }
     }
 
-    /// Reads the pages of a tree that the newest checkpoints have written.
-    async fn scrub_pages(&self, shard: u32, found: &mut Scrubbed) -> Result<()> {
-        // From here on, no zone with one of these pages is reset.
-        let _reading = self.reads.begin();
-        let places = self.metadata.borrow().items.tree(shard).places();
-        self.scrub_places(places, found).await
-    }
-
-    async fn scrub_places(&self, places: Vec<Place>, found: &mut Scrubbed) -> Result<()> {
-        for place in places {
+    /// Reads the pages of a tree that the newest checkpoints have written; of a snapshot, those that the next newer version doesn't have. It may be
+    /// deleted meanwhile.
+    async fn scrub_pages(
+        &self,
+        version: Option<SnapshotNumber>,
+        shard: u32,
+        found: &mut Scrubbed,
+    ) -> Result<()> {
+        let mut from = Some(Key::MIN);
+        while let Some(first) = from {
             self.check_open()?;
-            found.pages += 1;
-            if let Err(error) = self.scrub_page(place).await {
-                found.note(&error);
+            // The turn comes before zones are kept from being reset: writes that wait for zones hold turns.
+            let _turn = self.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;
+            // Until these pages have been read, no zone with one of them is reset. Writers may wait for that.
+            let _reading = self.reads.begin();
+            let mut places = Vec::with_capacity(PAGES_AT_ONCE);
+            from = self.places_from(version, shard, &first, &mut places);
+            for place in places {
+                found.pages += 1;
+                if let Err(error) = self.scrub_page(place).await {
+                    found.note(&error);
+                }
             }
         }
         Ok(())
     }
 
+    /// Finds the next pages of a tree to read. Returns the key from which further ones begin, if there are any.
+    fn places_from(
+        &self,
+        version: Option<SnapshotNumber>,
+        shard: u32,
+        from: &Key,
+        places: &mut Vec<Place>,
+    ) -> Option<Key> {
+        let metadata = self.metadata.borrow();
+        let (items, newer) = match version {
+            None => (&metadata.items, None),
+            Some(number) => {
+                let (items, newer) = metadata.snapshots.beside_newer(number, &metadata.items).ok()?;
+                (items, Some(newer.tree(shard)))
+            }
+        };
+        items.tree(shard).visit_own_places_from(newer, from, PAGES_AT_ONCE, |place| places.push(place))
+    }
+
     async fn scrub_page(&self, place: Place) -> Result<()> {
-        // Zones are kept from being reset, so it must not wait.
-        let _turn = self.classes.take_now(BACKGROUND, PAGE as u64);
         let layout = &self.kit.layout;
         let address = layout.address(place.zone, place.position);
         let (outcome, mut buffer) = self.kit.zones.read(address, Buffer::new(layout.block_bytes())).await;

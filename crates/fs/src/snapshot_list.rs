@@ -19,7 +19,7 @@ use crate::metadata::Metadata;
 use crate::snapshots::{LARGEST_NUMBER, MOST_SNAPSHOTS, Snapshot, SnapshotNumber};
 use block::{Error, Result};
 use runtime::sync::{Semaphore, oneshot};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// What is known of a snapshot.
@@ -48,13 +48,15 @@ enum Stage {
 #[derive(Debug)]
 pub struct SnapshotList {
     all: RefCell<Vec<(SnapshotInfo, Stage)>>,
+    /// Number of the next snapshot.
+    next: Cell<SnapshotNumber>,
     /// Snapshots are taken and deleted one after the other.
     alone: Rc<Semaphore>,
 }
 
 impl Default for SnapshotList {
     fn default() -> Self {
-        SnapshotList { all: RefCell::default(), alone: Semaphore::new(1) }
+        SnapshotList { all: RefCell::default(), next: Cell::new(1), alone: Semaphore::new(1) }
     }
 }
 
@@ -74,8 +76,9 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 impl SnapshotList {
-    /// Sets those that the newest checkpoint has.
-    pub fn set(&self, found: impl Iterator<Item = SnapshotInfo>) {
+    /// Sets those that the newest checkpoint has, and the number of the next one.
+    pub fn set(&self, found: impl Iterator<Item = SnapshotInfo>, next: SnapshotNumber) {
+        self.next.set(next);
         *self.all.borrow_mut() = found.map(|info| (info, Stage::There)).collect();
     }
 
@@ -89,6 +92,11 @@ impl SnapshotList {
     pub fn of_checkpoint(&self) -> Vec<SnapshotInfo> {
         let all = self.all.borrow();
         all.iter().filter(|(_, stage)| *stage != Stage::Deleted).map(|(info, _)| info.clone()).collect()
+    }
+
+    /// Number of the next snapshot: it is larger than those of all that there have been.
+    pub fn next_number(&self) -> SnapshotNumber {
+        self.next.get()
     }
 
     /// Notes that a checkpoint with these is durable.
@@ -128,8 +136,8 @@ impl SnapshotList {
         self.all.borrow_mut().retain(|(info, _)| info.number != number);
     }
 
-    /// A snapshot that can be taken under this name.
-    fn next(&self, name: &str) -> Result<SnapshotInfo> {
+    /// A snapshot that can be taken under this name. Its number isn't given again, whether it is taken or not.
+    fn new_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
         check_name(name)?;
         let all = self.all.borrow();
         if all.iter().any(|(info, _)| info.name == name) {
@@ -145,19 +153,14 @@ impl SnapshotList {
             )));
         }
         drop(all);
-        Ok(SnapshotInfo { number: self.next_number(), name: name.to_owned(), created: now() })
-    }
-
-    /// The first number after the newest snapshot's that none has.
-    fn next_number(&self) -> SnapshotNumber {
-        let all = self.all.borrow();
-        let mut number = all.last().map_or(0, |(info, _)| info.number);
-        loop {
-            number = number % LARGEST_NUMBER + 1;
-            if all.iter().all(|(info, _)| info.number != number) {
-                return number;
-            }
+        let number = self.next.get();
+        if number > LARGEST_NUMBER {
+            return Err(Error::no_space(format!(
+                "snapshot \"{name}\": the file system has had {LARGEST_NUMBER} snapshots, the most that there can be; copy the files to a new file system"
+            )));
         }
+        self.next.set(number + 1);
+        Ok(SnapshotInfo { number, name: name.to_owned(), created: now() })
     }
 }
 
@@ -184,7 +187,7 @@ impl Core {
         self.to_the_end(async move {
             let _alone = core.snapshot_list.alone.acquire(1).await;
             core.check_open()?;
-            let info = core.snapshot_list.next(&name)?;
+            let info = core.snapshot_list.new_snapshot(&name)?;
             // All pages may have to be copied, and written.
             let copied = match core.metadata.borrow().snapshots.is_empty() {
                 true => 3 * core.totals.sum(|used| &used.pages),
@@ -235,12 +238,15 @@ impl Core {
     }
 
     /// Shuts the gates of all cores, one after another. No operation is in progress then.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] while an operation on several cores waits for space.
     async fn shut_gates(&self) -> Result<()> {
         let mut outcome = Ok(());
         for core in self.cores().all() {
             let shut = |core: Rc<Core>| async move {
-                core.gate.shut().await;
-                Ok(())
+                // An operation that was answered with ENOSPC waits for space, perhaps for ever.
+                core.gate.shut(|| core.kit.space.check()).await
             };
             outcome = outcome.and(core.with(shut).await);
         }
@@ -377,13 +383,17 @@ mod tests {
     #[test]
     fn names_and_numbers_are_given_once() {
         let list = SnapshotList::default();
-        list.set([info(LARGEST_NUMBER - 1, "a"), info(1, "b"), info(LARGEST_NUMBER, "c")].into_iter());
-        let refused = |name: &str| list.next(name).err();
+        list.set([info(7, "a"), info(8, "b"), info(11, "c")].into_iter(), 12);
+        let refused = |name: &str| list.new_snapshot(name).err();
         assert!(matches!(refused("a"), Some(Error::AlreadyExists(_))));
         for name in ["", "a/b", "..", "a\nb"] {
             assert!(matches!(refused(name), Some(Error::Invalid(_))), "{name:?}");
         }
         assert!(list.find("d").unwrap_err().detail().contains("a, b, c"));
-        assert_eq!(list.next_number(), 2, "numbers go round");
+        let number = |name: &str| list.new_snapshot(name).unwrap().number;
+        assert_eq!((number("d"), number("d"), list.next_number()), (12, 13, 14), "also one that isn't taken");
+        list.set(std::iter::empty(), LARGEST_NUMBER);
+        assert_eq!(number("d"), LARGEST_NUMBER);
+        assert!(matches!(refused("e"), Some(Error::NoSpace(_))));
     }
 }

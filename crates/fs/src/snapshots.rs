@@ -18,13 +18,13 @@ use crate::shared::{self, Run};
 use crate::tree::{Key, Tree, visit_differences};
 use block::{Error, Result};
 
-/// Number of a snapshot. At most [`MOST_SNAPSHOTS`] exist, and a number is reused only after all others.
-pub type SnapshotNumber = u16;
+/// Number of a snapshot, from 1 on. Numbers grow, and are never given again as long as the file system exists.
+pub type SnapshotNumber = u32;
 
 /// Most snapshots of a file system.
 pub const MOST_SNAPSHOTS: usize = 256;
 /// Largest number of a snapshot.
-pub const LARGEST_NUMBER: SnapshotNumber = 0x7FFF;
+pub const LARGEST_NUMBER: SnapshotNumber = u32::MAX - 1;
 
 /// A snapshot of a core.
 #[derive(Debug, Clone)]

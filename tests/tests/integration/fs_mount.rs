@@ -81,6 +81,26 @@ fn snapshots_are_directories_of_the_mount() {
     mount.unmounted();
 }
 
+#[test]
+fn an_open_file_of_a_deleted_snapshot_never_shows_another_one() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    let shown = mount.shell(
+        "echo one > f; mkdir .snapshots/a; exec 3< .snapshots/a/f; generation=$(stat -c %i .snapshots/a/f)
+         rmdir .snapshots/a; echo two-longer > f; mkdir .snapshots/b
+         cat .snapshots/b/f; stat -c %s .snapshots/b/f
+         test $(stat -c %i .snapshots/b/f) != $generation
+         cat <&3 2>/dev/null || echo stale",
+    );
+    // What the kernel has of the old one may still be shown.
+    let of_new = shown.lines().take(2).collect::<Vec<_>>();
+    assert_eq!(of_new, ["two-longer", "11"]);
+    assert!(matches!(shown.lines().nth(2), Some("one" | "stale") | None), "{shown}");
+    mount.unmounted();
+}
+
 /// Blocks of 4 KiB that are free in a mount.
 fn free_blocks(mount: &Mount) -> u64 {
     let status = rustix::fs::statvfs(mount.at(".")).unwrap();

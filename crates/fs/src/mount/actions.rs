@@ -2,10 +2,9 @@
 
 use super::convert::{self, CACHED};
 use crate::attributes::Setting;
-use crate::change::KEEP_TIMES;
 use crate::classes::fair_queue::DEFAULT;
 use crate::clones::Copied;
-use crate::core::{Core, now};
+use crate::core::{Core, Times, now};
 use crate::directory::Entry as Name;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::namespace::{New, Renaming};
@@ -138,9 +137,10 @@ pub(super) async fn create_and_open(
     new: &New,
     flags: i32,
 ) -> Result<Entry> {
-    let inode = match core.create(parent, name, new).await {
-        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => core.lookup(parent, name).await?,
-        other => other?,
+    let (inode, flags) = match core.create(parent, name, new).await {
+        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => (core.lookup(parent, name).await?, flags),
+        // A new file has nothing to cut off.
+        other => (other?, flags & !libc::O_TRUNC),
     };
     match core.is_here(inode) {
         true => open_entry(core, inode, flags).await,
@@ -153,8 +153,8 @@ pub(super) async fn create_and_open(
 
 async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<Entry> {
     let node = core.open(inode)?;
+    // Also without bytes: a write in flight may give it some.
     if flags & libc::O_TRUNC != 0
-        && core.inode(inode)?.size > 0
         && let Err(error) = core.truncate(&node, 0).await
     {
         core.close(&node);
@@ -197,9 +197,9 @@ pub(super) async fn set_attributes(
         let node = core.node(inode);
         core.truncate(&node, size).await?;
     }
-    if let Some(changes) = convert::changes(&core.inode(inode)?, set, now()) {
-        core.set_attributes(inode, changes).await?;
-    }
+    let wanted = *set;
+    let decide = move |old: &Inode| convert::changes(old, &wanted, now());
+    core.decide_attributes(inode, set.modified.is_some(), decide).await?;
     if convert::takes_privileges(&old, set) {
         remove_capabilities(core, inode).await?;
     }
@@ -387,11 +387,11 @@ pub(super) async fn allocate(
     let (range, keeps_size) = (offset..end, mode & KEEP_SIZE != 0);
     let node: Rc<Node> = core.node(inode);
     match mode & !KEEP_SIZE {
-        0 => core.reserve(&node, range, !keeps_size, KEEP_TIMES).await,
-        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.free(&node, range, KEEP_TIMES).await,
+        0 => core.reserve(&node, range, !keeps_size, Times::Kept).await,
+        libc::FALLOC_FL_PUNCH_HOLE if keeps_size => core.free(&node, range, Times::Kept).await,
         libc::FALLOC_FL_ZERO_RANGE => {
-            core.free(&node, range.clone(), KEEP_TIMES).await?;
-            core.reserve(&node, range, !keeps_size, KEEP_TIMES).await
+            core.free(&node, range.clone(), Times::Kept).await?;
+            core.reserve(&node, range, !keeps_size, Times::Kept).await
         }
         _ => Err(os(libc::EOPNOTSUPP, format!("fallocate with mode {mode:#x}"))),
     }
@@ -431,6 +431,6 @@ pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRa
     let CopyRange { from_offset, to_offset, .. } = *copy;
     let length = copy.length.min(MOST_SHARED);
     let copied = Copied { class: DEFAULT, from, from_offset, to_offset, length };
-    let done = core.copy_range(&core.node(copy.to_node), copied, MOST_COPIED, KEEP_TIMES).await?;
+    let done = core.copy_range(&core.node(copy.to_node), copied, MOST_COPIED, Times::Kept).await?;
     Ok(done.bytes)
 }

@@ -68,6 +68,7 @@ impl Mounted {
             cores: files.cores().clone(),
             controlled: Controlled::new(files.clone()),
             notifying: notifying.clone(),
+            slots: Arc::default(),
         };
         let session = Session::mount(Arc::new(part), options).await?;
         *notifying.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();

@@ -2,6 +2,7 @@
 
 use super::actions::{self, os};
 use super::control::{Control, Controlled};
+use super::slots::Slots;
 use super::snapshots::WithSnapshots;
 use crate::core::Core;
 use crate::cores::Cores;
@@ -28,6 +29,7 @@ pub(super) struct ServedPart {
     pub(super) cores: Cores,
     pub(super) controlled: Controlled,
     pub(super) notifying: Notifying,
+    pub(super) slots: Arc<Slots>,
 }
 
 impl FileSystemPart for ServedPart {

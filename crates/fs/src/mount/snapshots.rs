@@ -1,11 +1,12 @@
 //! Snapshots in a mount: the directory `.snapshots` in the root, which no list of names has, with a directory for each snapshot. mkdir(2) in
 //! it takes a snapshot, rmdir(2) deletes one. Nothing below can be changed.
 //!
-//! A node of a snapshot has the snapshot's number in its upper 16 bits, and the inode in the others; numbers of inodes are far smaller.
+//! Nodes of snapshots are those of [`slots`](super::slots); their generation is the number of the snapshot.
 
 use super::actions::{Listing, check_namespace, os};
 use super::convert::{self, CACHED};
 use super::serve::{OPENED, Served};
+use super::slots::{DIRECTORY, Place, Slots};
 use crate::attributes;
 use crate::classes::fair_queue::DEFAULT;
 use crate::core::Core;
@@ -31,32 +32,8 @@ use std::time::Duration;
 const NAME: &[u8] = b".snapshots";
 /// Time for a snapshot to have a file written back while seeks have all others written back.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
-/// Bits of a node that are those of an inode.
-const INODE_BITS: u32 = 48;
-/// The directory of snapshots.
-const DIRECTORY: u64 = 1 << 63;
 /// Offsets in a directory after `.`, and after `..`.
 const DOTS: [u64; 2] = [1, 2];
-
-/// What a node is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Present,
-    Directory,
-    Snapshot(SnapshotNumber, InodeNumber),
-}
-
-fn place(node: u64) -> Place {
-    match (node >> INODE_BITS) as u16 {
-        0 => Place::Present,
-        _ if node == DIRECTORY => Place::Directory,
-        number => Place::Snapshot(number, node & ((1 << INODE_BITS) - 1)),
-    }
-}
-
-fn node_of(number: SnapshotNumber, inode: InodeNumber) -> u64 {
-    u64::from(number) << INODE_BITS | inode
-}
 
 fn refused<'a, R: 'a>(what: &str) -> Call<'a, Result<R>> {
     Call::ready(Err(read_only(what)))
@@ -81,6 +58,20 @@ pub(super) struct WithSnapshots(pub(super) Served);
 impl WithSnapshots {
     fn cores(&self) -> &Cores {
         &self.0.0.cores
+    }
+
+    fn slots(&self) -> &Slots {
+        &self.0.0.slots
+    }
+
+    fn place(&self, node: u64) -> Place {
+        self.slots().place(node)
+    }
+
+    /// Notes that the kernel gets an entry, to which it refers from now on.
+    fn referred(&self, entry: Entry) -> Entry {
+        self.slots().refer(entry.attributes.node);
+        entry
     }
 
     /// Reads the metadata of an inode of a snapshot on its core.
@@ -124,7 +115,7 @@ impl WithSnapshots {
             Ok(info) => {
                 let mut entry = self.entry(info.number, ROOT).await?;
                 entry.name_time = Duration::ZERO;
-                Ok(entry)
+                Ok(self.referred(entry))
             }
             Err(Error::NotFound(_)) => Ok(Entry::default()),
             Err(error) => Err(error),
@@ -135,7 +126,8 @@ impl WithSnapshots {
         let block_size = |core: &Core, _: &Metadata| Ok(core.block_size);
         let block_size = self.read_at((number, inode), block_size).await?;
         let found = self.cores().attributes_in(Some(number), inode).await?;
-        let mut attributes = convert::attributes(node_of(number, inode), &found, block_size);
+        let node = self.slots().node(number, inode)?;
+        let mut attributes = convert::attributes(node, &found, block_size);
         if inode == ROOT {
             // Programs see when the snapshot was taken.
             let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
@@ -144,14 +136,14 @@ impl WithSnapshots {
                 attributes.changed = convert::timestamp(info.created);
             }
         }
-        Ok(Entry { attributes, generation: 0, name_time: CACHED, attributes_time: CACHED })
+        Ok(Entry { attributes, generation: number.into(), name_time: CACHED, attributes_time: CACHED })
     }
 
     async fn lookup_in(&self, number: SnapshotNumber, parent: InodeNumber, name: Vec<u8>) -> Result<Entry> {
         let holder = self.cores().holder_in(number, parent, &name).await?;
         let look = move |_: &Core, metadata: &Metadata| find(metadata, holder, &name);
         match self.read_at((number, holder), look).await? {
-            Some((inode, _)) => self.entry(number, inode).await,
+            Some((inode, _)) => self.entry(number, inode).await.map(|entry| self.referred(entry)),
             None => Ok(Entry { name_time: CACHED, ..Entry::default() }),
         }
     }
@@ -180,15 +172,17 @@ impl WithSnapshots {
         let mut found: Vec<_> = self.cores().first().with(list).await?.into_iter().collect();
         found.sort_by_key(|info| info.number);
         let entry = |info: crate::SnapshotInfo| {
-            (DOTS[1] + u64::from(info.number), node_of(info.number, ROOT), info.name.into_bytes())
+            let node = self.slots().node(info.number, ROOT)?;
+            Ok((DOTS[1] + u64::from(info.number), node, info.name.into_bytes()))
         };
         let dots = [(DOTS[0], DIRECTORY, b".".to_vec()), (DOTS[1], ROOT, b"..".to_vec())];
-        Ok(dots.into_iter().chain(found.into_iter().map(entry)).collect())
+        dots.into_iter().map(Ok).chain(found.into_iter().map(entry)).collect()
     }
 }
 
 /// Adds the names that an inode of a snapshot has, a directory or a stripe, from an offset on. Returns whether all fit.
 fn add_names(
+    slots: &Slots,
     metadata: &Metadata,
     (number, holder): (SnapshotNumber, InodeNumber),
     from: u64,
@@ -196,7 +190,7 @@ fn add_names(
 ) -> Result<bool> {
     for entry in directory::entries(&metadata.items, holder, from) {
         let entry = entry?;
-        if !found.add_name(entry.next, node_of(number, entry.inode), entry.code, &entry.name) {
+        if !found.add_name(entry.next, slots.node(number, entry.inode)?, entry.code, &entry.name) {
             return Ok(false);
         }
     }
@@ -212,11 +206,12 @@ impl WithSnapshots {
         mut found: L,
     ) -> Result<L> {
         let from = if offset <= DOTS[1] { 0 } else { offset };
+        let slots = self.0.0.slots.clone();
         let begin = move |_: &Core, metadata: &Metadata| {
             let parent = metadata.inode(directory)?.parent.max(ROOT);
-            let above = if directory == ROOT { DIRECTORY } else { node_of(number, parent) };
-            let dots =
-                [(DOTS[0], node_of(number, directory), b".".as_slice()), (DOTS[1], above, b"..".as_slice())];
+            let above = if directory == ROOT { DIRECTORY } else { slots.node(number, parent)? };
+            let own = slots.node(number, directory)?;
+            let dots = [(DOTS[0], own, b".".as_slice()), (DOTS[1], above, b"..".as_slice())];
             for (next, node, name) in dots {
                 if offset < next && !found.add_name(next, node, libc::DT_DIR, name) {
                     return Ok((found, None));
@@ -224,16 +219,16 @@ impl WithSnapshots {
             }
             let striped = stripes::read(&metadata.items, directory)?;
             if striped.is_none() {
-                add_names(metadata, (number, directory), from, &mut found)?;
+                add_names(&slots, metadata, (number, directory), from, &mut found)?;
             }
             Ok((found, striped))
         };
         let striped;
         (found, striped) = self.read_at((number, directory), begin).await?;
         for stripe in striped.iter().flat_map(|striped| striped.stripes.from(from)) {
-            let at = (number, *stripe);
+            let (at, slots) = ((number, *stripe), self.0.0.slots.clone());
             let go_on = move |_: &Core, metadata: &Metadata| {
-                let fit = add_names(metadata, at, from, &mut found)?;
+                let fit = add_names(&slots, metadata, at, from, &mut found)?;
                 Ok((found, fit))
             };
             let fit;
@@ -248,7 +243,7 @@ impl WithSnapshots {
 
 impl FileSystem for WithSnapshots {
     fn lookup<'a>(&'a self, context: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
-        match place(parent) {
+        match self.place(parent) {
             Place::Present if parent == ROOT && name == NAME => Call::new(async move {
                 // A file of this name was there before.
                 match self.0.lookup(context, parent, name).await? {
@@ -263,8 +258,10 @@ impl FileSystem for WithSnapshots {
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        if place(node) == Place::Present {
-            self.0.forget(node, lookups);
+        match self.place(node) {
+            Place::Present => self.0.forget(node, lookups),
+            Place::Directory => {}
+            Place::Snapshot(..) => self.slots().forget(node, lookups),
         }
     }
 
@@ -274,7 +271,7 @@ impl FileSystem for WithSnapshots {
         node: u64,
         handle: Option<u64>,
     ) -> Call<'_, Result<CachedAttributes>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.attributes(context, node, handle),
             Place::Directory => {
                 Call::new(async move { Ok((self.directory_attributes().await?, Duration::ZERO)) })
@@ -292,14 +289,14 @@ impl FileSystem for WithSnapshots {
         node: u64,
         set: SetAttributes,
     ) -> Call<'_, Result<CachedAttributes>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.set_attributes(context, node, set),
             _ => refused("setting attributes"),
         }
     }
 
     fn read_link(&self, context: Context, node: u64) -> Call<'_, Result<Data>> {
-        match place(node) {
+        match self.place(node) {
             Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
                 namespace::target(metadata, inode).map(|target| Data::copy_of(&target))
             }),
@@ -314,7 +311,7 @@ impl FileSystem for WithSnapshots {
         name: &'a [u8],
         target: &'a [u8],
     ) -> Call<'a, Result<Entry>> {
-        match place(parent) {
+        match self.place(parent) {
             Place::Present => self.0.symbolic_link(context, parent, name, target),
             _ => refused("a symbolic link"),
         }
@@ -329,7 +326,7 @@ impl FileSystem for WithSnapshots {
         umask: u32,
         device: u32,
     ) -> Call<'a, Result<Entry>> {
-        match place(parent) {
+        match self.place(parent) {
             Place::Present => self.0.make_node(context, parent, name, mode, umask, device),
             _ => refused("a new file"),
         }
@@ -343,7 +340,7 @@ impl FileSystem for WithSnapshots {
         mode: u32,
         umask: u32,
     ) -> Call<'a, Result<Entry>> {
-        match place(parent) {
+        match self.place(parent) {
             Place::Present => self.0.make_directory(context, parent, name, mode, umask),
             Place::Directory => Call::new(self.take(name)),
             Place::Snapshot(..) => refused("a new directory"),
@@ -351,14 +348,14 @@ impl FileSystem for WithSnapshots {
     }
 
     fn unlink<'a>(&'a self, context: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        match place(parent) {
+        match self.place(parent) {
             Place::Present => self.0.unlink(context, parent, name),
             _ => refused("removing a file"),
         }
     }
 
     fn remove_directory<'a>(&'a self, context: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        match place(parent) {
+        match self.place(parent) {
             Place::Present => self.0.remove_directory(context, parent, name),
             Place::Directory => Call::new(async move {
                 let name = name_of(name)?;
@@ -378,7 +375,7 @@ impl FileSystem for WithSnapshots {
         new_name: &'a [u8],
         flags: u32,
     ) -> Call<'a, Result<()>> {
-        match (place(parent), place(new_parent)) {
+        match (self.place(parent), self.place(new_parent)) {
             (Place::Present, Place::Present) => {
                 self.0.rename(context, parent, name, new_parent, new_name, flags)
             }
@@ -393,7 +390,7 @@ impl FileSystem for WithSnapshots {
         new_parent: u64,
         new_name: &'a [u8],
     ) -> Call<'a, Result<Entry>> {
-        match (place(node), place(new_parent)) {
+        match (self.place(node), self.place(new_parent)) {
             (Place::Present, Place::Present) => self.0.link(context, node, new_parent, new_name),
             (_, Place::Present) => {
                 Call::ready(Err(os(libc::EXDEV, "a link to a file of a snapshot; copy the file")))
@@ -403,7 +400,7 @@ impl FileSystem for WithSnapshots {
     }
 
     fn open(&self, context: Context, node: u64, flags: i32) -> Call<'_, Result<Opened>> {
-        match place(node) {
+        match self.place(node) {
             Place::Snapshot(number, inode) => {
                 if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
                     return refused("writing");
@@ -423,7 +420,7 @@ impl FileSystem for WithSnapshots {
         umask: u32,
         flags: i32,
     ) -> Call<'a, Result<(Entry, Opened)>> {
-        match place(parent) {
+        match self.place(parent) {
             Place::Present => self.0.create(context, parent, name, mode, umask, flags),
             _ => refused("a new file"),
         }
@@ -437,14 +434,14 @@ impl FileSystem for WithSnapshots {
         umask: u32,
         flags: i32,
     ) -> Call<'_, Result<(Entry, Opened)>> {
-        match place(parent) {
+        match self.place(parent) {
             Place::Present => self.0.temporary_file(context, parent, mode, umask, flags),
             _ => refused("a new file"),
         }
     }
 
     fn read(&self, context: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
-        match place(node) {
+        match self.place(node) {
             Place::Snapshot(number, inode) => {
                 let core = self.cores().of(inode);
                 let work = move |core: Rc<Core>| async move {
@@ -458,7 +455,7 @@ impl FileSystem for WithSnapshots {
     }
 
     fn write(&self, context: Context, node: u64, write: Write, data: Buffer) -> Call<'_, Result<u32>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.write(context, node, write, data),
             _ => refused("writing"),
         }
@@ -469,14 +466,14 @@ impl FileSystem for WithSnapshots {
     }
 
     fn release(&self, context: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.release(context, node, release),
             _ => Call::ready(Ok(())),
         }
     }
 
     fn sync(&self, context: Context, node: u64, handle: u64, data_only: bool) -> Call<'_, Result<()>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.sync(context, node, handle, data_only),
             _ => Call::ready(Ok(())),
         }
@@ -490,14 +487,14 @@ impl FileSystem for WithSnapshots {
         value: &'a [u8],
         flags: i32,
     ) -> Call<'a, Result<()>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.set_extended(context, node, name, value, flags),
             _ => refused("setting an extended attribute"),
         }
     }
 
     fn extended<'a>(&'a self, context: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<Data>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.extended(context, node, name),
             Place::Directory => {
                 Call::ready(Err(os(libc::ENODATA, "the directory of snapshots has no attributes")))
@@ -513,7 +510,7 @@ impl FileSystem for WithSnapshots {
     }
 
     fn list_extended(&self, context: Context, node: u64) -> Call<'_, Result<Data>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.list_extended(context, node),
             Place::Directory => Call::ready(Ok(Data::copy_of(&[]))),
             Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
@@ -525,14 +522,14 @@ impl FileSystem for WithSnapshots {
     }
 
     fn remove_extended<'a>(&'a self, context: Context, node: u64, name: &'a [u8]) -> Call<'a, Result<()>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.remove_extended(context, node, name),
             _ => refused("removing an extended attribute"),
         }
     }
 
     fn open_directory(&self, context: Context, node: u64, flags: i32) -> Call<'_, Result<Opened>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.open_directory(context, node, flags),
             _ => Call::ready(Ok(Opened::default())),
         }
@@ -546,7 +543,7 @@ impl FileSystem for WithSnapshots {
         offset: u64,
         mut entries: DirectoryEntries,
     ) -> Call<'_, Result<DirectoryEntries>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.read_directory(context, node, handle, offset, entries),
             Place::Directory => Call::new(async move {
                 for (next, node, name) in self.snapshots().await? {
@@ -568,7 +565,7 @@ impl FileSystem for WithSnapshots {
         offset: u64,
         mut entries: DirectoryEntriesPlus,
     ) -> Call<'_, Result<DirectoryEntriesPlus>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.read_directory_plus(context, node, handle, offset, entries),
             Place::Directory => Call::new(async move {
                 for (next, node, name) in self.snapshots().await? {
@@ -583,7 +580,7 @@ impl FileSystem for WithSnapshots {
     }
 
     fn release_directory(&self, context: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.release_directory(context, node, release),
             _ => Call::ready(Ok(())),
         }
@@ -596,7 +593,7 @@ impl FileSystem for WithSnapshots {
         handle: u64,
         data_only: bool,
     ) -> Call<'_, Result<()>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.sync_directory(context, node, handle, data_only),
             _ => Call::ready(Ok(())),
         }
@@ -611,7 +608,7 @@ impl FileSystem for WithSnapshots {
         length: u64,
         mode: i32,
     ) -> Call<'_, Result<()>> {
-        match place(node) {
+        match self.place(node) {
             Place::Present => self.0.allocate(context, node, handle, offset, length, mode),
             _ => refused("allocating space"),
         }
@@ -625,7 +622,7 @@ impl FileSystem for WithSnapshots {
         offset: u64,
         whence: i32,
     ) -> Call<'_, Result<u64>> {
-        match place(node) {
+        match self.place(node) {
             Place::Snapshot(number, inode) => self.read_at((number, inode), move |_, metadata| {
                 let is_for_data = super::actions::is_for_data(whence)?;
                 seek(metadata, inode, offset, is_for_data)
@@ -635,7 +632,7 @@ impl FileSystem for WithSnapshots {
     }
 
     fn copy_range(&self, context: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
-        match (place(node), place(copy.to_node)) {
+        match (self.place(node), self.place(copy.to_node)) {
             (Place::Present, Place::Present) => self.0.copy_range(context, node, copy),
             // The kernel reads and writes instead.
             _ => Call::ready(Err(os(libc::EXDEV, "a copy from a snapshot"))),
@@ -644,22 +641,5 @@ impl FileSystem for WithSnapshots {
 
     fn sync_all(&self, context: Context, _: u64) -> Call<'_, Result<()>> {
         self.0.sync_all(context, ROOT)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::snapshots::LARGEST_NUMBER;
-
-    #[test]
-    fn nodes_of_snapshots_are_told_apart_from_inodes() {
-        for number in [1, 7, LARGEST_NUMBER] {
-            for inode in [ROOT, 77, (1 << INODE_BITS) - 1] {
-                assert_eq!(place(node_of(number, inode)), Place::Snapshot(number, inode));
-                assert_eq!(place(inode), Place::Present);
-            }
-        }
-        assert_eq!(place(DIRECTORY), Place::Directory);
     }
 }

@@ -47,12 +47,12 @@ struct World {
     metadata: Metadata,
     live: Live,
     /// The snapshots, the oldest first, and the present.
-    versions: Vec<(u16, Version)>,
+    versions: Vec<(u32, Version)>,
     present: Version,
     /// Files and blocks for which the blocks in places were written.
     written: BTreeMap<At, (u64, u64)>,
     next: At,
-    snapshots: u16,
+    snapshots: u32,
     random: runtime::Random,
 }
 

@@ -1,7 +1,7 @@
 //! The places of all pages of a tree, and taking them from the pages.
 
 use super::node::Node;
-use super::{Place, Tree};
+use super::{Key, Place, Tree};
 
 impl Tree {
     /// Returns the places of all pages that have one.
@@ -16,6 +16,23 @@ impl Tree {
         if let Some(root) = &self.root {
             visit_own(root, self.level, newer, &mut visit);
         }
+    }
+
+    /// As [`visit_own_places`](Self::visit_own_places), for pages whose first key is `from` or a later one, in their order, and only about `most` of
+    /// them. Returns the key from which the others are visited; `None` if there are none. Pages that don't change between two calls are visited by
+    /// one of them.
+    pub fn visit_own_places_from(
+        &self,
+        newer: Option<&Tree>,
+        from: &Key,
+        most: usize,
+        visit: impl FnMut(Place),
+    ) -> Option<Key> {
+        let mut walk = Walk { newer, from: *from, left: most, last: None, next: None, visit };
+        if let Some(root) = &self.root {
+            walk.go_on(root, self.level);
+        }
+        walk.next
     }
 
     /// Takes the place from each page whose place is wanted and from the pages above it, for all trees that share them: the next
@@ -41,6 +58,43 @@ fn visit_own(node: &Node, level: u8, newer: Option<&Tree>, visit: &mut impl FnMu
     node.place().into_iter().for_each(&mut *visit);
     if let Node::Branch(branch) = node {
         branch.children.iter().for_each(|child| visit_own(child, level - 1, newer, visit));
+    }
+}
+
+/// A walk over some of the pages of a tree.
+struct Walk<'a, V> {
+    newer: Option<&'a Tree>,
+    from: Key,
+    /// Number of places to visit.
+    left: usize,
+    /// First key of the last page: a page and its first child may have the same.
+    last: Option<Key>,
+    /// First key of the first page that isn't visited.
+    next: Option<Key>,
+    visit: V,
+}
+
+impl<V: FnMut(Place)> Walk<'_, V> {
+    /// Visits a node and those under it. Returns false once enough have been visited. The depth of recursion is the tree's height.
+    fn go_on(&mut self, node: &Node, level: u8) -> bool {
+        if has(self.newer, node, level) {
+            return true;
+        }
+        let first = node.first_key();
+        if first >= self.from {
+            if self.left == 0 && self.last != Some(first) {
+                self.next = Some(first);
+                return false;
+            }
+            if let Some(place) = node.place() {
+                (self.visit)(place);
+                self.left = self.left.saturating_sub(1);
+            }
+            self.last = Some(first);
+        }
+        let Node::Branch(branch) = node else { return true };
+        let children = &branch.children[branch.index_of(&self.from)..];
+        children.iter().all(|child| self.go_on(child, level - 1))
     }
 }
 

@@ -39,6 +39,10 @@ pub enum Operation {
     Truncate(String, u64),
     Punch(String, u64, u64),
     Preallocate(String, u64, u64),
+    /// As fallocate(2) with mode 0: the file has the range then.
+    Allocate(String, u64, u64),
+    /// As fallocate(2) with FALLOC_FL_ZERO_RANGE.
+    ZeroRange(String, u64, u64),
     /// Path, first byte and number of bytes of the source, path and first byte of the copy.
     Clone(String, u64, u64, String, u64),
     Unlink(String),
@@ -62,6 +66,8 @@ impl Operation {
             Operation::Truncate(path, size) => Operation::Truncate(at(&path), size),
             Operation::Punch(path, from, to) => Operation::Punch(at(&path), from, to),
             Operation::Preallocate(path, from, to) => Operation::Preallocate(at(&path), from, to),
+            Operation::Allocate(path, from, to) => Operation::Allocate(at(&path), from, to),
+            Operation::ZeroRange(path, from, to) => Operation::ZeroRange(at(&path), from, to),
             Operation::Clone(from, offset, length, to, to_offset) => {
                 Operation::Clone(at(&from), offset, length, at(&to), to_offset)
             }
@@ -261,6 +267,15 @@ impl Model {
                 Ok(())
             }
             Operation::Preallocate(path, ..) => self.file(path).map(drop),
+            Operation::Allocate(path, _, to) => {
+                let contents = self.file(path)?;
+                contents.resize(contents.len().max(*to as usize), 0);
+                Ok(())
+            }
+            Operation::ZeroRange(path, from, to) => {
+                self.apply(&Operation::Punch(path.clone(), *from, *to))?;
+                self.apply(&Operation::Allocate(path.clone(), *from, *to))
+            }
             Operation::Clone(from, offset, length, to, to_offset) => {
                 let (source, offset, to_offset) = (self.file(from)?, *offset as usize, *to_offset as usize);
                 let end = source.len().min(offset.saturating_add(*length as usize));
@@ -349,6 +364,7 @@ impl Model {
                 (size as u64, data.0.len() as u64)
             }
             Operation::Clone(..) => return self.is_cloned_at_once(operation),
+            Operation::ZeroRange(..) => return false,
             _ => return true,
         };
         (offset + length).div_ceil(BLOCK) * BLOCK - offset / BLOCK * BLOCK <= 64 << 10
@@ -511,6 +527,14 @@ pub async fn apply(files: &FileSystem, top: &str, operation: &Operation) -> Resu
         Operation::Preallocate(path, from, to) => {
             files.open_file(path, there).await?.preallocate(*from..*to).await
         }
+        Operation::Allocate(path, from, to) => {
+            files.open_file(path, there).await?.allocate(*from..*to).await
+        }
+        Operation::ZeroRange(path, from, to) => {
+            let file = files.open_file(path, there).await?;
+            file.punch(*from..*to).await?;
+            file.allocate(*from..*to).await
+        }
         Operation::Clone(from, offset, length, to, to_offset) => {
             let source = files.open_file(from, there).await?;
             let target = files.open_file(to, there).await?;
@@ -579,7 +603,14 @@ pub fn draw(random: &mut Random, number: u64, blocks: u64) -> Operation {
         8..10 => Operation::Append(place, data),
         10 => Operation::Truncate(place, offset),
         11 => Operation::Punch(place, offset, offset + 1 + random.below(20_000)),
-        12 => Operation::Preallocate(place, offset, offset + 1 + random.below(20_000)),
+        12 => {
+            let end = offset + 1 + random.below(20_000);
+            match clones.below(3) {
+                0 => Operation::Preallocate(place, offset, end),
+                1 => Operation::Allocate(place, offset, end),
+                _ => Operation::ZeroRange(place, offset, end),
+            }
+        }
         13 => Operation::Unlink(place),
         14 | 15 => Operation::MakeDirectory(
             place.rsplit_once('/').unwrap().0.to_owned() + &format!("/d{}", random.below(3)),

@@ -123,6 +123,93 @@ fn preallocated_blocks_of_a_new_file_are_counted_once_after_a_power_cut() {
     );
 }
 
+/// A world whose disk takes 0.3 s for each operation.
+fn on_a_slow_disk<T: 'static, F: Future<Output = T> + 'static>(
+    files: Files,
+    main: impl FnOnce() -> F,
+) -> T {
+    let world = Simulation { trace_lines: 0, latency: 300_000_000..300_000_001, ..Simulation::new(1) };
+    runtime::simulate(world.with_files(files), main).unwrap().value
+}
+
+/// Allocations take effect when they are submitted, and writes when their records are written: the size is the maximum in either order.
+#[test]
+fn an_allocation_beside_a_write_in_flight_leaves_the_larger_size_and_all_data() {
+    const MIB: u64 = 1 << 20;
+    let setup = Setup { disk: 24 << 20, zone: 256 << 10, ..SETUP };
+    for (zeroes, checkpoint) in [(false, false), (true, false), (false, true), (true, true)] {
+        let made = in_world(empty(setup.disk), move || async move {
+            setup.format().await.unwrap().close().await.unwrap();
+            runtime::power_cut()
+        });
+        let cut = on_a_slow_disk(made, move || async move {
+            let files = setup.open().await.unwrap();
+            let file = files.create("/a").await.unwrap();
+            let write = |at: u64| {
+                let file = file.clone();
+                runtime::spawn(async move { file.write_at(at, data(MIB as usize, 7)).await.unwrap() })
+            };
+            let writes: Vec<_> = (1..4).map(|part| write(part * MIB)).collect();
+            runtime::sleep(Duration::from_millis(100)).await;
+            if zeroes {
+                file.punch(0..MIB / 2).await.unwrap();
+            }
+            file.allocate(0..MIB / 2).await.unwrap();
+            assert_eq!(file.attributes().await.unwrap().size, MIB / 2, "the writes are in flight");
+            if checkpoint {
+                files.take_checkpoint().await.unwrap();
+            }
+            runtime::join_all(writes).await;
+            file.sync().await.unwrap();
+            runtime::power_cut()
+        });
+        in_world(cut, move || async move {
+            let files = setup.open().await.unwrap();
+            let file = files.open_file("/a", existing()).await.unwrap();
+            let found = file.read_at(0, 5 * MIB as usize).await.unwrap().to_data();
+            let expected = [vec![0; MIB as usize], vec![7; 3 * MIB as usize]].concat();
+            assert_eq!(found.len(), expected.len(), "zeroes: {zeroes}, checkpoint: {checkpoint}");
+            assert!(found[..] == expected[..]);
+            let report = files.check().await.unwrap();
+            assert!(report.is_sound(), "{report:?}");
+        });
+    }
+}
+
+#[test]
+fn the_time_of_a_later_change_stays_when_a_write_in_flight_takes_effect() {
+    let setup = Setup { disk: 24 << 20, zone: 256 << 10, ..SETUP };
+    let made = in_world(empty(setup.disk), move || async move {
+        setup.format().await.unwrap().close().await.unwrap();
+        runtime::power_cut()
+    });
+    let cut = on_a_slow_disk(made, move || async move {
+        let files = setup.open().await.unwrap();
+        let file = files.create("/a").await.unwrap();
+        file.write_at(0, data(8192, 1)).await.unwrap();
+        let writer = file.clone();
+        let write =
+            runtime::spawn(async move { writer.write_at(1 << 20, data(4096, 7)).await.unwrap() });
+        runtime::sleep(Duration::from_millis(100)).await;
+        file.punch(0..4096).await.unwrap();
+        let punched = file.attributes().await.unwrap().modified;
+        write.await;
+        assert_eq!(file.attributes().await.unwrap().modified, punched);
+        // A time ahead of the clock doesn't outlive a write.
+        let ahead = fs::change::Attributes { modified: Some(i64::MAX), ..Default::default() };
+        file.set_attributes(ahead).await.unwrap();
+        file.write_at(0, data(4096, 7)).await.unwrap();
+        let written = file.attributes().await.unwrap().modified;
+        assert!(written > punched && written < i64::MAX);
+        file.sync().await.unwrap();
+        runtime::power_cut()
+    });
+    in_world(cut, move || async move {
+        let files = setup.open().await.unwrap();
+        assert!(files.attributes("/a").await.unwrap().modified < i64::MAX);
+    });
+}
+
 #[test]
 fn a_large_file_is_removed_in_the_background_also_after_a_power_cut() {
     const DISK_BYTES: u64 = 64 << 20;
@@ -530,5 +617,47 @@ fn a_scrub_of_many_names_gives_other_tasks_their_turns() {
         counting.await;
         assert_eq!((found.blocks, found.damaged), (0, 0), "{found:?}");
         assert!(turns.get() > 50, "{} turns", turns.get());
+    });
+}
+
+/// While pages are read no zone is reset, and writers may wait for one: no longer than for a few pages.
+#[test]
+fn writers_do_not_wait_for_a_scrub_of_all_pages() {
+    let setup = Setup { disk: 6 << 20, ..SETUP };
+    let made = in_world(empty(setup.disk), move || async move {
+        let properties = Properties { shards: 1, ..Properties::default() };
+        let zones = zones(Some(setup.zone)).await.unwrap();
+        let files = FileSystem::format(zones, properties, &setup.settings()).await.unwrap();
+        for number in 0..3000 {
+            files.create(&format!("/a-name-that-takes-some-bytes-{number}")).await.unwrap();
+        }
+        files.close().await.unwrap();
+        runtime::power_cut()
+    });
+    on_a_slow_disk(made, move || async move {
+        let files = setup.open().await.unwrap();
+        let is_done = Rc::new(Cell::new(false));
+        let writers: Vec<_> = (0..8)
+            .map(|number| {
+                let (files, is_done) = (files.clone(), is_done.clone());
+                runtime::spawn(async move {
+                    let file = files.create(&format!("/w{number}")).await.unwrap();
+                    let mut longest = Duration::ZERO;
+                    while !is_done.get() {
+                        let begun = runtime::now();
+                        file.write_at(0, data(64 << 10, number)).await.unwrap();
+                        longest = longest.max(begun.elapsed());
+                    }
+                    longest
+                })
+            })
+            .collect();
+        let begun = runtime::now();
+        let found = files.scrub(&Arc::default()).await.unwrap();
+        is_done.set(true);
+        let all = begun.elapsed();
+        let longest = runtime::join_all(writers).await.into_iter().max().unwrap();
+        assert!(found.damaged == 0 && found.pages > 50, "{found:?}");
+        assert!(longest < all / 2, "a write took {longest:?} beside a scrub of {} pages in {all:?}", found.pages);
     });
 }

@@ -97,6 +97,7 @@ pub fn operations(position: u64) -> Vec<Operation> {
         Punch(owned("/b"), 4096, 12_288),
         Punch(owned("/b"), 1000, 9000),
         Preallocate(owned("/a"), 0, 40_960),
+        Allocate(owned("/b"), 4096, 80_000),
         Clone(owned("/b"), 0, u64::MAX, owned("/a"), 0),
         Clone(owned("/b"), 4096, 8192, owned("/a"), 12_288),
         Clone(owned("/b"), 0, 8192, owned("/b"), 12_288),
@@ -145,6 +146,8 @@ fn changed(operation: &Operation) -> &str {
         | Operation::Truncate(path, _)
         | Operation::Punch(path, ..)
         | Operation::Preallocate(path, ..)
+        | Operation::Allocate(path, ..)
+        | Operation::ZeroRange(path, ..)
         | Operation::Unlink(path)
         | Operation::MakeDirectory(path)
         | Operation::RemoveDirectory(path)

@@ -461,3 +461,27 @@ fn a_snapshot_of_several_cores_shows_no_cut_without_what_was_before_it() {
         takes_while_files_are_cut_off(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }
+
+/// Programs may have files of a deleted snapshot open, so its number isn't given again: in no life of the file system.
+#[test]
+fn the_number_of_a_snapshot_is_never_given_again() {
+    let mut files = empty(SETUP.disk);
+    let mut last = 0;
+    for life in 0..4 {
+        (files, last) = in_world(files, move || async move {
+            let files = if life == 0 { SETUP.format().await.unwrap() } else { SETUP.open().await.unwrap() };
+            let mut last = last;
+            for name in ["a", "b"] {
+                files.create_snapshot(name).await.unwrap();
+                let number = files.snapshots().await.unwrap().last().unwrap().number;
+                assert!(number > last, "life {life}: number {number} after {last}");
+                last = number;
+                files.delete_snapshot(name).await.unwrap();
+            }
+            if life % 2 == 0 {
+                files.close().await.unwrap();
+            }
+            (runtime::power_cut(), last)
+        });
+    }
+}

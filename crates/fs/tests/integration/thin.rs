@@ -429,3 +429,43 @@ fn operations_on_several_cores_that_wait_for_space_keep_their_inodes() {
     let world = Simulation { trace_lines: 0, most_events: 3_000_000, ..Simulation::new(1) }.with_shards(2);
     runtime::simulate(world, main).unwrap();
 }
+
+/// Taking a snapshot shuts out operations until those on several cores have ended. One that waits for space ends once a removal frees some.
+#[test]
+fn a_snapshot_does_not_wait_for_an_operation_that_waits_for_space() {
+    let main = |begins_after: u64| async move {
+        let (zones, files) = without_space().await;
+        let mut shards = Vec::new();
+        for number in 0..8 {
+            let path = format!("/{number}");
+            files.make_directory(&path).await.unwrap();
+            shards.push(files.directory(&path).await.unwrap().shard());
+        }
+        let other =
+            shards.iter().position(|shard| *shard != shards[0]).expect("a directory of the other core");
+        files.create("/0/file").await.unwrap();
+        files.sync().await.unwrap();
+        zones.message("rules on").await.unwrap();
+        let renaming = runtime::spawn({
+            let files = files.clone();
+            async move { files.rename("/0/file", &format!("/{other}/file"), Renaming::Replace).await }
+        });
+        // It is in progress, and its record isn't written yet.
+        for _ in 0..begins_after {
+            runtime::yield_now().await;
+        }
+        let taken = runtime::timeout(PATIENCE, files.create_snapshot("s")).await;
+        assert!(matches!(taken, Ok(Err(Error::NoSpace(_)))), "after {begins_after} turns: {taken:?}");
+        assert!(matches!(renaming.await, Err(Error::NoSpace(_))));
+        zones.message("rules off").await.unwrap();
+        runtime::sleep(Duration::from_secs(40)).await;
+        files.create_snapshot("s").await.unwrap();
+        assert_eq!(files.snapshots().await.unwrap().len(), 1);
+        files.close().await.unwrap();
+    };
+    for begins_after in 1..12 {
+        let world =
+            Simulation { trace_lines: 0, most_events: 3_000_000, ..Simulation::new(1) }.with_shards(2);
+        runtime::simulate(world, move || main(begins_after)).unwrap();
+    }
+}

@@ -256,6 +256,46 @@ fn only_pages_that_changed_are_written_again() {
 }
 
 #[test]
+fn places_that_are_visited_in_parts_are_all_places() {
+    let released = Released::new();
+    let mut tree = Tree::new(&released);
+    for inode in 0..30_000 {
+        tree.put(&Key::new(inode, 1, 0), &[3; 60]);
+    }
+    let mut medium = Medium::default();
+    medium.store(&tree);
+    let old = tree.clone();
+    for inode in [5, 15_000, 15_001, 29_999] {
+        tree.update(&Key::new(inode, 1, 0), |value| value[0] = 4);
+    }
+    medium.store(&tree);
+    for most in [1, 2, 16, 10_000] {
+        for (own, newer) in [(&tree, None), (&old, Some(&tree)), (&old, Some(&old))] {
+            let (mut all, mut parts, mut from) = (Vec::new(), Vec::new(), Some(Key::MIN));
+            own.visit_own_places(newer, |place| all.push(place));
+            while let Some(first) = from {
+                let before = parts.len();
+                from = own.visit_own_places_from(newer, &first, most, |place| parts.push(place));
+                assert!(parts.len() - before <= most + 3, "{} of {most}", parts.len() - before);
+            }
+            assert_eq!(parts, all, "{most} at a time");
+        }
+    }
+    // Pages that stay are visited although others change.
+    let stay = check(&old).places.intersection(&check(&tree).places).copied().collect::<BTreeSet<_>>();
+    let mut seen = BTreeSet::new();
+    let next = old.visit_own_places_from(None, &Key::MIN, 100, |place| {
+        seen.insert(place);
+    });
+    let rest = next.expect("there are more");
+    tree.visit_own_places_from(None, &rest, 10_000, |place| {
+        seen.insert(place);
+    });
+    let missed = stay.difference(&seen).count();
+    assert_eq!(missed, 0, "of {}", stay.len());
+}
+
+#[test]
 fn a_page_that_two_trees_store_keeps_its_first_place() {
     let released = Released::new();
     let mut tree = Tree::new(&released);

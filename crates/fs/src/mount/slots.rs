@@ -1,0 +1,157 @@
+//! Nodes of snapshots. A node has a *slot* in its upper bits, which stands for a snapshot in this mount, and the inode in the others. The numbers of
+//! snapshots grow without end and don't fit there.
+//!
+//! A slot stands for another snapshot only once the kernel has forgotten all of its nodes. So an open file of a deleted snapshot never shows
+//! another one.
+
+use super::actions::os;
+use crate::inode::{InodeNumber, LARGEST_INODE};
+use crate::snapshots::SnapshotNumber;
+use block::Result;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bits of a node that are those of an inode.
+const INODE_BITS: u32 = LARGEST_INODE.count_ones();
+/// The largest slot; 0 is the present version's.
+const LARGEST_SLOT: u16 = 0x7FFF;
+/// The directory of snapshots.
+pub(super) const DIRECTORY: u64 = 1 << 63;
+
+/// Meaning of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A file of the present version.
+    Present,
+    /// The directory of snapshots.
+    Directory,
+    /// A file of a snapshot. The number is 0, which no snapshot has, where the slot stands for none.
+    Snapshot(SnapshotNumber, InodeNumber),
+}
+
+/// Use of a slot.
+#[derive(Debug)]
+struct Slot {
+    number: SnapshotNumber,
+    /// References of the kernel to nodes of the slot.
+    references: u64,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    slots: BTreeMap<u16, Slot>,
+    by_number: BTreeMap<SnapshotNumber, u16>,
+    /// Slot that was assigned last.
+    last: u16,
+}
+
+/// The slots of a mount.
+#[derive(Debug, Default)]
+pub(super) struct Slots(Mutex<Table>);
+
+fn slot_of(node: u64) -> u16 {
+    (node >> INODE_BITS) as u16
+}
+
+impl Slots {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing panics while the lock is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Meaning of a node.
+    pub(super) fn place(&self, node: u64) -> Place {
+        match slot_of(node) {
+            0 => Place::Present,
+            _ if node == DIRECTORY => Place::Directory,
+            slot => {
+                let number = self.table().slots.get(&slot).map_or(0, |slot| slot.number);
+                Place::Snapshot(number, node & LARGEST_INODE)
+            }
+        }
+    }
+
+    /// Node of a file of a snapshot.
+    ///
+    /// # Errors
+    /// ENFILE if the kernel has nodes of more snapshots than there are slots.
+    pub(super) fn node(&self, number: SnapshotNumber, inode: InodeNumber) -> Result<u64> {
+        Ok(u64::from(self.table().slot_for(number)?) << INODE_BITS | inode)
+    }
+
+    /// Notes that the kernel gets a node of a snapshot: it refers to it until it forgets it.
+    pub(super) fn refer(&self, node: u64) {
+        if let Some(slot) = self.table().slots.get_mut(&slot_of(node)) {
+            slot.references += 1;
+        }
+    }
+
+    /// Drops references of the kernel to a node of a snapshot.
+    pub(super) fn forget(&self, node: u64, lookups: u64) {
+        if let Some(slot) = self.table().slots.get_mut(&slot_of(node)) {
+            slot.references = slot.references.saturating_sub(lookups);
+        }
+    }
+}
+
+impl Table {
+    /// Slot of a snapshot: a new one if it has none yet.
+    fn slot_for(&mut self, number: SnapshotNumber) -> Result<u16> {
+        if let Some(slot) = self.by_number.get(&number) {
+            return Ok(*slot);
+        }
+        let is_free = |slot: &u16| self.slots.get(slot).is_none_or(|slot| slot.references == 0);
+        // In turn, so that a slot is used again as late as possible.
+        let found = (self.last + 1..=LARGEST_SLOT).chain(1..=self.last).find(is_free);
+        let slot = found.ok_or_else(|| {
+            os(libc::ENFILE, format!("the kernel has files of {LARGEST_SLOT} snapshots in use; close some"))
+        })?;
+        self.last = slot;
+        if let Some(old) = self.slots.insert(slot, Slot { number, references: 0 }) {
+            self.by_number.remove(&old.number);
+        }
+        self.by_number.insert(number, slot);
+        Ok(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inode::ROOT;
+    use crate::snapshots::LARGEST_NUMBER;
+
+    #[test]
+    fn nodes_of_snapshots_are_told_apart_from_inodes() {
+        let slots = Slots::default();
+        for number in [1, 7, LARGEST_NUMBER] {
+            for inode in [ROOT, 77, LARGEST_INODE] {
+                let node = slots.node(number, inode).unwrap();
+                assert_eq!(slots.place(node), Place::Snapshot(number, inode));
+                assert_eq!(slots.place(inode), Place::Present);
+            }
+        }
+        assert_eq!(slots.place(DIRECTORY), Place::Directory);
+        assert_eq!(slots.place(9 << INODE_BITS | 5), Place::Snapshot(0, 5), "no snapshot has it");
+    }
+
+    #[test]
+    fn a_slot_stands_for_another_snapshot_only_when_the_kernel_has_forgotten_its_nodes() {
+        let slots = Slots::default();
+        let held = slots.node(1, 77).unwrap();
+        slots.refer(held);
+        slots.refer(held);
+        slots.forget(held, 1);
+        // More snapshots than slots.
+        let mut nodes = std::collections::BTreeSet::new();
+        for number in 2..100_000 {
+            nodes.insert(slots.node(number, 77).unwrap());
+        }
+        assert_eq!(nodes.len(), usize::from(LARGEST_SLOT) - 1);
+        assert!(!nodes.contains(&held));
+        assert_eq!(slots.place(held), Place::Snapshot(1, 77));
+        slots.forget(held, 1);
+        (100_000..140_000).for_each(|number| assert!(slots.node(number, 77).is_ok()));
+        assert_ne!(slots.place(held), Place::Snapshot(1, 77));
+    }
+}
