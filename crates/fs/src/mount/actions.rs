@@ -138,7 +138,9 @@ pub(super) async fn create_and_open(
     flags: i32,
 ) -> Result<Entry> {
     let (inode, flags) = match core.create(parent, name, new).await {
-        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => (core.lookup(parent, name).await?, flags),
+        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => {
+            (core.lookup(parent, name).await?, flags)
+        }
         // A new file has nothing to cut off.
         other => (other?, flags & !libc::O_TRUNC),
     };
