@@ -20,6 +20,7 @@ pub fn write_cache_options(life: &Life, order: writecache::Order) -> writecache:
         low_watermark: pick(random, &[0, 5, 45, 100]).min(high_watermark),
         cleaner: random.chance(0.08),
         batch: pick(random, &[1, 4 << 10, 16 << 10, 64 << 10, 1 << 30]),
+        timeout: Duration::from_secs(120),
         settings: writecache::Settings {
             jobs: pick(random, &[1, 2, 8, 64]),
             autocommit_blocks: pick(random, &[1, 8, 64, 65536]),
