@@ -188,9 +188,9 @@ fn check(raw: File) -> Result<Description, Fault> {
         );
         return Err((raw.page.span(), message));
     }
-    if !(1..=16).contains(&raw.jedec_id.get_ref().len()) {
+    if !(1..=32).contains(&raw.jedec_id.get_ref().len()) {
         let message =
-            format!("chip \"{name}\": JEDEC ID of {} bytes; expected 1 to 16", raw.jedec_id.get_ref().len());
+            format!("chip \"{name}\": JEDEC ID of {} bytes; expected 1 to 32", raw.jedec_id.get_ref().len());
         return Err((raw.jedec_id.span(), message));
     }
     let unique_id = match raw.unique_id {
