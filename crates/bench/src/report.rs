@@ -167,7 +167,7 @@ fn at_a_glance(results: &Results, workloads: &[String]) -> String {
     let pairs = comparisons.iter().flat_map(|it| it.ratios.values()).map(|it| it.pairs.len()).max();
     let mut html = format!(
         "<h2>At a glance</h2>\n<p class=\"about\">Ratios of pairs that ran right after each other, up to {} per \
-         comparison. The large dot is their median; within 2 % counts as the same.</p>\n<div class=\"cards\">\n",
+         comparison. The large dot is their median; within 2 % counts as the same, and pairs that contradict each other give no verdict (unclear).</p>\n<div class=\"cards\">\n",
         pairs.unwrap_or(0)
     );
     for comparison in comparisons {
@@ -197,6 +197,16 @@ fn section(results: &Results, workload: &str, palette: &Palette) -> String {
             "<p class=\"about\"><code>{}</code>{acknowledged}</p>",
             escape(&options.join(" "))
         );
+    }
+    for subject in results.subjects(workload) {
+        for (repetition, iops) in crate::table::outliers(results, workload, &subject) {
+            let _ = writeln!(
+                html,
+                "<p class=\"about\">Repetition {repetition} of {} is far from the others: {} IOPS.</p>",
+                escape(&subject),
+                crate::units::count(iops)
+            );
+        }
     }
     html.push_str("<div class=\"cards\">\n");
     let mut card = |title: &str, picture: Option<String>| {

@@ -1,11 +1,12 @@
 //! The table at the end of a run, for a terminal.
 
 use crate::matrix::{self, Matrix};
-use crate::results::{Comparison, Figure, Published, Results, Table};
+use crate::results::{Comparison, Figure, Published, Ratios, Results, Table};
 use crate::units;
 use std::fmt::Write;
 
-/// Verdict about a ratio. A difference of up to two percent is called the same.
+/// Verdict about the ratios of pairs. A difference of up to two percent is called the same, and there is no verdict if pairs contradict
+/// each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// In favour of the subject.
@@ -14,16 +15,27 @@ pub enum Verdict {
     Same,
     /// In favour of the baseline.
     Worse,
+    /// None: the difference is within the scatter of the pairs.
+    Unclear,
 }
 
 impl Verdict {
-    /// Verdict about this ratio of this figure.
-    pub fn of(figure: Figure, ratio: f64) -> Verdict {
-        let advantage = if figure.more_is_better() { ratio } else { 1.0 / ratio };
-        match advantage {
-            advantage if advantage > 1.02 => Verdict::Better,
-            advantage if advantage < 1.0 / 1.02 => Verdict::Worse,
-            _ => Verdict::Same,
+    /// Verdict about these ratios of this figure. The interval of pairs that has to lie on one side of 1 contains the true median with a
+    /// probability of more than 90 % from 5 pairs on: all pairs, and from 8 on without the most extreme ones (order statistics).
+    pub fn of(figure: Figure, ratios: &Ratios) -> Verdict {
+        let advantage = |ratio: f64| if figure.more_is_better() { ratio } else { 1.0 / ratio };
+        let mut pairs: Vec<f64> = ratios.pairs.iter().map(|ratio| advantage(*ratio)).collect();
+        pairs.sort_by(f64::total_cmp);
+        let left_out = pairs.len().saturating_sub(2) / 6;
+        let (low, high) = match pairs.get(left_out..pairs.len() - left_out) {
+            Some([low, .., high]) => (*low, *high),
+            _ => (advantage(ratios.median), advantage(ratios.median)),
+        };
+        match advantage(ratios.median) {
+            median if (1.0 / 1.02..=1.02).contains(&median) => Verdict::Same,
+            median if median > 1.0 && low > 1.0 => Verdict::Better,
+            median if median < 1.0 && high < 1.0 => Verdict::Worse,
+            _ => Verdict::Unclear,
         }
     }
 
@@ -33,6 +45,7 @@ impl Verdict {
             Verdict::Better => "better",
             Verdict::Same => "same",
             Verdict::Worse => "worse",
+            Verdict::Unclear => "unclear",
         }
     }
 
@@ -42,6 +55,7 @@ impl Verdict {
             Verdict::Better => "▲",
             Verdict::Same => "≈",
             Verdict::Worse => "▼",
+            Verdict::Unclear => "?",
         }
     }
 }
@@ -225,6 +239,9 @@ fn figures(results: &Results, workload: &str) -> Grid {
             row.push(results.say_hits(workload, &subject, |ratio| ratio.reads));
             row.push(results.say_hits(workload, &subject, |ratio| ratio.writes));
         }
+        for (repetition, iops) in outliers(results, workload, &subject) {
+            row.push(format!("repetition {repetition}: {} IOPS!", units::count(iops)));
+        }
         let errors: u64 = results.of(workload, &subject).map(|run| run.measurement.errors).sum();
         if errors > 0 {
             row.push(format!("{errors} ERRORS"));
@@ -232,6 +249,19 @@ fn figures(results: &Results, workload: &str) -> Grid {
         grid.push_figures(1, row);
     }
     grid
+}
+
+/// Repetitions, from 1 on, with less than half or more than twice the median of IOPS, which something outside of the workload explains.
+pub(crate) fn outliers(results: &Results, workload: &str, subject: &str) -> Vec<(usize, f64)> {
+    let iops: Vec<f64> =
+        results.of(workload, subject).filter_map(|run| Figure::Iops.of(&run.measurement)).collect();
+    let median = crate::results::median(&iops).filter(|_| iops.len() > 2);
+    let is_far = |value: f64| median.is_some_and(|median| value * 2.0 < median || value > median * 2.0);
+    iops.into_iter()
+        .enumerate()
+        .filter(|(_, value)| is_far(*value))
+        .map(|(index, value)| (index + 1, value))
+        .collect()
 }
 
 /// Half of the distance between the lowest and the highest repetition, in percent of the median.
@@ -250,7 +280,7 @@ fn ratios(comparisons: &[&Comparison]) -> Grid {
         let mut row = vec![format!("{} / {}", comparison.subject, comparison.baseline)];
         let mut pairs = 0;
         for (figure, ratios) in &comparison.ratios {
-            let verdict = Verdict::of(*figure, ratios.median);
+            let verdict = Verdict::of(*figure, ratios);
             let ratio = units::ratio(ratios.median);
             row.push(format!("{} {ratio} {} {}", figure.title(), verdict.sign(), verdict.word()));
             pairs = pairs.max(ratios.pairs.len());
@@ -310,8 +340,30 @@ mod tests {
 
     #[test]
     fn verdicts_know_what_is_good() {
-        assert_eq!(Verdict::of(Figure::Iops, 1.1), Verdict::Better);
-        assert_eq!(Verdict::of(Figure::P99, 1.1), Verdict::Worse);
-        assert_eq!(Verdict::of(Figure::P99, 0.99), Verdict::Same);
+        let verdict = |figure, pairs: &[f64]| {
+            let median = crate::results::median(pairs).unwrap();
+            Verdict::of(figure, &Ratios { median, pairs: pairs.to_vec() })
+        };
+        assert_eq!(verdict(Figure::Iops, &[1.1]), Verdict::Better);
+        assert_eq!(verdict(Figure::P99, &[1.1]), Verdict::Worse);
+        assert_eq!(verdict(Figure::P99, &[0.99]), Verdict::Same);
+        assert_eq!(verdict(Figure::Iops, &[1.05, 1.15, 1.04]), Verdict::Better);
+        // Pairs that contradict each other.
+        assert_eq!(verdict(Figure::Iops, &[1.03, 1.15, 0.84]), Verdict::Unclear);
+        assert_eq!(verdict(Figure::P99, &[1.03, 1.15, 0.84]), Verdict::Unclear);
+        assert_eq!(verdict(Figure::Iops, &[1.02, 1.15, 0.84]), Verdict::Same);
+        // One of many doesn't.
+        assert_eq!(verdict(Figure::Iops, &[1.1, 1.2, 1.1, 0.9, 1.2, 1.3, 1.1, 1.2]), Verdict::Better);
+        assert_eq!(verdict(Figure::Iops, &[1.1, 0.8, 1.1, 0.9, 1.2, 1.3, 1.1, 1.2]), Verdict::Unclear);
+    }
+
+    #[test]
+    fn a_repetition_far_from_the_others_is_flagged() {
+        let mut results = sample();
+        assert!(!render(&results).contains('!'));
+        let run = results.runs.iter_mut().find(|run| run.subject == "file").unwrap();
+        run.measurement.iops = 622.0;
+        let text = render(&results);
+        assert!(text.contains("repetition 1: 622 IOPS!"), "{text}");
     }
 }

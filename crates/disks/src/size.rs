@@ -6,6 +6,9 @@ use stack::{Arguments, Key, ValueKind, format_size};
 pub(crate) const BLOCK_SIZE: Key =
     Key::optional("block_size", ValueKind::Size, "unit of addressing, 512 to 1MiB").or("4KiB");
 
+/// Largest capacity in bytes: the kernel's, the clients' and the protocols' offsets are signed numbers of 64 bits.
+const LARGEST: u64 = i64::MAX as u64;
+
 /// Block size that the stack gives.
 pub(crate) fn block_size(arguments: &Arguments) -> Result<BlockSize> {
     let bytes = arguments.size("block_size")?;
@@ -28,6 +31,13 @@ pub(crate) fn blocks(
     bytes: u64,
     block_size: BlockSize,
 ) -> Result<BlockCount> {
+    if bytes > LARGEST {
+        let text = format!(
+            "{what} is {}: expected at most 8EiB less one block, the largest offset of a file",
+            format_size(bytes)
+        );
+        return Err(arguments.refuse(key, text));
+    }
     if bytes > 0 && bytes.is_multiple_of(block_size.bytes()) {
         return Ok(BlockCount(bytes >> block_size.shift()));
     }

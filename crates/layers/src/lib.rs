@@ -17,6 +17,7 @@
 
 pub mod cache;
 mod clear_stats;
+mod extents;
 pub mod fault;
 pub mod linear;
 pub mod mirror;

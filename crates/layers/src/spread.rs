@@ -4,9 +4,10 @@
 //! at once, and completes when all have answered; a read that fails on one leg returns no bytes. A [`Layout`] maps blocks to
 //! legs. There is no redundancy: requests to a lost leg fail with its errors.
 
+use crate::extents;
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, DeviceGeometry, DevicePart,
-    Durability, Extent, ExtentState, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
+    Durability, Extent, Part, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use stack::Shape;
 use std::fmt;
@@ -120,6 +121,8 @@ struct Leg {
 
 /// A part of a request, on one leg.
 struct Piece<'a> {
+    /// Number of the leg.
+    number: usize,
     leg: &'a Leg,
     /// Range in the leg's blocks.
     on_leg: BlockRange,
@@ -140,7 +143,7 @@ impl Spread {
         let leg = &self.legs[found.leg];
         let count = range.count.0.min(found.run);
         let on_leg = BlockRange::new(found.block << leg.shift, count << leg.shift);
-        Piece { leg, on_leg, range: BlockRange::new(range.start.0, count) }
+        Piece { number: found.leg, leg, on_leg, range: BlockRange::new(range.start.0, count) }
     }
 
     /// Returns all pieces of a range, in order.
@@ -251,35 +254,50 @@ impl Device for Spread {
             if range.is_empty() {
                 return Ok(Vec::new());
             }
-            let piece = self.first_piece(range);
-            let found = piece.leg.device.extents(piece.on_leg).await?;
-            Ok(whole_blocks(&piece, &found))
+            // Each leg is asked once, for all its blocks from the first piece to the last.
+            let mut parts: Vec<Option<BlockRange>> = vec![None; self.legs.len()];
+            for piece in self.pieces(range).take(MOST_PIECES) {
+                let part = parts[piece.number].get_or_insert(piece.on_leg);
+                *part = BlockRange { start: part.start, count: piece.on_leg.end() - part.start };
+            }
+            let asked = self.legs.iter().zip(parts).map(async |(leg, part)| match part {
+                Some(part) => leg.device.extents(part).await,
+                None => Ok(Vec::new()),
+            });
+            let found = runtime::join_all(asked).await.into_iter().collect::<Result<Vec<_>>>()?;
+            let mut next = vec![0; self.legs.len()];
+            let mut extents = Vec::new();
+            for piece in self.pieces(range).take(MOST_PIECES) {
+                let (here, covered) = of_piece(&found[piece.number], &mut next[piece.number], piece.on_leg);
+                if here.is_empty() {
+                    break;
+                }
+                let here = extents::in_blocks(piece.range, piece.on_leg.start.0, piece.leg.shift, &here);
+                here.into_iter().for_each(|extent| extents::push(&mut extents, extent));
+                if !covered || extents.len() >= extents::MOST_EXTENTS {
+                    break;
+                }
+            }
+            Ok(extents)
         })
     }
 }
 
-/// Converts a leg's extents of a piece to blocks of the device. A block with several extents of the leg becomes data.
-fn whole_blocks(piece: &Piece<'_>, found: &[Extent]) -> Vec<Extent> {
-    let mut extents = Vec::with_capacity(found.len());
-    let mut known = 0;
-    let mut push = |blocks: std::ops::Range<u64>, state| {
-        if !blocks.is_empty() {
-            let range = BlockRange::new(piece.range.start.0 + blocks.start, blocks.end - blocks.start);
-            extents.push(Extent { range, state });
-        }
-    };
-    for extent in found {
-        let from = extent.range.start.0 - piece.on_leg.start.0;
-        let end = (extent.range.end().0 - piece.on_leg.start.0) >> piece.leg.shift;
-        if end > known && from > known << piece.leg.shift {
-            push(known..known + 1, ExtentState::Data);
-            known += 1;
-        }
-        push(known..end, extent.state);
-        known = end.max(known);
+/// Limit of the pieces of one answer about extents: 4 GiB of chunks of 64 KiB.
+const MOST_PIECES: usize = 1 << 16;
+
+/// Returns a leg's extents inside of a piece, and whether they cover it. Pieces of a leg are asked for in order; `next` is the first extent
+/// that may be of this piece.
+fn of_piece(found: &[Extent], next: &mut usize, piece: BlockRange) -> (Vec<Extent>, bool) {
+    while found.get(*next).is_some_and(|extent| extent.range.end() <= piece.start) {
+        *next += 1;
     }
-    if known == 0 {
-        push(0..1, ExtentState::Data);
-    }
-    extents
+    let inside = found[*next..].iter().take_while(|extent| extent.range.start < piece.end());
+    let cut = inside.map(|extent| {
+        let (start, end) = (extent.range.start.max(piece.start), extent.range.end().min(piece.end()));
+        Extent { range: BlockRange { start, count: end - start }, state: extent.state }
+    });
+    let cut: Vec<Extent> = cut.collect();
+    let covered = cut.last().is_some_and(|last| last.range.end() == piece.end());
+    (cut, covered)
 }

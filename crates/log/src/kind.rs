@@ -77,6 +77,12 @@ pub const KIND: Kind = Kind {
         )
         .or("64MiB"),
         Key::optional(
+            "space_warning",
+            ValueKind::Integer { min: 1, max: 100 },
+            "used percentage of the capacity from which a log that can become full warns, as dm-thin's low_water_mark; 100: when it is full",
+        )
+        .or("90"),
+        Key::optional(
             "high_watermark",
             ValueKind::Float { min: 0.0, max: 50.0 },
             "percentage of free zones below which cleaning is paced to writes; at least two zones above the low watermark",
@@ -150,6 +156,8 @@ pub struct Options {
     pub dirty: u64,
     /// Least bytes written between two checkpoints.
     pub checkpoint_after: u64,
+    /// Used percentage of the capacity from which the log warns.
+    pub space_warning: u64,
     /// Percentage of free zones below which cleaning is paced to writes.
     pub high_watermark: f64,
     /// Percentage of free zones below which cleaning outpaces writes.
@@ -177,6 +185,7 @@ impl Default for Options {
             acknowledge: Acknowledge::Log,
             dirty: 64 << 20,
             checkpoint_after: 64 << 20,
+            space_warning: 90,
             high_watermark: 1.0,
             low_watermark: 0.0,
             blocks_at_once: BLOCKS_AT_ONCE,
@@ -238,6 +247,7 @@ impl Options {
             },
             dirty: arguments.size("dirty")?,
             checkpoint_after: arguments.size("checkpoint_after")?,
+            space_warning: arguments.integer("space_warning")?,
             high_watermark: arguments.float("high_watermark")?,
             low_watermark: arguments.float("low_watermark")?,
             blocks_at_once: BLOCKS_AT_ONCE,
@@ -384,6 +394,7 @@ impl Options {
             dirty_blocks: (self.dirty / layout.block_size.bytes()).max(1),
             capacity: capacity(layout, &reserve) * LARGEST_SHARE / 100,
             reserved_zones: Images::of_volume(layout, blocks.min(disk_blocks)).zones(layout, 0),
+            space_warning: self.space_warning,
             blocks_at_once: self.blocks_at_once.max(1),
         };
         let kit = logkit::Settings {

@@ -18,6 +18,7 @@ pub mod device;
 pub mod directory;
 pub mod dump;
 pub mod format;
+mod fullness;
 pub mod home;
 pub mod kind;
 pub mod layout;

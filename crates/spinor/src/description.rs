@@ -34,6 +34,8 @@ pub struct Description {
     pub unique_id: u32,
     /// The SFDP area from address 0 on; empty if the chip has none.
     pub sfdp: Vec<u8>,
+    /// Source of the SFDP area: `none`, `derived` from this description, `dump` of a real part, `dump of` another chip, adapted.
+    pub sfdp_source: String,
     /// Whether the chip has non-volatile cells that need no erase: FRAM.
     pub writes_in_place: bool,
     /// Whether the chip powers up in the 4-byte address mode.

@@ -151,6 +151,7 @@ impl Subject for Setup {
                 bitmap_delay: Duration::from_micros(pick(random, &[50, 500, 5000])),
                 sync_speed_max: pick(random, &[0, 0, 20 << 20]),
                 first_leg: random.chance(0.3),
+                timeout: Duration::from_secs(30),
             },
             chunk: pick(random, &[4096, 16 << 10, 64 << 20]),
             is_operated: random.chance(0.4),

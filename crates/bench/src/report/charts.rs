@@ -192,7 +192,7 @@ pub(super) fn ratios(comparison: &Comparison) -> String {
     svg.text("axis", Anchor::End, (TO, bottom + 16.0), "better →");
     for (row, (figure, ratios)) in comparison.ratios.iter().enumerate() {
         let middle = 4.0 + ROW * (row as f64 + 0.5);
-        let verdict = Verdict::of(*figure, ratios.median);
+        let verdict = Verdict::of(*figure, ratios);
         let class = verdict.word();
         let place = |ratio: f64| x.at(advantage(*figure, ratio).ln());
         svg.text("label", Anchor::Start, (0.0, middle + 4.0), figure.title());

@@ -15,7 +15,7 @@ use crate::table::{Medium, OWNER, Table};
 use crate::time_limit::Limited;
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Error,
-    Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
+    Extent, Part, PartUse, Payload, ReadOutcome, Result, Status, ZeroMode,
 };
 use runtime::range_lock::RangeLock;
 use runtime::sync::Notify;
@@ -392,5 +392,14 @@ impl Device for Handle {
         durability: Durability,
     ) -> Call<'_, Result<()>> {
         self.zero(range, Zeroing::Zeroes(mode), durability)
+    }
+
+    fn extents(&self, range: BlockRange) -> Call<'_, Result<Vec<Extent>>> {
+        match self.geometry.check(range) {
+            Ok(()) if !range.is_empty() => {
+                Call::new(self.core.extents(range, self.geometry.block_size.shift()))
+            }
+            other => Call::ready(other.map(|()| Vec::new())),
+        }
     }
 }

@@ -4,7 +4,8 @@ use super::core::{Core, Mode};
 use super::policy::Policy;
 use super::shape::{length_of, runs};
 use super::state::{EVICTING, EXCLUSIVE, MARKING, RECENT, State};
-use block::{Buffer, Call, Durability, Error, Payload, ReadOutcome, Result};
+use crate::extents;
+use block::{BlockRange, Buffer, Call, Durability, Error, Extent, ExtentState, Payload, ReadOutcome, Result};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -397,5 +398,49 @@ impl Drop for Promotion {
         }
         self.core.slot_changed();
         self.core.upkeep.notify_all();
+    }
+}
+
+/// Limit of the cache blocks that are looked up for one answer about extents.
+const MOST_LOOKED_UP: u64 = 1 << 16;
+
+impl Core {
+    /// Returns the state of a range in blocks of 2 to the power of `shift` bytes: dirty parts are data, all others as on the origin, which
+    /// is equal to clean parts.
+    pub async fn extents(&self, range: BlockRange, shift: u32) -> Result<Vec<Extent>> {
+        let (from, to) = (range.start.0 << shift, range.end().0 << shift);
+        // The slots before the origin: a part may be written back in between, and is data in both.
+        let mut found = Vec::new();
+        let mut add = |from: u64, to: u64, state| {
+            if from < to {
+                extents::add_run(&mut found, BlockRange::new(from >> shift, (to - from) >> shift), state);
+            }
+        };
+        {
+            let state = self.state.borrow();
+            let (first, last) = (from / self.shape.block, to.div_ceil(self.shape.block));
+            let last = if state.dirty_slots == 0 { first } else { last.min(first + MOST_LOOKED_UP) };
+            let mut at = from;
+            for block in first..last {
+                let start = block * self.shape.block;
+                let dirty = state.find(block).map_or(0, |slot| state.slots[slot as usize].dirty);
+                for run in runs(dirty) {
+                    let bytes = self.shape.bytes(block, run);
+                    let (dirty_from, dirty_to) = ((start + bytes.start).max(at), (start + bytes.end).min(to));
+                    if dirty_from < dirty_to {
+                        add(at, dirty_from, None);
+                        add(dirty_from, dirty_to, Some(ExtentState::Data));
+                        at = dirty_to;
+                    }
+                }
+                let end = (start + self.shape.block).min(to);
+                add(at, end, None);
+                at = at.max(end);
+            }
+            if state.dirty_slots == 0 {
+                add(from, to, None);
+            }
+        }
+        extents::of_runs(found, async |range: BlockRange| self.slow.extents(range, shift).await).await
     }
 }

@@ -3,8 +3,8 @@
 use super::layout::Layout;
 use crate::time_limit::Limited;
 use block::{
-    BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, Durability, Error, Extent, ExtentState, Payload,
-    ReadOutcome, Result, ZeroMode,
+    BlockIndex, BlockRange, BlockSize, Buffer, Call, Device, Durability, Error, Extent, Payload, ReadOutcome,
+    Result, ZeroMode,
 };
 use runtime::range_lock::RangeLock;
 use std::cell::Cell;
@@ -119,26 +119,7 @@ impl LegDevice {
     /// Converts the extents of a non-empty range to the mirror's blocks. A block with several extents of the leg becomes data.
     pub fn in_own_blocks(&self, range: BlockRange, found: &[Extent]) -> Vec<Extent> {
         let begin = self.on_leg(&(range.start.0..range.start.0)).start.0;
-        let mut extents = Vec::with_capacity(found.len());
-        let mut known = 0;
-        let mut push = |from: u64, to: u64, state| {
-            if from < to {
-                extents.push(Extent { range: BlockRange::new(range.start.0 + from, to - from), state });
-            }
-        };
-        for extent in found {
-            let (from, end) = (extent.range.start.0 - begin, (extent.range.end().0 - begin) >> self.shift);
-            if end > known && from > known << self.shift {
-                push(known, known + 1, ExtentState::Data);
-                known += 1;
-            }
-            push(known, end, extent.state);
-            known = end.max(known);
-        }
-        if known == 0 {
-            push(0, 1, ExtentState::Data);
-        }
-        extents
+        crate::extents::in_blocks(range, begin, self.shift, found)
     }
 
     fn block_at(&self, offset: u64) -> BlockIndex {

@@ -76,14 +76,13 @@ impl Part for MirrorPart {
 
     fn use_of(&self, below: &dyn Part) -> PartUse {
         let used = self.shared.used();
-        let uses =
-            self.legs.iter().zip(&self.limits).enumerate().filter_map(|(leg, ((part, _), limited))| {
-                std::ptr::addr_eq(Arc::as_ptr(part), below).then(|| match () {
-                    () if limited.is_stalled() => PartUse::Stalled,
-                    () if used & 1 << leg == 0 => PartUse::Unneeded,
-                    () => PartUse::Needed,
-                })
-            });
+        let legs = self.legs.iter().zip(&self.limits).enumerate();
+        let its = legs.filter(|(_, ((part, _), _))| std::ptr::addr_eq(Arc::as_ptr(part), below));
+        let uses = its.map(|(leg, (_, limited))| match () {
+            () if limited.is_stalled() => PartUse::Stalled,
+            () if used & 1 << leg == 0 => PartUse::Unneeded,
+            () => PartUse::Needed,
+        });
         uses.max().unwrap_or(PartUse::Needed)
     }
 }

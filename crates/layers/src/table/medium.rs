@@ -1,8 +1,8 @@
 //! A device handle that is addressed in bytes.
 
 use block::{
-    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, Durability, Payload, ReadOutcome, Result,
-    ZeroMode,
+    BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, Durability, Extent, Payload, ReadOutcome,
+    Result, ZeroMode,
 };
 use std::rc::Rc;
 
@@ -34,6 +34,13 @@ impl Medium {
     #[inline]
     pub fn write(&self, offset: u64, payload: Payload, durability: Durability) -> Call<'_, Result<()>> {
         self.device.write(BlockIndex(offset >> self.shift), payload, durability)
+    }
+
+    /// Returns the state of a range in blocks of 2 to the power of `shift` bytes, which aren't smaller than the device's.
+    pub async fn extents(&self, range: BlockRange, shift: u32) -> Result<Vec<Extent>> {
+        let below = self.range(range.start.0 << shift, range.count.0 << shift);
+        let found = self.device.extents(below).await?;
+        Ok(crate::extents::in_blocks(range, below.start.0, shift - self.shift, &found))
     }
 
     pub fn flush(&self) -> Call<'_, Result<()>> {

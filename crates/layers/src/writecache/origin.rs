@@ -29,9 +29,9 @@ impl Origin {
         &*self.device
     }
 
-    /// Whether the origin's blocks have the size of the cache's.
-    pub fn has_same_blocks(&self) -> bool {
-        self.shift == 0
+    /// Binary logarithm of the origin's blocks per block of the cache.
+    pub fn shift(&self) -> u32 {
+        self.shift
     }
 
     /// First block of the origin in this block.

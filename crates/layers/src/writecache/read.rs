@@ -3,7 +3,8 @@
 use super::core::Core;
 use super::counters::count;
 use super::index::Found;
-use block::{BlockRange, Buffer, Call, Error, Extent, ReadOutcome, Result};
+use crate::extents;
+use block::{BlockRange, Buffer, Call, Error, Extent, ExtentState, ReadOutcome, Result};
 use smallvec::SmallVec;
 use std::rc::Rc;
 
@@ -120,14 +121,36 @@ impl Core {
         (Err(error), buffer)
     }
 
-    /// Returns what is known about a range without reading it: the origin's extents while nothing is cached, else data.
+    /// Returns the state of a range: cached blocks are data, discarded ones holes, and all others as on the origin.
     pub async fn extents(&self, range: BlockRange) -> Result<Vec<Extent>> {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        if self.origin.has_same_blocks() && self.index.borrow().is_empty() {
-            return self.origin.device().extents(range).await;
+        // The index before the origin: a block may be written back in between, and is data in both.
+        let mut runs = Vec::new();
+        {
+            let index = self.index.borrow();
+            let is_empty = index.is_empty();
+            let count = if is_empty { range.count.0 } else { range.count.0.min(MOST_LOOKED_UP) };
+            let step = if is_empty { count } else { 1 };
+            for block in (range.start.0..range.start.0 + count).step_by(step as usize) {
+                let state = match index.lookup(block) {
+                    _ if is_empty => None,
+                    Found::At(..) => Some(ExtentState::Data),
+                    Found::Zeros => Some(ExtentState::Hole),
+                    Found::Origin => None,
+                };
+                extents::add_run(&mut runs, BlockRange::new(block, step), state);
+            }
         }
-        Ok(vec![Extent { range, state: block::ExtentState::Data }])
+        let origin = async |range: BlockRange| {
+            let below = self.origin.range(range.start.0, range.count.0);
+            let found = self.origin.device().extents(below).await?;
+            Ok(extents::in_blocks(range, below.start.0, self.origin.shift(), &found))
+        };
+        extents::of_runs(runs, origin).await
     }
 }
+
+/// Limit of blocks that are looked up for one answer about extents.
+const MOST_LOOKED_UP: u64 = 1 << 18;

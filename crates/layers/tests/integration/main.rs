@@ -9,6 +9,7 @@ mod cache_warm;
 mod common;
 mod conformance;
 mod conformance_pairs;
+mod extents;
 mod fault;
 mod kinds;
 mod mirror;

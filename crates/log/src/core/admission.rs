@@ -6,6 +6,7 @@
 
 use super::{Acknowledge, Changes, Core, Item};
 use crate::format::Change;
+use crate::fullness::{Fullness, SpaceWarning};
 use block::{Call, Durability, Error, Payload, Result};
 use logkit::cleaning::Arrival;
 use logkit::lane;
@@ -22,15 +23,17 @@ pub(super) struct Admission {
     dirty: Rc<Semaphore>,
     /// Blocks of capacity that are reserved for changes that are queued or in flight.
     growing: Cell<u64>,
+    warning: SpaceWarning,
 }
 
 impl Admission {
     /// Admission of up to this many blocks of dirty data.
-    pub(super) fn new(dirty_blocks: u64) -> Self {
+    pub(super) fn new(dirty_blocks: u64, space_warning: u64) -> Self {
         Admission {
             requests: Requests::default(),
             dirty: Semaphore::new(dirty_blocks as usize),
             growing: Cell::new(0),
+            warning: SpaceWarning::new(space_warning),
         }
     }
 
@@ -256,7 +259,8 @@ impl Core {
             return Ok(Some(0));
         }
         let (live, growing) = (self.kit.pool.live_data(), self.admission.growing.get());
-        if live + growing + growth > self.capacity(growing + growth) {
+        let capacity = self.capacity(growing + growth);
+        if live + growing + growth > capacity {
             let versions = self.versions.borrow();
             growth = changes
                 .iter()
@@ -273,6 +277,7 @@ impl Core {
                 return Ok(None);
             }
             if !has_room {
+                self.note_space(live + growing, capacity, true);
                 return Err(Error::no_space(format!(
                     "the log is full: {live} blocks of data, of {}; discard some data, delete snapshots, or grow the disk",
                     self.capacity(growth)
@@ -280,7 +285,44 @@ impl Core {
             }
         }
         self.admission.growing.set(growing + growth);
+        self.note_space(live + growing + growth, capacity, false);
         Ok(Some(growth as u32))
+    }
+
+    /// Warns once if the log is nearly full, or refused a write. A log that no write can fill doesn't warn.
+    fn note_space(&self, used: u64, capacity: u64, refused: bool) {
+        let Some(now) = self.admission.warning.note(used, capacity, refused) else { return };
+        if refused || self.may_fill(capacity) {
+            tracing::warn!(
+                "log {}: {}: {used} of {capacity} blocks are used; discard some data, delete snapshots, or grow the disk",
+                self.kit.identity.uuid,
+                if now == Fullness::Full {
+                    "the log is full, writes are refused"
+                } else {
+                    "the log is nearly full"
+                },
+            );
+        }
+    }
+
+    /// Whether the versions together may have more blocks than the capacity.
+    pub(crate) fn may_fill(&self, capacity: u64) -> bool {
+        let blocks = self.versions.borrow().list.iter().map(|version| version.blocks).sum::<u64>();
+        blocks > capacity
+    }
+
+    /// How full the log is.
+    pub(crate) fn fullness(&self) -> Fullness {
+        let (used, capacity) = (self.kit.pool.live_data(), self.capacity(0));
+        match self.admission.warning.state(used, capacity) {
+            Fullness::Low if !self.may_fill(capacity) => Fullness::Ok,
+            state => state,
+        }
+    }
+
+    /// Used percentage of the capacity from which the log warns.
+    pub(crate) fn space_warning(&self) -> u64 {
+        self.admission.warning.threshold()
     }
 
     fn class_of(&self, change: &Change) -> u8 {

@@ -241,6 +241,7 @@ fn a_full_log_says_so_and_takes_writes_again_after_discards() {
             let mut model = vec![0; volume.blocks() as usize];
             let (mut random, mut next) = (Random::new(33), 0);
             let mut refused = 0;
+            assert_eq!(volume.part.status().await["space"], "ok");
             for round in 0..12 {
                 while refused <= 20 * round {
                     let count = 1 + random.below(8);
@@ -261,6 +262,7 @@ fn a_full_log_says_so_and_takes_writes_again_after_discards() {
                     }
                 }
                 volume.flush().await;
+                assert_eq!(volume.part.status().await["space"], "full");
                 // Nothing of a write that was refused is there: none was large enough to be cut.
                 assert_eq!(volume.all().await, model);
                 let (block, count) = (random.below(2048), 2048);

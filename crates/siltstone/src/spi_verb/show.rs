@@ -21,15 +21,16 @@ pub fn list(as_json: bool) -> Result<(), Failure> {
     if as_json {
         let entry = |chip: &Description| {
             json!({ "name": chip.name, "maker": chip.maker, "bytes": chip.size, "jedec_id": hex(&chip.jedec_id),
-                "datasheet": chip.datasheet })
+                "datasheet": chip.datasheet, "sfdp": chip.sfdp_source })
         };
         return print_json(&chips.iter().map(|chip| entry(chip)).collect());
     }
     let mut text = String::new();
     for chip in &chips {
         let size = chip.size >> 10;
-        let id = hex(&chip.jedec_id);
-        let _ = writeln!(text, "{:14} {:10} {size:6} KiB  {id:14} {}", chip.name, chip.maker, chip.datasheet);
+        let id = hex(&chip.jedec_id[..chip.jedec_id.len().min(4)]);
+        let (name, maker, datasheet, sfdp) = (&chip.name, &chip.maker, &chip.datasheet, &chip.sfdp_source);
+        let _ = writeln!(text, "{name:14} {maker:10} {size:6} KiB  {id:14} {datasheet}; SFDP: {sfdp}");
     }
     text.push_str(
         "\nsiltstone spi show CHIP explains one of them. A further chip is a file: --chip ./my.toml.\n",
@@ -117,7 +118,8 @@ fn phases(chip: &Description, command: &Command) -> String {
 }
 
 fn page(chip: &Description) -> String {
-    let mut text = format!("{} {}, {}\n\n", chip.maker, chip.name, chip.datasheet);
+    let mut text =
+        format!("{} {}, {}\nSFDP: {}\n\n", chip.maker, chip.name, chip.datasheet, chip.sfdp_source);
     let times = &chip.times;
     let mut line = |key: &str, value: String| {
         let _ = writeln!(text, "  {key:18} {value}");
@@ -174,6 +176,7 @@ fn to_json(chip: &Description) -> Value {
         "name": chip.name,
         "maker": chip.maker,
         "datasheet": chip.datasheet,
+        "sfdp": chip.sfdp_source,
         "bytes": chip.size,
         "page": chip.page,
         "sector": chip.sector(),

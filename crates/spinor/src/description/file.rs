@@ -20,6 +20,8 @@ struct File {
     legacy_id: Vec<u8>,
     unique_id: Option<Spanned<u32>>,
     sfdp: Option<Spanned<String>>,
+    /// Chip of whose dump the area was made.
+    sfdp_of: Option<String>,
     #[serde(default)]
     writes_in_place: bool,
     #[serde(default)]
@@ -188,9 +190,9 @@ fn check(raw: File) -> Result<Description, Fault> {
         );
         return Err((raw.page.span(), message));
     }
-    if !(1..=16).contains(&raw.jedec_id.get_ref().len()) {
+    if !(1..=32).contains(&raw.jedec_id.get_ref().len()) {
         let message =
-            format!("chip \"{name}\": JEDEC ID of {} bytes; expected 1 to 16", raw.jedec_id.get_ref().len());
+            format!("chip \"{name}\": JEDEC ID of {} bytes; expected 1 to 32", raw.jedec_id.get_ref().len());
         return Err((raw.jedec_id.span(), message));
     }
     let unique_id = match raw.unique_id {
@@ -302,6 +304,12 @@ fn check(raw: File) -> Result<Description, Fault> {
         legacy_id: raw.legacy_id,
         unique_id,
         sfdp: Vec::new(),
+        sfdp_source: match (&raw.sfdp, &raw.sfdp_of) {
+            (None, _) => "none".to_owned(),
+            (Some(text), _) if text.get_ref() == "derived" => "derived".to_owned(),
+            (Some(_), Some(other)) => format!("dump of {other}, adapted"),
+            (Some(_), None) => "dump".to_owned(),
+        },
         writes_in_place: raw.writes_in_place,
         four_byte_at_power_up: raw.four_byte_at_power_up,
         hold_pin,

@@ -191,3 +191,20 @@ proptest! {
         }
     }
 }
+
+/// Revision 1.5 and the quad enable requirement 100b, as the real W25Q128JV says; a driver chooses how it sets QE by them.
+#[test]
+fn the_w25q64jv_says_what_its_sibling_says() {
+    let area = |name: &str| chip(name).unwrap().unwrap().sfdp.clone();
+    let (ours, sibling) = (area("W25Q64JV"), area("W25Q128JV"));
+    let different: Vec<usize> = (0..sibling.len()).filter(|at| ours[*at] != sibling[*at]).collect();
+    // Density, page program time, chip erase time.
+    let source = |name: &str| chip(name).unwrap().unwrap().sfdp_source.clone();
+    assert_eq!(source("W25Q64JV"), "dump of W25Q128JV, adapted");
+    assert_eq!(
+        [source("W25Q128JV"), source("MT25QL128ABA"), source("SST25VF032B")],
+        ["dump", "derived", "none"]
+    );
+    assert_eq!((ours.len(), different), (sibling.len(), vec![0x87, 0xA9, 0xAB]));
+    assert_eq!((ours[4], ours[5], ours[0x80 + 4 * 14 + 2] >> 4 & 7), (5, 1, 4));
+}

@@ -237,3 +237,19 @@ fn registers_select_dummy_clocks() {
     flash.finish(&[0x01, 0x40, 0x87]);
     assert_eq!(run(&mut flash, &[(&[0xEB], 1), (&[0, 0, 9, 0xFF], 4)], 6, 1, 4), [9]);
 }
+
+/// Micron's answer to 9Fh is 20 bytes, and flashrom uses the commands with 4-byte addresses.
+#[test]
+fn microns_extended_id_and_its_4_byte_commands() {
+    let mut flash = Chip::erased(chip("MT25QL128ABA").unwrap().unwrap(), 1);
+    let id = flash.ask(&[0x9F], 20);
+    assert_eq!(id[..6], [0x20, 0xBA, 0x18, 0x10, 0x44, 0x00]);
+    assert_eq!(id[3] as usize, id.len() - 4, "the number of bytes that follow");
+    flash.send(&[0x06]);
+    flash.finish(&[0x12, 0, 0x01, 0x20, 0x05, 7, 8]);
+    assert_eq!(flash.ask(&[0x13, 0, 0x01, 0x20, 0x05], 3), [7, 8, 0xFF]);
+    assert_eq!(flash.ask(&[0x0C, 0, 0x01, 0x20, 0x05, 0], 2), [7, 8]);
+    flash.send(&[0x06]);
+    flash.finish(&[0xDC, 0, 0x01, 0x20, 0x05]);
+    assert_eq!(flash.ask(&[0x13, 0, 0x01, 0x20, 0x05], 2), [0xFF, 0xFF]);
+}
