@@ -2,7 +2,7 @@
 
 use crate::model::simulate;
 use crate::node::{TestNode, config};
-use block::{BlockIndex, Buffer, Device, DevicePart, Durability, Part, Payload};
+use block::{BlockCount, BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Part, Payload};
 use remote::{Config, RemotePart};
 use runtime::Random;
 use std::rc::Rc;
@@ -46,10 +46,12 @@ fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
                 }
             }
             nodes[1].controls.loses_writes.store(false, Relaxed);
-            // More than the local memory holds.
-            for number in 4096..4096 + 24 * BLOCK_PAGES {
+            // More than the local memory holds. Only the group of the first pages is left then.
+            let others = BlockRange { start: BlockIndex(4096), count: BlockCount(24 * BLOCK_PAGES) };
+            for number in others.start.0..others.end().0 {
                 write(&device, number, 0).await;
             }
+            device.discard(others).await.unwrap();
             runtime::sleep(Duration::from_secs(5)).await;
             nodes[0].controls.delay.store(30_000, Relaxed);
             nodes[1].controls.delay.store(20_000, Relaxed);
