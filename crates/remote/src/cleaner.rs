@@ -6,6 +6,7 @@
 use crate::arena::{BLOCK, BLOCK_GRANULES};
 use crate::core::{CLEANER_STREAM, Core, add};
 use crate::entry::{Entry, GRANULE, Place};
+use crate::nodes::Node;
 use crate::slot::{self, Encoding, PAGE};
 use block::{Error, Result};
 use logkit::cleaning::Pressure;
@@ -79,9 +80,12 @@ impl Core {
 
     /// Notes whether a zone can be had at all: none is free, and none can be cleaned.
     fn note_stuck(&self) {
-        let has_space = self.pool.free() > self.settings.reserve || self.pool.dead() > 0 || self.is_writing();
+        let is_up = self.nodes.iter().any(Node::is_up);
         let has_region = self.nodes.iter().any(|node| node.is_up() && node.free_regions() > 0);
-        let stuck = match (has_space, has_region) {
+        // Zones that are being reset, or would be after a write in flight, bring their regions with them.
+        let comes = self.pool.free_soon() > self.pool.free() || self.is_writing();
+        let stuck = match (self.pool.free() > self.settings.reserve, has_region) {
+            _ if is_up && comes => None,
             (true, true) => None,
             (_, false) => Some(self.no_region()),
             (false, true) => {

@@ -122,7 +122,7 @@ impl Core {
     pub(crate) fn node_for_copy(&self, zone: &Zone) -> Option<u8> {
         let valid = zone.copies.iter().filter(|copy| self.is_valid(copy));
         let others: SmallVec<[u8; 4]> = valid.map(|copy| copy.node).collect();
-        nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut())
+        nodes::choose(&self.nodes, &others, u32::MAX, &mut self.random.borrow_mut())
     }
 
     /// Makes one more copy of a zone, and releases those that aren't valid.

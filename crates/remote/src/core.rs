@@ -560,7 +560,9 @@ impl Core {
         let mut copies: SmallVec<[Copy; crate::zones::MOST_COPIES]> = SmallVec::new();
         let mut others: SmallVec<[u8; 4]> = SmallVec::new();
         while copies.len() < self.settings.copies {
-            let Some(node) = nodes::choose(&self.nodes, &others, &mut self.random.borrow_mut()) else {
+            // This zone was taken out of the free ones.
+            let zones = self.pool.free() + 1;
+            let Some(node) = nodes::choose(&self.nodes, &others, zones, &mut self.random.borrow_mut()) else {
                 break;
             };
             others.push(node);

@@ -402,13 +402,18 @@ impl FreeRegions {
     }
 }
 
-/// Chooses a node for a region, other than these.
-pub fn choose(nodes: &[Node], others: &[u8], random: &mut Random) -> Option<u8> {
+/// Chooses a node for a region, other than these. `zones` is the number of zones that have no regions yet: one of the nodes with a free region for each of them is taken, or some
+/// would be left that no zone can use.
+pub fn choose(nodes: &[Node], others: &[u8], zones: u32, random: &mut Random) -> Option<u8> {
     let fits = |number: &u8| {
         let node = &nodes[usize::from(*number)];
         node.state() == State::Up && node.free_regions() > 0 && !others.contains(number)
     };
-    let fitting: smallvec::SmallVec<[u8; 16]> = (0..nodes.len() as u8).filter(fits).collect();
+    let mut fitting: smallvec::SmallVec<[u8; 16]> = (0..nodes.len() as u8).filter(fits).collect();
+    let is_needed = |number: &u8| nodes[usize::from(*number)].free_regions() >= zones;
+    if fitting.iter().any(is_needed) {
+        fitting.retain(|number| is_needed(number));
+    }
     if fitting.is_empty() {
         return None;
     }

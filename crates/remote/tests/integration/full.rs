@@ -72,7 +72,7 @@ async fn check(device: &Rc<dyn Device>, sizes: &[Option<usize>], what: &str) {
 
 async fn leads_out(case: &Case, seed: u64, what: &str) {
     let nodes: Vec<Arc<TestNode>> = (0..case.nodes).map(|_| TestNode::new(case.mib)).collect();
-    let size = Some(2 * case.mib * case.nodes as u64 / case.copies << 20);
+    let size = Some((2 * case.mib * case.nodes as u64 / case.copies) << 20);
     let config =
         Config { copies: case.copies, group: case.group << 20, size, may_overcommit: true, ..config(&nodes) };
     let part = RemotePart::open(config).await.unwrap();

@@ -36,6 +36,9 @@ async fn works(nodes: usize, mib: u64, copies: u64, group: u64, shards: usize) -
         runtime::spawn_on(runtime::ShardIndex(shard), move || each(part, shard))
     });
     runtime::join_all(tasks).await.into_iter().for_each(|ended| ended.unwrap());
+    runtime::sleep(std::time::Duration::from_secs(5)).await;
+    let status = part.status().await;
+    assert!(copies == 1 || status["zones_with_one_copy"] == 0, "{status:?}");
     part.close().await.unwrap();
     Ok(pages)
 }
@@ -60,6 +63,7 @@ fn each_geometry_works_or_is_refused_with_the_numbers() {
         let every = if long || *shards == 1 { 1 } else { 9 };
         for (nodes, mib, copies, group) in cases.into_iter().step_by(every) {
             let shards = *shards;
+            println!("{shards} shards, {nodes} nodes of {mib} MiB, {copies} copies, groups of {group} MiB");
             let main = move || works(nodes, mib, copies, group, shards);
             let outcome = runtime::simulate(runtime::Simulation::new(7).with_shards(shards), main).unwrap();
             let zones = (nodes as u64 * (mib / group)) / copies.min(nodes as u64);

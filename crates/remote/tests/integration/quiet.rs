@@ -55,8 +55,8 @@ async fn survives(part: &Arc<RemotePart>) -> bool {
 fn an_idle_device_keeps_every_page_though_its_nodes_are_restarted_in_turn() {
     for (number, case) in (0..).zip(CASES) {
         simulate(number, move || async move {
-            let nodes: Vec<Arc<TestNode>> = (0..case.nodes).map(|_| TestNode::new(40)).collect();
-            let backup = case.has_backup.then(|| TestNode::new(40));
+            let nodes: Vec<Arc<TestNode>> = (0..case.nodes).map(|_| TestNode::new(60)).collect();
+            let backup = case.has_backup.then(|| TestNode::new(60));
             let config = Config {
                 copies: case.copies,
                 backup: backup.clone().map(|backup| backup as _),
@@ -64,8 +64,9 @@ fn an_idle_device_keeps_every_page_though_its_nodes_are_restarted_in_turn() {
                 ..config(&nodes)
             };
             let part = RemotePart::open(config).await.unwrap();
-            let mut model = Model::new(&part, number, 8000).await;
-            for _ in 0..900 {
+            let mut model = Model::new(&part, number, 14_000).await;
+            // More than the local memory holds.
+            for _ in 0..2400 {
                 model.write().await;
             }
             runtime::sleep(Duration::from_secs(5)).await;

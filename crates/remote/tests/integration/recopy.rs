@@ -2,7 +2,7 @@
 
 use crate::model::simulate;
 use crate::node::{TestNode, config};
-use block::{BlockIndex, Buffer, Device, DevicePart, Durability, Part, Payload};
+use block::{BlockCount, BlockIndex, BlockRange, Buffer, Device, DevicePart, Durability, Part, Payload};
 use remote::{Config, RemotePart};
 use runtime::Random;
 use std::rc::Rc;
@@ -37,7 +37,8 @@ fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
             runtime::sleep(Duration::from_secs(1)).await;
             let pages = 8 * BLOCK_PAGES;
             for number in 0..pages {
-                nodes[1].controls.loses_writes.store((5..6).contains(&(number / BLOCK_PAGES)), Relaxed);
+                // The write of block 5 begins with the first page of block 6.
+                nodes[1].controls.loses_writes.store(number / BLOCK_PAGES == 6, Relaxed);
                 write(&device, number, 0).await;
                 if number % BLOCK_PAGES < 2 {
                     // The block before is written to the nodes meanwhile.
@@ -45,31 +46,31 @@ fn the_only_complete_copy_is_not_released_while_pages_are_rewritten() {
                 }
             }
             nodes[1].controls.loses_writes.store(false, Relaxed);
-            // More than the local memory holds.
-            for number in 4096..4096 + 24 * BLOCK_PAGES {
+            // More than the local memory holds. Only the group of the first pages is left then.
+            let others = BlockRange { start: BlockIndex(4096), count: BlockCount(24 * BLOCK_PAGES) };
+            for number in others.start.0..others.end().0 {
                 write(&device, number, 0).await;
             }
+            device.discard(others).await.unwrap();
             runtime::sleep(Duration::from_secs(5)).await;
-            nodes[0].controls.delay.store(1500, Relaxed);
-            nodes[1].controls.delay.store(1000, Relaxed);
-            for number in 0..40 {
-                let (outcome, _) = device.read(BlockIndex(number * 5), Buffer::new(4096)).await;
+            nodes[0].controls.delay.store(30_000, Relaxed);
+            nodes[1].controls.delay.store(20_000, Relaxed);
+            for number in 0..20 {
+                let (outcome, _) = device.read(BlockIndex(number * 10), Buffer::new(4096)).await;
                 outcome.unwrap();
             }
+            let read = async || part.status().await["node_read_bytes"].as_u64().unwrap();
+            let before = read().await;
             nodes[0].controls.reclaim.store(1, Relaxed);
             nodes[2].controls.reclaim.store(0, Relaxed);
+            while read().await < before + ((2 + seed) << 20) {
+                runtime::sleep(Duration::from_millis(1)).await;
+            }
+            // The first blocks were read.
             let mut versions = vec![0; pages as usize];
-            for _ in 0..100 {
-                let status = part.status().await;
-                if status["zones_copied"].as_u64() > Some(0) {
-                    break;
-                }
-                // What the copy has read already, or is about to read.
-                runtime::sleep(Duration::from_millis(4)).await;
-                for number in (0..4 * BLOCK_PAGES).step_by(40).map(|number| number + seed) {
-                    versions[number as usize] += 1;
-                    write(&device, number, versions[number as usize]).await;
-                }
+            for number in 0..2 * BLOCK_PAGES {
+                versions[number as usize] = 1;
+                write(&device, number, 1).await;
             }
             runtime::sleep(Duration::from_secs(30)).await;
             for (number, version) in (0..pages).zip(versions) {

@@ -64,15 +64,15 @@ pub fn page(space: &Value) -> String {
         "memory",
         format!("{} locked, {} of it for the map", size(device, "memory_bytes"), size(device, "map_bytes")),
     );
-    let safety = match device["survives_loss_of_a_node"].as_bool() {
-        Some(true) => match number(device, "zones_with_one_copy") {
-            0 => "no page would be lost".to_owned(),
-            zones => {
-                let groups = counted(zones, "group has", "groups have");
-                format!("{groups} one copy, and a second one is being made")
-            }
-        },
-        _ => "the pages on it would be lost: give copies = 2, or backup".to_owned(),
+    let is_protected = number(device, "copies") > 1 || !device["backup"].is_null();
+    let safety = match (device["survives_loss_of_a_node"] == true, number(device, "zones_with_one_copy")) {
+        (true, _) => "no page would be lost".to_owned(),
+        _ if !is_protected => "the pages on it would be lost: give copies = 2, or backup".to_owned(),
+        (false, 0) => "pages that are written now would be lost: too few nodes answer".to_owned(),
+        (false, zones) => {
+            let groups = counted(zones, "group has", "groups have");
+            format!("pages would be lost: {groups} one copy or none; it is made again as far as nodes answer")
+        }
     };
     row("if a node is lost", safety);
     if let Some(stuck) = device["stuck"].as_str() {
@@ -126,7 +126,7 @@ mod tests {
         {
             assert!(text.contains(expected), "{text}");
         }
-        space["device"]["survives_loss_of_a_node"] = true.into();
+        space["device"]["copies"] = 2.into();
         assert!(page(&space).contains("1 group has one copy"));
         space["device"]["zones_with_one_copy"] = 2.into();
         space["lost_servers"] = 0.into();
@@ -135,6 +135,10 @@ mod tests {
             text.contains("2 groups have one copy") && text.contains("(attached, 0 servers lost)"),
             "{text}"
         );
+        space["device"]["zones_with_one_copy"] = 0.into();
+        assert!(page(&space).contains("too few nodes answer"));
+        space["device"]["survives_loss_of_a_node"] = true.into();
+        assert!(page(&space).contains("no page would be lost"));
         space["device"] = Value::Null;
         assert_eq!(page(&space).lines().count(), 1);
     }
