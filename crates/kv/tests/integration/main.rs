@@ -11,4 +11,5 @@ mod erasure;
 mod kind;
 mod model;
 mod persistence;
+mod quiet;
 mod redis;
