@@ -56,9 +56,11 @@ impl Core {
         let homes = self.homes.borrow().clone();
         let write = async || {
             let mut cut = Cut { covered: Sequences::default(), clock: self.kit.clock() };
-            let mut state = State { shards: Vec::new(), stale: Vec::new() };
+            let (clock, resets) = (self.erasure.clock().now(), self.erasure.resets());
+            let mut state = State { shards: Vec::new(), stale: Vec::new(), clock, resets };
             // Before the cuts: what becomes stale by a later edit is found at the next opening.
             let stale: Vec<Stale> = self.erasure.all();
+            self.erasure.begin_cut();
             for (shard, home) in (0..).zip(&homes) {
                 let own = home.with(|core: Rc<Core>| async move { Ok(core.cut()) }).await?;
                 cover(&mut cut.covered, shard, &own.manifest.flushed, own.tables);
@@ -69,7 +71,7 @@ impl Core {
         };
         let taken = checkpoint::take(self, write).await;
         self.note_directory();
-        taken
+        taken.inspect(|()| self.erasure.wrote_history())
     }
 
     /// Writes what was replayed as tables, so that a checkpoint covers it.

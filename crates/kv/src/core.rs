@@ -264,6 +264,9 @@ impl Core {
         let own = [write_stream(shard), table_stream(shard)];
         let (lanes, steps) = (kit.settings.appends_in_flight, kit.settings.most_steps);
         let RecoveredShard { manifest, writes } = found;
+        if !erasure.counts_operations() {
+            manifest.tables.iter().for_each(|table| erasure.clock().raise(table.created));
+        }
         let core = Rc::new(Core {
             shard,
             shards,

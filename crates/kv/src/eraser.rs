@@ -9,7 +9,7 @@ use crate::policy::placement::LOG;
 use crate::tables::{Table, TableFile};
 use block::Result;
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
-use logkit::{Mover, checkpoint, reset};
+use logkit::{Mover, Owner, checkpoint, reset};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const EMPTY_BEFORE: f64 = 0.35;
 /// Share of the limit after which a buffer with tombstones is written.
 const BUFFER_AFTER: f64 = 0.5;
+/// Most free zones that are reset again at a time.
+const MOST_RENEWED: u32 = 8;
 /// Blocks that are moved at a time.
 const MOVE_BLOCKS: u32 = 256;
 
@@ -37,12 +39,18 @@ impl Core {
             false => (limit / LOOKS).max(SHORTEST),
         };
         let breaks = self.settings.breaks(crate::settings::Broken::ForgetsZones);
+        let mut is_renewing = false;
         while !self.kit.is_closing() && self.kit.failure().is_none() {
             // Closing wakes it, and so does a shard whose grant of operations is half used.
-            let _elapsed = runtime::timeout(pause, self.stopping.notified()).await;
+            let wait = if is_renewing { SHORTEST } else { pause };
+            let _elapsed = runtime::timeout(wait, self.stopping.notified()).await;
             if !breaks && let Err(error) = self.erase_due(limit).await {
                 tracing::warn!("erasing zones: {error}");
             }
+            is_renewing = self.renew_resets().await.unwrap_or_else(|error| {
+                tracing::warn!("resetting zones again: {error}");
+                false
+            });
             let patience = if breaks { Duration::ZERO } else { PATIENCE };
             if self.erasure.counts_operations()
                 && let Err(error) = self.grant_operations(limit, patience).await
@@ -95,23 +103,35 @@ impl Core {
         }
     }
 
+    /// Resets free zones again that were reset with a weaker guarantee before. Returns whether there were any.
+    async fn renew_resets(self: &Rc<Self>) -> Result<bool> {
+        let (weak, _) = self.erasure.weakly_reset();
+        let most = self.kit.pool.free().saturating_sub(self.kept_zones()).div_ceil(2).min(MOST_RENEWED);
+        let retired = weak.into_iter().filter(|zone| self.kit.pool.retire_free(*zone)).take(most as usize);
+        Ok(retired.count() > 0 && reset::reset_dead(self).await?)
+    }
+
     async fn erase_due(self: &Rc<Self>, limit: Duration) -> Result<()> {
         let homes = self.homes.borrow().clone();
-        let (deletes, mut has_tombstones) = (self.erasure.deletes(), false);
-        if deletes == 0 {
-            return Ok(());
-        }
+        let deletes = self.erasure.deletes();
+        let mut oldest: Option<Timestamp> = None;
         for home in &homes {
             let look = move |core: Rc<Core>| async move {
                 core.freeze_old(limit);
-                Ok(core.has_tombstones())
+                Ok(core.oldest_outstanding())
             };
-            has_tombstones |= home.with(look).await?;
+            oldest = oldest.into_iter().chain(home.with(look).await?).min();
         }
+        if deletes == 0 {
+            // A value may expire, or a deadline begin to count, while nothing else happens.
+            oldest.into_iter().for_each(|oldest| self.erasure.deleted(oldest));
+            return Ok(());
+        }
+        self.erasure.looked(deletes, oldest);
         self.note_full_zones();
         let due = self.erasure.due_within(limit.mul_f64(EMPTY_BEFORE));
         if due.is_empty() {
-            if !has_tombstones && self.erasure.all().is_empty() {
+            if oldest.is_none() && self.erasure.is_settled() {
                 self.erasure.forget(deletes);
             }
             return Ok(());
@@ -130,17 +150,22 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a buffer or a table has a tombstone, or a value that expires.
-    fn has_tombstones(&self) -> bool {
-        let is_in = |memtable: &Memtable| memtable.tombstones() > 0 || memtable.earliest_expiry().is_some();
-        is_in(&self.active.borrow().memtable)
-            || self.frozen.borrow().iter().any(|buffer| is_in(&buffer.memtable))
-            || self
-                .levels
-                .borrow()
-                .all()
-                .map(|table| &table.meta.summary)
-                .any(|summary| summary.oldest_tombstone.is_some() || summary.earliest_expiry.is_some())
+    /// Time of the oldest deletion of which a buffer or a table has a tombstone, or a value that has expired.
+    fn oldest_outstanding(&self) -> Option<Timestamp> {
+        let (now, wall) = (self.erasure.now(), crate::batch::now());
+        let of = |tombstone: Option<Timestamp>, expires: Option<Timestamp>| {
+            let expired = expires.filter(|expires| *expires <= wall);
+            let expired = expired.map(|expires| self.erasure.expiry(expires).unwrap_or(now));
+            tombstone.map(|deleted| self.erasure.known(deleted)).into_iter().chain(expired).min()
+        };
+        let of_buffer = |memtable: &Memtable| of(memtable.oldest_tombstone(), memtable.earliest_expiry());
+        let active = of_buffer(&self.active.borrow().memtable);
+        let frozen = self.frozen.borrow().iter().filter_map(|buffer| of_buffer(&buffer.memtable)).min();
+        let levels = self.levels.borrow();
+        let summaries = levels.all().map(|table| &table.meta.summary);
+        let tables =
+            summaries.filter_map(|summary| of(summary.oldest_tombstone, summary.earliest_expiry)).min();
+        [active, frozen, tables].into_iter().flatten().min()
     }
 
     /// Sets the time by which zones must be reset in which blocks of these tables become stale now ([`erasure`](crate::erasure)). The tables are still in
@@ -159,7 +184,7 @@ impl Core {
 
     /// Time of the oldest deletion in a buffer.
     fn oldest_in(&self, memtable: &Memtable) -> Option<Timestamp> {
-        let expiry = memtable.earliest_expiry().filter(|_| !self.erasure.counts_operations());
+        let expiry = memtable.earliest_expiry().and_then(|expires| self.erasure.expiry(expires));
         memtable.oldest_tombstone().into_iter().chain(expiry).min()
     }
 
@@ -174,9 +199,9 @@ impl Core {
         [active, frozen, tables].into_iter().flatten().min()
     }
 
-    /// Freezes the active buffer if its oldest tombstone is old.
+    /// Freezes the active buffer if its oldest deletion is old.
     fn freeze_old(&self, limit: Duration) {
-        let oldest = self.active.borrow().memtable.oldest_tombstone();
+        let oldest = self.oldest_in(&self.active.borrow().memtable);
         let most = limit.mul_f64(BUFFER_AFTER).as_millis() as u64;
         if oldest.is_some_and(|oldest| oldest + most <= self.erasure.now()) {
             self.freeze();
@@ -253,7 +278,8 @@ impl Core {
     pub(crate) fn note_append(&self, zone: u32, generation: u64, has_edit: bool) {
         let class = self.kit.pool.get(zone).class;
         if self.erasure.limit().is_some() && (class == LOG || class == CHECKPOINT_CLASS || has_edit) {
-            self.erasure.stale_in(zone, generation);
+            // Keys of the log are deleted after they were appended; edits and checkpoints name keys that may have been before.
+            self.erasure.stale_in(zone, generation, class == LOG && !has_edit);
         }
     }
 }

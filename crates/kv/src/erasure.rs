@@ -8,7 +8,11 @@
 //! - A zone of the write-ahead log, of the manifest's edits or of checkpoints is due `reset_share` of D after the first record was appended to it. So is a zone with
 //!   stale data of unknown age, from the time at which it was found.
 //!
-//! As long as nothing is deleted, no zone is due.
+//! Due times are for planning. The *deadline* of a zone, after which it is an alarm, is when the promise is broken: D after the oldest deletion of which it
+//! may have a copy.
+//!
+//! As long as nothing is deleted, no zone is due. Deletes are forgotten once no tombstone and no expired value is left and the zones that remain were begun
+//! after a checkpoint of that state: they have no copy of a deleted key. So an idle store becomes quiet, though each checkpoint notes its own zone.
 //!
 //! # Counts of operations
 //! With a count of operations instead of a time, timestamps of deletions are numbers of operations that the store has taken, and an operation counts as a
@@ -17,10 +21,13 @@
 //!
 //! The state is shared by all shards; the home carries it out (`eraser`).
 
+use crate::clock::DeadlineClock;
 use crate::entry::Timestamp;
 use crate::policy::CompactionParameters;
+use crate::reset_history::ResetHistory;
 use crate::settings::DeletePersistence;
 use crate::table::Summary;
+use block::EraseGuarantee;
 use logkit::ZonePool;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,8 +44,42 @@ pub struct Stale {
     pub zone: u32,
     /// Number of times that it had been reset.
     pub generation: u64,
-    /// Time by which it must be reset.
+    /// Time by which it is to be reset.
     pub due: Timestamp,
+    /// Time after which the promise is broken.
+    pub deadline: Timestamp,
+}
+
+/// What an opening has found.
+#[derive(Debug)]
+pub struct Found {
+    /// Operations that the store has taken.
+    pub operations: u64,
+    /// Zones that the checkpoint names.
+    pub stale: Vec<Stale>,
+    /// Zones that were written after the checkpoint, with their generations.
+    pub unlisted: Vec<(u32, u64)>,
+    /// The clock of deadlines, as the checkpoint has it.
+    pub clock: Timestamp,
+    /// Guarantees of resets.
+    pub resets: ResetHistory,
+}
+
+impl Found {
+    /// What there is of a new store, whose zones are reset with this guarantee.
+    pub fn new(guarantee: EraseGuarantee) -> Self {
+        let resets = ResetHistory::new(guarantee);
+        Found { operations: 0, stale: Vec::new(), unlisted: Vec::new(), clock: 0, resets }
+    }
+}
+
+/// Since when no deletion is outstanding.
+#[derive(Debug, Default)]
+struct Settled {
+    /// Number of deletes at that time; `None` while one is outstanding.
+    deletes: Option<u64>,
+    /// Begin of the first checkpoint since then.
+    cut: Option<Timestamp>,
 }
 
 /// A zone that must be reset, and the time at which it was noted first.
@@ -52,6 +93,11 @@ struct Noted {
 #[derive(Debug)]
 pub struct Erasure {
     pool: Arc<ZonePool>,
+    clock: DeadlineClock,
+    resets: Mutex<ResetHistory>,
+    settled: Mutex<Settled>,
+    /// Time of the oldest deletion that was outstanding at the last look, or since; `u64::MAX` for none.
+    oldest: AtomicU64,
     /// When a delete is persistent; `None` without a promise.
     persistence: Option<DeletePersistence>,
     /// Operations that the store has taken, and up to which number writes don't wait, if operations are counted.
@@ -76,17 +122,17 @@ fn limit_of(persistence: DeletePersistence) -> Duration {
 }
 
 impl Erasure {
-    /// The state of a store with this promise that has taken so many operations; `stale` are the zones that a checkpoint names, and `unlisted` those that
-    /// were written after it.
-    pub fn new(
-        pool: Arc<ZonePool>,
-        persistence: Option<DeletePersistence>,
-        operations: u64,
-        stale: Vec<Stale>,
-        unlisted: Vec<(u32, u64)>,
-    ) -> Arc<Self> {
+    /// The state of a store with this promise.
+    pub fn new(pool: Arc<ZonePool>, persistence: Option<DeletePersistence>, found: Found) -> Arc<Self> {
+        let Found { operations, stale, unlisted, clock: shown, resets } = found;
+        let clock = DeadlineClock::default();
+        clock.raise(shown);
         let erasure = Erasure {
             pool,
+            clock,
+            resets: Mutex::new(resets),
+            settled: Mutex::default(),
+            oldest: AtomicU64::new(u64::MAX),
             persistence,
             operations: AtomicU64::new(operations),
             granted: AtomicU64::new(u64::MAX),
@@ -102,9 +148,75 @@ impl Erasure {
         }
         // The store may have been opened with a longer time before, or with the other kind of promise.
         let latest = erasure.due_after(erasure.now()).unwrap_or(0);
-        stale.into_iter().for_each(|found| erasure.note(Stale { due: found.due.min(latest), ..found }));
-        unlisted.into_iter().for_each(|(zone, generation)| erasure.stale_in(zone, generation));
+        for found in stale {
+            let (due, deadline) = (found.due.min(latest), found.deadline.min(latest));
+            erasure.note(Stale { due, deadline, ..found });
+        }
+        unlisted.into_iter().for_each(|(zone, generation)| erasure.stale_in(zone, generation, false));
         Arc::new(erasure)
+    }
+
+    /// The clock of deadlines.
+    pub fn clock(&self) -> &DeadlineClock {
+        &self.clock
+    }
+
+    /// A copy of the history of resets, as a checkpoint has it.
+    pub fn resets(&self) -> ResetHistory {
+        let mut resets = self.lock_resets();
+        resets.look(|zone| self.pool.get(zone).generation);
+        resets.clone()
+    }
+
+    /// Guarantee with which zones are reset.
+    pub fn guarantee(&self) -> EraseGuarantee {
+        self.lock_resets().guarantee()
+    }
+
+    /// Notes that a checkpoint with the history of resets is durable.
+    pub fn wrote_history(&self) {
+        self.lock_resets().written();
+    }
+
+    /// Zones that were reset with a weaker guarantee than the present one, and the weakest of these guarantees.
+    pub fn weakly_reset(&self) -> (Vec<u32>, EraseGuarantee) {
+        let resets = self.resets();
+        (resets.pending().collect(), resets.weakest())
+    }
+
+    fn lock_resets(&self) -> MutexGuard<'_, ResetHistory> {
+        self.resets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_settled(&self) -> MutexGuard<'_, Settled> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what was found outstanding when there had been so many deletes.
+    pub fn looked(&self, deletes: u64, oldest: Option<Timestamp>) {
+        self.oldest.store(oldest.unwrap_or(u64::MAX), Ordering::Relaxed);
+        let mut settled = self.lock_settled();
+        if oldest.is_some() || self.deletes() != deletes {
+            *settled = Settled::default();
+        } else if settled.deletes != Some(deletes) {
+            *settled = Settled { deletes: Some(deletes), cut: None };
+        }
+    }
+
+    /// Notes that a checkpoint takes the state of all shards from now on.
+    pub fn begin_cut(&self) {
+        let mut settled = self.lock_settled();
+        if settled.deletes == Some(self.deletes()) && settled.cut.is_none() {
+            settled.cut = Some(self.now());
+        }
+    }
+
+    /// Whether no deletion is outstanding, and no zone that must be reset was begun before.
+    pub fn is_settled(&self) -> bool {
+        // Forgets those that were reset.
+        let is_empty = self.all().is_empty();
+        let cut = self.lock_settled().cut;
+        is_empty || cut.is_some_and(|cut| self.lock().values().all(|noted| noted.since > cut))
     }
 
     /// Whether operations are counted instead of time.
@@ -116,7 +228,7 @@ impl Erasure {
     pub fn now(&self) -> Timestamp {
         match self.counts_operations() {
             true => self.operations.load(Ordering::Relaxed),
-            false => crate::batch::now(),
+            false => self.clock.now(),
         }
     }
 
@@ -163,12 +275,20 @@ impl Erasure {
     /// Time of the oldest deletion in a table: of a tombstone or, where time is counted, that at which a value expires.
     pub(crate) fn oldest_delete(&self, summary: &Summary) -> Option<Timestamp> {
         let tombstone = summary.oldest_tombstone.map(|deleted| self.known(deleted));
-        tombstone.into_iter().chain(summary.earliest_expiry.filter(|_| !self.counts_operations())).min()
+        tombstone.into_iter().chain(summary.earliest_expiry.and_then(|expires| self.expiry(expires))).min()
+    }
+
+    /// Time of the deletion by an expiry, which is a time of the system clock; `None` where operations are counted.
+    pub(crate) fn expiry(&self, expires: Timestamp) -> Option<Timestamp> {
+        (!self.counts_operations()).then(|| expires.saturating_add(self.clock.ahead()))
     }
 
     /// What a tombstone of a deletion at this time has.
     pub(crate) fn stamp(&self, time: Timestamp) -> Timestamp {
-        if self.counts_operations() { self.now() } else { time }
+        match self.counts_operations() {
+            true => self.now(),
+            false => time.saturating_add(self.clock.ahead()).min(self.now()),
+        }
     }
 
     /// A time of a deletion: one that is ahead of the count was noted while the store was open with a promise in time, or without one.
@@ -197,13 +317,18 @@ impl Erasure {
 
     /// Notes a delete, or the time at which a value expires. From the first one on, zones with stale data are due.
     pub fn deleted(&self, at: Timestamp) {
-        if self.persistence.is_some() && self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
-            // A value that will expire may be overwritten, and deleted, before that.
-            let at = at.min(self.now());
-            let due = self.due_of_unknown(at);
+        if self.persistence.is_none() {
+            return;
+        }
+        // A value that will expire may be overwritten, and deleted, before that.
+        let at = at.min(self.now());
+        self.oldest.fetch_min(at, Ordering::Relaxed);
+        if self.deletes.fetch_add(1, Ordering::Relaxed) == 0 {
+            let (due, deadline) = (self.due_of_unknown(at), at.saturating_add(self.span()));
             self.lock().values_mut().for_each(|noted| {
                 noted.since = noted.since.max(at);
                 noted.stale.due = noted.stale.due.max(due);
+                noted.stale.deadline = noted.stale.deadline.max(deadline);
             });
         }
     }
@@ -223,8 +348,10 @@ impl Erasure {
     pub fn stale(&self, zone: u32, due: Option<Timestamp>) {
         if self.persistence.is_some() {
             let generation = self.pool.get(zone).generation;
-            let due = due.unwrap_or_else(|| self.due_of_unknown(self.now()));
-            self.note(Stale { zone, generation, due });
+            match due {
+                Some(due) => self.note(Stale { zone, generation, due, deadline: due }),
+                None => self.stale_in(zone, generation, false),
+            }
         }
     }
 
@@ -234,9 +361,12 @@ impl Erasure {
         self.lock().get(&zone).is_some_and(|noted| noted.stale.generation == generation)
     }
 
-    /// Notes that this generation of a zone has stale data of unknown age.
-    pub fn stale_in(&self, zone: u32, generation: u64) {
-        self.note(Stale { zone, generation, due: self.due_of_unknown(self.now()) });
+    /// Notes that this generation of a zone has stale data of unknown age, or only such of keys that are deleted from now on.
+    pub fn stale_in(&self, zone: u32, generation: u64, is_new: bool) {
+        let now = self.now();
+        let due = self.due_of_unknown(now);
+        let oldest = if is_new { now } else { self.oldest.load(Ordering::Relaxed).min(now) };
+        self.note(Stale { zone, generation, due, deadline: oldest.saturating_add(self.span()).max(due) });
     }
 
     fn note(&self, found: Stale) {
@@ -250,6 +380,7 @@ impl Erasure {
             *known = new;
         } else if known.stale.generation == found.generation {
             known.stale.due = known.stale.due.min(found.due);
+            known.stale.deadline = known.stale.deadline.min(found.deadline);
         }
     }
 
@@ -261,7 +392,7 @@ impl Erasure {
             let is_reset = self.pool.have_been_reset(&[(*zone, noted.stale.generation)]);
             if is_reset {
                 self.longest.fetch_max(now.saturating_sub(noted.since), Ordering::Relaxed);
-                let is_late = now > noted.stale.due && self.deletes() > 0;
+                let is_late = now > noted.stale.deadline && self.deletes() > 0;
                 self.late.fetch_add(is_late.into(), Ordering::Relaxed);
             }
             !is_reset
@@ -277,13 +408,15 @@ impl Erasure {
         due
     }
 
+    /// Number of zones whose deadline has passed.
+    fn overdue(&self) -> usize {
+        let now = self.now();
+        self.all().iter().filter(|stale| stale.deadline < now && self.deletes() > 0).count()
+    }
+
     /// Number of zones that are overdue now, of zones that were reset too late, and the longest time of a zone in milliseconds or operations.
     pub fn alarms(&self) -> (usize, u64, u64) {
-        (
-            self.due_within(Duration::ZERO).len(),
-            self.late.load(Ordering::Relaxed),
-            self.longest.load(Ordering::Relaxed),
-        )
+        (self.overdue(), self.late.load(Ordering::Relaxed), self.longest.load(Ordering::Relaxed))
     }
 }
 
@@ -299,11 +432,12 @@ mod tests {
     fn operations_are_granted_in_steps_and_zones_are_due_by_their_number() {
         let pool = Arc::new(ZonePool::new(4));
         let persistence = Some(DeletePersistence::Operations(64_000));
-        let erasure = Erasure::new(pool.clone(), persistence, 5_000, Vec::new(), vec![(1, 0)]);
+        let found = Found { operations: 5_000, unlisted: vec![(1, 0)], ..Found::new(EraseGuarantee::None) };
+        let erasure = Erasure::new(pool.clone(), persistence, found);
         assert_eq!((erasure.now(), erasure.step()), (5_000, 1_000));
         assert_eq!(
             erasure.all(),
-            [Stale { zone: 1, generation: 0, due: 5_000 + 16_000 }],
+            [Stale { zone: 1, generation: 0, due: 5_000 + 16_000, deadline: 5_000 + 64_000 }],
             "a quarter is for resets"
         );
         erasure.took(499);
@@ -315,7 +449,7 @@ mod tests {
         erasure.grant();
         assert!(erasure.may_write() && !erasure.must_ask());
         assert_eq!([5_500, 1_700_000_000_000].map(|at| erasure.known(at)), [5_500, 5_000]);
-        let without = Erasure::new(pool, time(1), 0, Vec::new(), Vec::new());
+        let without = Erasure::new(pool, time(1), Found::new(EraseGuarantee::None));
         without.took(1 << 40);
         assert!(without.may_write() && !without.must_ask());
     }
@@ -323,7 +457,7 @@ mod tests {
     #[test]
     fn zones_are_due_only_with_deletes_and_forgotten_once_they_are_reset() {
         let pool = Arc::new(ZonePool::new(4));
-        let erasure = Erasure::new(pool.clone(), time(40), 0, Vec::new(), Vec::new());
+        let erasure = Erasure::new(pool.clone(), time(40), Found::new(EraseGuarantee::None));
         let now = erasure.now();
         erasure.stale(2, Some(now - 1000));
         erasure.stale(2, Some(now + 60_000));
@@ -331,9 +465,11 @@ mod tests {
         erasure.deleted(now - 11_000);
         assert_eq!(
             erasure.due_within(Duration::ZERO),
-            [Stale { zone: 2, generation: 0, due: now - 1000 }],
+            [Stale { zone: 2, generation: 0, due: now - 1000, deadline: now + 29_000 }],
             "the earliest time stays; a quarter of 40 s has passed since the first delete"
         );
+        assert_eq!(erasure.alarms().0, 0, "three quarters haven't");
+        erasure.stale(2, Some(now - 1));
         assert_eq!(erasure.alarms().0, 1);
         erasure.stale(1, erasure.due_after(now - 30_000));
         erasure.stale(3, None);
@@ -345,7 +481,7 @@ mod tests {
         assert_eq!(erasure.all().len(), 2);
         let (overdue, late, _) = erasure.alarms();
         assert!(overdue == 0 && late == 1);
-        let without = Erasure::new(pool, None, 0, Vec::new(), Vec::new());
+        let without = Erasure::new(pool, None, Found::new(EraseGuarantee::None));
         without.stale(3, None);
         assert!(without.all().is_empty());
     }

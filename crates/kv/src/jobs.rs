@@ -436,7 +436,8 @@ impl Core {
             crate::batch::now(),
             self.settings.delete_persistence.is_some(),
         )
-        .counting(self.erasure.counts_operations().then(|| self.erasure.now()));
+        .counting(self.erasure.counts_operations().then(|| self.erasure.now()))
+        .ahead(self.erasure.clock().ahead());
         let kept = tombstones.into_iter().filter(|range| retention.keeps_range(range, bottom_range(range)));
         let mut clipped = Clip::new(kept.collect());
         // A flush lets zones of the write-ahead log die, so compactions leave it some.

@@ -16,7 +16,8 @@
 //!   a key take turns.
 //! - `jobs`: flushes and compactions; `manual_compaction`: compaction on request; `reads`: gets and scans, `pairs`: what scans return; `level_cursor`: cursors
 //!   of levels; `cross_shard`: batches and snapshots of several shards; `status`: numbers for operators.
-//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage. `erasure`, `eraser`: deletes are persistent in time.
+//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage. `erasure`, `eraser`: deletes are persistent in time, by `clock`; `reset_history`:
+//!   guarantees of resets before.
 //!
 //! [`Store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks. [`audit`](mod@audit) looks for deleted keys
 //! in the cells of a drive. `fuzzing` has what the fuzz targets run.
@@ -29,6 +30,7 @@ mod buffer;
 pub mod check;
 mod checkpoint;
 mod cleaning;
+mod clock;
 mod core;
 mod cross_shard;
 mod cursor;
@@ -58,6 +60,7 @@ mod reclaim;
 mod recovery;
 pub mod redis;
 mod reserve;
+mod reset_history;
 mod retention;
 mod settings;
 mod status;

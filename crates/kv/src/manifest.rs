@@ -6,6 +6,7 @@ use crate::entry::Timestamp;
 use crate::erasure::Stale;
 use crate::extents::Extent;
 use crate::item::{Flushed, Place};
+use crate::reset_history::ResetHistory;
 use crate::table::Summary;
 use block::{Error, Result};
 use logkit::{Sequences, StreamId};
@@ -15,7 +16,9 @@ use zones::bytes::{Reader, Writer};
 pub type TableId = u64;
 
 /// Version of what a checkpoint has of the store, and of the edits after it.
-const VERSION: u32 = 2;
+const VERSION: u32 = 4;
+/// Oldest version that is read: it has no clock, no deadlines of zones, and no history of resets.
+const OLDEST_VERSION: u32 = 2;
 /// Most levels of a tree.
 pub const MOST_LEVELS: usize = 8;
 /// Most shards of a store: a record is a member of the streams of all of them.
@@ -155,6 +158,10 @@ pub struct State {
     pub shards: Vec<Manifest>,
     /// Zones that must be erased.
     pub stale: Vec<Stale>,
+    /// The clock of deadlines.
+    pub clock: Timestamp,
+    /// Guarantees of the resets so far.
+    pub resets: ResetHistory,
 }
 
 impl State {
@@ -175,7 +182,10 @@ impl State {
             writer.u32(stale.zone);
             writer.u64(stale.generation);
             writer.u64(stale.due);
+            writer.u64(stale.deadline);
         }
+        writer.u64(self.clock);
+        self.resets.encode(&mut writer);
         writer.0
     }
 
@@ -186,9 +196,9 @@ impl State {
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the manifest of the store");
         let version = reader.u32()?;
-        if version != VERSION {
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
             return Err(Error::unsupported(format!(
-                "the store has version {version} of its format; this program reads version {VERSION}: back it up with the program that wrote it"
+                "the store has version {version} of its format; this program reads versions {OLDEST_VERSION} to {VERSION}: back it up with the program that wrote it"
             )));
         }
         let mut shards = Vec::new();
@@ -203,11 +213,17 @@ impl State {
         }
         let mut stale = Vec::new();
         for _ in 0..reader.count(20)? {
-            stale.push(Stale { zone: reader.u32()?, generation: reader.u64()?, due: reader.u64()? });
+            let (zone, generation, due) = (reader.u32()?, reader.u64()?, reader.u64()?);
+            let deadline = if version == VERSION { reader.u64()? } else { due };
+            stale.push(Stale { zone, generation, due, deadline });
         }
+        let (clock, resets) = match version {
+            VERSION => (reader.u64()?, ResetHistory::decode(&mut reader)?),
+            _ => (0, ResetHistory::new(block::EraseGuarantee::None)),
+        };
         reader.end()?;
         match (1..=usize::from(MOST_SHARDS)).contains(&shards.len()) {
-            true => Ok(State { shards, stale }),
+            true => Ok(State { shards, stale, clock, resets }),
             false => Err(Error::corrupt(format!(
                 "the manifest names {} shards; expected 1 to {MOST_SHARDS}",
                 shards.len()
@@ -235,4 +251,31 @@ pub fn shard_of(stream: StreamId) -> u16 {
 pub fn cover(covered: &mut Sequences, shard: u16, flushed: &Flushed, tables: u64) {
     covered.set(write_stream(shard), flushed.record);
     covered.set(table_stream(shard), tables);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::EraseGuarantee;
+
+    #[test]
+    fn the_version_before_is_read_as_one_of_which_resets_nothing_is_known() {
+        let stale = vec![Stale { zone: 7, generation: 3, due: 50, deadline: 90 }];
+        let resets = ResetHistory::new(EraseGuarantee::Erased);
+        let state = State { shards: vec![Manifest::default()], stale, clock: 1234, resets };
+        assert_eq!(State::decode(&state.encode()).unwrap(), state);
+        let mut old = Writer::default();
+        old.u32(2);
+        old.u32(1);
+        (0..3).for_each(|_| old.u64(0));
+        old.u32(0);
+        old.u32(1);
+        old.u32(7);
+        [3, 50].into_iter().for_each(|number| old.u64(number));
+        let found = State::decode(&old.0).unwrap();
+        assert_eq!(found.stale, [Stale { zone: 7, generation: 3, due: 50, deadline: 50 }]);
+        assert_eq!((found.clock, found.resets), (0, ResetHistory::new(EraseGuarantee::None)));
+        old.0[0] = 5;
+        assert!(matches!(State::decode(&old.0), Err(Error::Unsupported(_))));
+    }
 }

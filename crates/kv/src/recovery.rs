@@ -4,7 +4,7 @@
 
 use crate::checkpoint::CheckpointSize;
 use crate::core::{Core, RecoveredShard, ReplayedWrites, kit_settings};
-use crate::erasure::{Erasure, Stale};
+use crate::erasure::{Erasure, Found as FoundPromise};
 use crate::extents::{Extent, place};
 use crate::item::{Place, Recorded, decode_parts};
 use crate::manifest::{Edit, MOST_SHARDS, Manifest, State, table_stream, write_stream};
@@ -43,7 +43,9 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), OWNER, Vec::new());
     let found = (0..shards).map(|_| RecoveredShard { manifest: Manifest::default(), writes: Vec::new() });
-    let homes = start((zones, handle), parts, (found.collect(), Vec::new(), Vec::new()), settings).await?;
+    let homes =
+        start((zones, handle), parts, (found.collect(), FoundPromise::new(settings.guarantee())), settings)
+            .await?;
     homes[0].with(|core: Rc<Core>| async move { core.take_checkpoint(false).await }).await?;
     Ok(homes)
 }
@@ -78,8 +80,8 @@ pub(crate) fn check_new(zones: &ZoneGeometry, shards: u16) -> Result<()> {
 pub(crate) struct Replayed {
     /// State of each shard.
     pub shards: Vec<RecoveredShard>,
-    /// Zones that must be erased.
-    stale: Vec<Stale>,
+    /// What the promise of deletes goes on with.
+    promise: FoundPromise,
     clock: u64,
 }
 
@@ -89,14 +91,16 @@ pub(crate) struct Replayed {
 /// As [`open`].
 pub(crate) async fn replay_all(zones: &dyn Zones) -> Result<(Opening<Found>, Replayed)> {
     let mut opening: Opening<Found> = recovery::open(zones, OWNER).await?;
-    let State { shards, stale } = State::decode(&opening.own)?;
+    let State { shards, stale, clock: shown, resets } = State::decode(&opening.own)?;
     recovery::check_streams(&opening.root, 2 * shards.len())?;
     let mut found = Vec::new();
     let mut clock = opening.root.clock;
     for (shard, manifest) in (0..).zip(shards) {
         found.push(replay(zones, &mut opening, shard, manifest, &mut clock).await?);
     }
-    Ok((opening, Replayed { shards: found, stale, clock }))
+    let operations = found.iter().map(|shard: &RecoveredShard| shard.manifest.flushed.sequence).sum();
+    let promise = FoundPromise { operations, stale, unlisted: Vec::new(), clock: shown, resets };
+    Ok((opening, Replayed { shards: found, promise, clock }))
 }
 
 /// Opens the store on these zones.
@@ -105,16 +109,19 @@ pub(crate) async fn replay_all(zones: &dyn Zones) -> Result<(Opening<Found>, Rep
 /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
-    let (mut opening, Replayed { shards: found, stale, clock }) = replay_all(&*handle).await?;
-    let unlisted = std::mem::take(&mut opening.unlisted);
+    let (mut opening, Replayed { shards: found, mut promise, clock }) = replay_all(&*handle).await?;
+    promise.unlisted = std::mem::take(&mut opening.unlisted);
+    let zones_before = opening.pool.list().into_iter().map(|(zone, state)| (zone, state.generation));
+    let reset_before: Vec<(u32, u64)> = zones_before.filter(|(_, generation)| *generation > 0).collect();
+    let is_new_guarantee = promise.resets.begin(settings.guarantee(), &reset_before);
     let parts = opening.finish(&*handle, clock).await?;
-    let homes = start((zones, handle), parts, (found, stale, unlisted), settings).await?;
+    let homes = start((zones, handle), parts, (found, promise), settings).await?;
     for home in &homes {
         let flush = |core: Rc<Core>| async move { core.flush_replayed().await };
         home.with(flush).await?;
     }
-    let is_due = |core: Rc<Core>| async move {
-        match core.kit().checkpoints.is_due_at_open() {
+    let is_due = move |core: Rc<Core>| async move {
+        match is_new_guarantee || core.kit().checkpoints.is_due_at_open() {
             true => core.take_checkpoint(false).await,
             false => Ok(()),
         }
@@ -247,11 +254,10 @@ fn place_of(shard: u16) -> ShardIndex {
 async fn start(
     (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
     parts: Parts,
-    (found, stale, unlisted): (Vec<RecoveredShard>, Vec<Stale>, Vec<(u32, u64)>),
+    (found, promise): (Vec<RecoveredShard>, FoundPromise),
     settings: &Settings,
 ) -> Result<Vec<Home<Core>>> {
     let (layout, shards) = (parts.layout, found.len() as u16);
-    let operations = found.iter().map(|shard| shard.manifest.flushed.sequence).sum();
     let classes = settings.placement()?.classes() - 1;
     let open_zones = OpenZones::on(handle.geometry(), shards, classes)?;
     let mut found = found.into_iter();
@@ -263,9 +269,7 @@ async fn start(
             let settings = kit_settings(settings, &layout, (0, shards), open_zones);
             Kit::new(parts, handle, settings, policy, &own(0))
         };
-        let erasure = |kit: &Rc<Kit>| {
-            Erasure::new(kit.pool.clone(), settings.delete_persistence, operations, stale, unlisted)
-        };
+        let erasure = |kit: &Rc<Kit>| Erasure::new(kit.pool.clone(), settings.delete_persistence, promise);
         Core::new((0, shards, open_zones), kit, settings, first, erasure, &checkpoint_size)?
     };
     core.kit().budget().set(open_zones.demand());

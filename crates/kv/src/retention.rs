@@ -41,6 +41,8 @@ pub struct Retention {
     has_deadline: bool,
     /// The present number of operations, where a deadline counts these.
     operations: Option<Timestamp>,
+    /// Milliseconds that the clock of deadlines is ahead of `now`.
+    ahead: u64,
     /// Key of the entries that come.
     key: Vec<u8>,
     /// The key before it, whose tombstone may be returned with the first entry of the next.
@@ -89,6 +91,7 @@ impl Retention {
             now,
             has_deadline,
             operations: None,
+            ahead: 0,
             key: Vec::new(),
             key_before: Vec::new(),
             stripe: None,
@@ -99,6 +102,11 @@ impl Retention {
     /// Where a deadline counts operations, values that have expired count as deleted now, with this number.
     pub fn counting(self, operations: Option<Timestamp>) -> Self {
         Retention { operations, ..self }
+    }
+
+    /// Values that have expired count as deleted at that time, by a clock of deadlines that is so many milliseconds ahead.
+    pub fn ahead(self, ahead: u64) -> Self {
+        Retention { ahead, ..self }
     }
 
     /// Takes the next entry, and returns the entries that are to be written now. `is_bottom` says whether the key is at the bottom.
@@ -119,7 +127,7 @@ impl Retention {
             Value::Put { expires: Some(expires), .. }
                 if expires <= self.now && (!is_hidden || self.has_deadline) =>
             {
-                Some(self.operations.unwrap_or(expires))
+                Some(self.operations.unwrap_or(expires.saturating_add(self.ahead)))
             }
             Value::Put { .. } => None,
         };

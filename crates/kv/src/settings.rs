@@ -166,6 +166,11 @@ impl Settings {
         }
     }
 
+    /// Guarantee with which zones are reset.
+    pub(crate) fn guarantee(&self) -> block::EraseGuarantee {
+        self.delete_persistence.map_or(block::EraseGuarantee::None, |_| self.erase)
+    }
+
     /// Whether a rule is broken on purpose.
     pub(crate) fn breaks(&self, rule: Broken) -> bool {
         cfg!(debug_assertions) && self.broken == Some(rule)

@@ -1,5 +1,6 @@
 //! What a store tells operators: numbers of its shards, and its tables.
 
+use crate::buffer::WriteBuffer;
 use crate::core::Core;
 use crate::entry::Timestamp;
 use crate::settings::DeletePersistence;
@@ -142,16 +143,27 @@ impl Core {
         status
     }
 
-    /// Tombstones in tables that should have met all older versions by now.
+    /// Tombstones that should have met all older versions by now, and tables and buffers with values whose expiry is as old.
     fn tombstones_overdue(&self) -> u64 {
         let Some(limit) = self.settings.delete_persistence else { return 0 };
         let late = self.erasure.now().saturating_sub(limit.span().as_millis() as u64);
-        let levels = self.levels.borrow().clone();
-        let is_late = |summary: &Summary| {
-            summary.oldest_tombstone.is_some_and(|oldest| self.erasure.known(oldest) < late)
+        let overdue = |oldest: Option<Timestamp>, tombstones: u64, expires: Option<Timestamp>| {
+            let is_late = oldest.is_some_and(|oldest| self.erasure.known(oldest) < late);
+            let expired = expires.and_then(|expires| self.erasure.expiry(expires));
+            tombstones * u64::from(is_late) + u64::from(expired.is_some_and(|expired| expired < late))
         };
-        let tables = levels.all().map(|table| &table.meta.summary).filter(|summary| is_late(summary));
-        tables.map(|summary| summary.tombstones + summary.range_tombstones).sum()
+        let levels = self.levels.borrow().clone();
+        let of_table = |summary: &Summary| {
+            let tombstones = summary.tombstones + summary.range_tombstones;
+            overdue(summary.oldest_tombstone, tombstones, summary.earliest_expiry)
+        };
+        let of_buffer = |buffer: &WriteBuffer| {
+            let memtable = &buffer.memtable;
+            overdue(memtable.oldest_tombstone(), memtable.tombstones() as u64, memtable.earliest_expiry())
+        };
+        levels.all().map(|table| of_table(&table.meta.summary)).sum::<u64>()
+            + self.frozen.borrow().iter().map(|buffer| of_buffer(buffer)).sum::<u64>()
+            + of_buffer(&self.active.borrow())
     }
 
     /// Numbers of the log and of the promise of deletes.
@@ -187,6 +199,15 @@ impl Core {
                     promise["operations"] = json!(count);
                     promise["longest_zone_operations"] = json!(longest);
                 }
+            }
+            let (weak, guarantee) = self.erasure.weakly_reset();
+            promise["weakly_reset_zones"] = json!(weak.len());
+            if !weak.is_empty() {
+                promise["weakly_reset"] = json!(format!(
+                    "{} zones were reset with the guarantee \"{guarantee}\" before, and may hold keys that were deleted before: free ones are being reset \
+                     again, others are once their data is gone",
+                    weak.len()
+                ));
             }
             status.insert("delete_persistence".into(), promise);
         }

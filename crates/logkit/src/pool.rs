@@ -588,6 +588,19 @@ impl ZonePool {
         state.change(zone).usage = Usage::Open;
     }
 
+    /// Makes a free zone dead, so that it is reset again; not one that is prepared. Returns whether it is dead now.
+    pub fn retire_free(&self, zone: u32) -> bool {
+        let state = &mut *self.lock();
+        let Some(at) = state.free.iter().position(|free| *free == zone) else { return false };
+        if state.prepared.contains(&zone) {
+            return false;
+        }
+        state.free.remove(at);
+        state.count_space(zone, false);
+        state.mark_dead(zone);
+        true
+    }
+
     /// Takes a free zone that is prepared, to be reset. [`end_discarding`](Self::end_discarding) or
     /// [`fail_preparing`](Self::fail_preparing) follows.
     pub fn begin_discarding(&self) -> Option<u32> {

@@ -55,11 +55,24 @@ impl AddAssign<Duration> for Instant {
 thread_local! {
     /// Virtual time of the simulation that runs on this thread.
     static VIRTUAL: Cell<Option<u64>> = const { Cell::new(None) };
+    /// Steps of the system clock of that simulation, in seconds.
+    static STEPS: Cell<i64> = const { Cell::new(0) };
 }
 
 /// Sets, or with `None` ends, virtual time on this thread.
 pub(crate) fn set_virtual(nanoseconds: Option<u64>) {
+    if nanoseconds.is_none() {
+        STEPS.set(0);
+    }
     VIRTUAL.set(nanoseconds);
+}
+
+/// Steps the [system clock](wall_clock) of the simulation on this thread by so many seconds, forward or back, as an operator does. Without effect
+/// outside of a simulation.
+pub fn step_simulated_wall_clock(seconds: i64) {
+    if VIRTUAL.get().is_some() {
+        STEPS.set(STEPS.get() + seconds);
+    }
 }
 
 /// Present time.
@@ -71,13 +84,21 @@ pub fn now() -> Instant {
     }
 }
 
-/// Time since 1970 by the system clock; under simulation, a fixed day plus virtual time.
+/// Time since 1970 by the system clock, which may be set back; under simulation, a fixed day plus virtual time.
 pub fn wall_clock() -> Duration {
     const SIMULATED_DAY: Duration = Duration::from_secs(1_700_000_000);
     match VIRTUAL.get() {
-        Some(nanoseconds) => SIMULATED_DAY + Duration::from_nanos(nanoseconds),
+        Some(nanoseconds) => {
+            let day = SIMULATED_DAY.as_secs().saturating_add_signed(STEPS.get());
+            Duration::from_secs(day) + Duration::from_nanos(nanoseconds)
+        }
         None => Duration::from_nanos(clock_nanoseconds(libc::CLOCK_REALTIME)),
     }
+}
+
+/// Time since the machine was started, with the time in which it was suspended; it is never set. Virtual time under simulation.
+pub fn boot_clock() -> Duration {
+    Duration::from_nanos(VIRTUAL.get().unwrap_or_else(|| clock_nanoseconds(libc::CLOCK_BOOTTIME)))
 }
 
 /// CPU time of this thread, user and system; zero under simulation.

@@ -49,7 +49,9 @@ pub mod ublk_driver;
 pub mod write_back;
 
 pub use carry::{carry, carry_in};
-pub use clock::{Instant, now, process_cpu_time, thread_cpu_time, wall_clock};
+pub use clock::{
+    Instant, boot_clock, now, process_cpu_time, step_simulated_wall_clock, thread_cpu_time, wall_clock,
+};
 pub use distant::Distant;
 pub use home::Home;
 pub use per_shard::PerShard;

@@ -338,10 +338,7 @@ impl Owner for Core {
     }
 
     fn erase(&self) -> EraseGuarantee {
-        match self.settings.delete_persistence {
-            Some(_) => self.settings.erase,
-            None => EraseGuarantee::None,
-        }
+        self.erasure.guarantee()
     }
 
     fn checkpoint_cost(&self) -> u64 {

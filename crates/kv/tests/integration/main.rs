@@ -13,4 +13,5 @@ mod geometry;
 mod kind;
 mod model;
 mod persistence;
+mod quiet;
 mod redis;

@@ -1,0 +1,169 @@
+//! Under which guarantees zones were reset: a promise that is made later, or made stronger, covers zones that were reset before it.
+//!
+//! A zone that was reset with a weaker guarantee than the present one may hold copies of keys that were deleted before. Such zones are *pending*: free
+//! ones are reset again by the eraser, others when they have died. The history is part of each checkpoint. A weaker guarantee is used once a checkpoint says
+//! so ([`guarantee`](ResetHistory::guarantee)).
+
+use block::{EraseGuarantee, Error, Result};
+use std::collections::BTreeMap;
+use zones::bytes::{Reader, Writer};
+
+/// Guarantees in the order of their numbers on the medium.
+const GUARANTEES: [EraseGuarantee; 4] =
+    [EraseGuarantee::None, EraseGuarantee::Deallocated, EraseGuarantee::Erased, EraseGuarantee::Key];
+
+/// Guarantees of the resets of a store's zones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResetHistory {
+    /// Zones that aren't pending were reset with this guarantee or a stronger one.
+    usual: EraseGuarantee,
+    /// Pending zones were reset with this guarantee or a stronger one.
+    weakest: EraseGuarantee,
+    /// Pending zones, with their generations.
+    pending: BTreeMap<u32, u64>,
+    /// Guarantee of the history on the medium, if it is stronger.
+    durable: EraseGuarantee,
+}
+
+impl ResetHistory {
+    /// The history of a new store.
+    pub fn new(guarantee: EraseGuarantee) -> Self {
+        ResetHistory { usual: guarantee, weakest: guarantee, pending: BTreeMap::new(), durable: guarantee }
+    }
+
+    /// Goes on with this guarantee. `reset` are the zones that were reset before, with their generations. Returns whether a checkpoint is needed.
+    pub fn begin(&mut self, guarantee: EraseGuarantee, reset: &[(u32, u64)]) -> bool {
+        let before = self.usual;
+        // Only the numbers of pending zones are on the medium.
+        let generations: BTreeMap<u32, u64> = reset.iter().copied().collect();
+        self.pending.iter_mut().for_each(|(zone, generation)| {
+            *generation = generations.get(zone).copied().unwrap_or(u64::MAX);
+        });
+        self.pending.retain(|_, generation| *generation != u64::MAX);
+        if guarantee > before {
+            self.weakest = if self.pending.is_empty() { before } else { self.weakest.min(before) };
+            self.pending = generations;
+        } else if guarantee <= self.weakest {
+            self.weakest = guarantee;
+            self.pending.clear();
+        }
+        (self.usual, self.durable) = (guarantee, before);
+        guarantee != before
+    }
+
+    /// Guarantee with which zones are to be reset.
+    pub fn guarantee(&self) -> EraseGuarantee {
+        self.usual.max(self.durable)
+    }
+
+    /// Notes that a checkpoint with this history is durable.
+    pub fn written(&mut self) {
+        self.durable = self.usual;
+    }
+
+    /// Forgets pending zones that have been reset since: `generation` tells the present one.
+    pub fn look(&mut self, generation: impl Fn(u32) -> u64) {
+        self.pending.retain(|zone, noted| generation(*zone) <= *noted);
+    }
+
+    /// Pending zones.
+    pub fn pending(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.pending.keys().copied()
+    }
+
+    /// The weakest guarantee under which pending zones were reset.
+    pub fn weakest(&self) -> EraseGuarantee {
+        self.weakest
+    }
+
+    /// Appends the encoded history: pending zones as runs of numbers.
+    pub fn encode(&self, writer: &mut Writer) {
+        for guarantee in [self.usual, self.weakest] {
+            writer.u8(GUARANTEES.iter().position(|known| *known == guarantee).unwrap_or(0) as u8);
+        }
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for zone in self.pending() {
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == zone => *count += 1,
+                _ => runs.push((zone, 1)),
+            }
+        }
+        writer.u32(runs.len() as u32);
+        runs.into_iter().for_each(|(first, count)| {
+            writer.u32(first);
+            writer.u32(count);
+        });
+    }
+
+    /// Decodes a history, of at most `zones` zones.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for bytes that no version of this program writes.
+    pub fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+        let mut guarantee = || -> Result<EraseGuarantee> {
+            let number = reader.u8()?;
+            let known = GUARANTEES.get(usize::from(number)).copied();
+            known.ok_or_else(|| {
+                Error::corrupt(format!("the manifest names the erase guarantee {number}; expected 0 to 3"))
+            })
+        };
+        let (usual, weakest) = (guarantee()?, guarantee()?);
+        let mut pending = BTreeMap::new();
+        for _ in 0..reader.count(8)? {
+            let (first, count) = (reader.u32()?, reader.u32()?);
+            let end = first.checked_add(count).filter(|_| count <= MOST_ZONES);
+            let end = end
+                .ok_or_else(|| Error::corrupt(format!("the manifest names {count} zones from {first} on")))?;
+            pending.extend((first..end).map(|zone| (zone, 0)));
+        }
+        Ok(ResetHistory { usual, weakest, pending, durable: usual })
+    }
+}
+
+/// Most zones of a run.
+const MOST_ZONES: u32 = 1 << 24;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(history: &ResetHistory) -> ResetHistory {
+        let mut writer = Writer::default();
+        history.encode(&mut writer);
+        ResetHistory::decode(&mut Reader::new(&writer.0, "a history")).unwrap()
+    }
+
+    fn pending(history: &ResetHistory) -> Vec<u32> {
+        history.pending().collect()
+    }
+
+    #[test]
+    fn zones_that_were_reset_with_less_are_pending_until_they_are_reset_again() {
+        use EraseGuarantee::{Deallocated, Erased, None};
+        let reset = [(1, 4), (2, 1), (3, 7), (9, 1)];
+        let mut history = ResetHistory::new(None);
+        assert!(!history.begin(None, &reset) && pending(&history).is_empty());
+        assert!(read(&history).begin(Deallocated, &reset));
+        assert!(history.begin(Erased, &reset));
+        assert_eq!(
+            (pending(&history), history.weakest(), history.guarantee()),
+            (vec![1, 2, 3, 9], None, Erased)
+        );
+        // Two are reset; the others are known after a crash, too.
+        let present = BTreeMap::from([(1, 5), (2, 2), (3, 7), (9, 1)]);
+        history.look(|zone| present[&zone]);
+        assert_eq!(pending(&history), [3, 9]);
+        let mut history = read(&history);
+        assert!(!history.begin(Erased, &reset));
+        assert_eq!((pending(&history), history.weakest()), (vec![3, 9], None));
+        // A weaker guarantee is used once that is known on the medium; what is pending stays.
+        assert!(history.begin(Deallocated, &reset));
+        assert_eq!((history.guarantee(), pending(&history)), (Erased, vec![3, 9]));
+        history.written();
+        assert_eq!(history.guarantee(), Deallocated);
+        // Everything is, once nothing is promised.
+        let mut history = read(&history);
+        assert!(history.begin(None, &reset) && pending(&history).is_empty());
+        assert!(read(&history).begin(Erased, &reset));
+    }
+}
