@@ -19,13 +19,20 @@ pub(crate) struct CheckpointSize {
     directory: AtomicU64,
     /// Zones that running jobs may still fill, beside which checkpoints and others must find theirs.
     pub claimed: AtomicU32,
+    /// Shards that found nothing to reclaim since their last write, one bit each.
+    pub exhausted: AtomicU32,
 }
 
 impl CheckpointSize {
     /// The size for a store of `shards` shards without tables.
     pub fn new(shards: u16) -> Arc<Self> {
         let manifests = (0..shards).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(CheckpointSize { manifests, directory: AtomicU64::new(0), claimed: AtomicU32::new(0) })
+        Arc::new(CheckpointSize {
+            manifests,
+            directory: AtomicU64::new(0),
+            claimed: AtomicU32::new(0),
+            exhausted: AtomicU32::new(0),
+        })
     }
 
     /// Sets the bytes of a shard's manifest.

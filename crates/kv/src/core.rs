@@ -545,10 +545,7 @@ impl Core {
     pub(crate) async fn write(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         self.check_open()?;
         let held = self.gate.enter(&batch).await;
-        let frees = batch.only_deletes();
-        let written = self
-            .until_there_is_space(frees, async || self.write_entered(batch.clone(), acknowledge).await)
-            .await;
+        let written = self.write_entered(batch, acknowledge).await;
         drop(held);
         written?;
         match acknowledge {
@@ -560,6 +557,10 @@ impl Core {
     /// Writes to this shard, for a caller that has entered the gate; without a flush.
     pub(crate) async fn write_entered(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         let frees = batch.only_deletes();
+        self.until_there_is_space(frees, async || self.write_once(&batch, frees, acknowledge).await).await
+    }
+
+    async fn write_once(&self, batch: &Batch, frees: bool, acknowledge: Acknowledge) -> Result<()> {
         self.stall(frees).await?;
         while self.pending.borrow().bytes.len() >= MOST_PENDING {
             self.check_open()?;

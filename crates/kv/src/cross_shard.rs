@@ -145,7 +145,8 @@ impl Core {
         let body = encode_parts(all);
         // It is one record.
         let layout = &self.kit.layout;
-        let most = (layout.max_append - 1).min(layout.zone_blocks / 2) as usize * layout.block_bytes();
+        let most = (layout.max_append - 1).min(layout.zone_blocks - layout.zone_blocks / 8) as usize
+            * layout.block_bytes();
         if body.len() > most {
             return Err(block::Error::invalid(format!(
                 "writes of {} bytes of keys and values that take effect together on several shards; expected up to {most} bytes: divide them, or \
@@ -192,6 +193,9 @@ impl Core {
             }
         }
         drop(snapshots);
+        // What it saw may be dropped now.
+        self.purged.set((0, None));
+        self.may_be_reclaimed();
         self.changed.notify_all();
     }
 }

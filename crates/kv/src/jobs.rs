@@ -34,6 +34,8 @@ const RETRY: Duration = Duration::from_millis(100);
 const FLUSH_ATTEMPTS: u32 = 4;
 /// Data blocks for which an edit waits. One with very long keys takes more, and may then fail for lack of space.
 const EDIT_BLOCKS: u32 = 1;
+/// Time after which tables are looked for again that can be purged, where nothing was written: values may have expired.
+const PURGE_AGAIN: Duration = Duration::from_secs(60);
 /// Longest time without a look whether a deadline is due.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -42,6 +44,25 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Output {
     /// What the manifest says of them; extents are taken when the edit is made.
     tables: Vec<(Summary, Rc<TableFile>)>,
+}
+
+/// What is done next.
+enum Next {
+    Job(Job, Option<Claim>),
+    Nothing,
+    /// A job is due, and there is no space for it.
+    NoSpace,
+}
+
+/// Whether space was reclaimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reclaimed {
+    /// Some was.
+    Some,
+    /// There was nothing to reclaim.
+    None,
+    /// It was tried shortly before.
+    NotTried,
 }
 
 /// Writes tables one after another.
@@ -254,7 +275,18 @@ impl Core {
             let next = self.next_job(now).await;
             self.is_compacting.set(false);
             let (job, claim) = match next {
-                Ok(next) => next.unzip(),
+                Ok(Next::Job(job, claim)) => (Some(job), claim),
+                Ok(Next::Nothing) => (None, None),
+                Ok(Next::NoSpace) => {
+                    drop(alone);
+                    let error = Error::no_space("no compaction has space; delete some keys");
+                    if self.compaction_error.replace(Some(error)).is_none() {
+                        self.changed.notify_all();
+                    }
+                    // A timeout only lets it look again.
+                    let _elapsed = runtime::timeout(LOOK, self.changed.notified()).await;
+                    continue;
+                }
                 Err(error) => {
                     drop(alone);
                     if !self.note_outcome(&self.compaction_error, Err(error)).await {
@@ -286,20 +318,30 @@ impl Core {
     }
 
     /// Finds the next job, with a claim on the zones that it takes, after space was reclaimed where there is none for it.
-    async fn next_job(self: &Rc<Self>, now: Timestamp) -> Result<Option<(Job, Option<Claim>)>> {
+    async fn next_job(self: &Rc<Self>, now: Timestamp) -> Result<Next> {
         if self.has_new_ranges.take() {
             self.drop_covered().await?;
         }
         let job = self.with_tree(|tree| self.compaction.next(tree, now));
         let fitting = job.clone().and_then(|job| self.fit(job));
-        if fitting.is_some() || job.is_none() && !self.is_low() {
-            return Ok(fitting.map(|(job, claim)| (job, Some(claim))));
+        if let Some((job, claim)) = fitting {
+            return Ok(Next::Job(job, Some(claim)));
         }
-        if self.reclaim().await? {
-            return Ok(None);
+        if job.is_none() && !self.is_low() {
+            return Ok(Next::Nothing);
         }
-        // The claim counts on the worst case. With an error writers are told, and the next attempt is a smaller job.
-        Ok(job.filter(|_| self.kit.pool.free() > self.kept_by_compactions() + 1).map(|job| (job, None)))
+        let reclaimed = self.reclaim().await?;
+        Ok(match job {
+            _ if reclaimed == Reclaimed::Some => Next::Nothing,
+            None => Next::Nothing,
+            // The claim counts on the worst case, so the job may succeed nevertheless.
+            Some(job)
+                if reclaimed == Reclaimed::None && self.kit.pool.free() > self.kept_by_compactions() + 1 =>
+            {
+                Next::Job(job, None)
+            }
+            Some(_) => Next::NoSpace,
+        })
     }
 
     /// Cuts a job to what there is space for, and claims that.
@@ -328,26 +370,32 @@ impl Core {
         }
     }
 
-    /// Frees space that deleted and overwritten entries take, with less space than a compaction. Returns whether it freed any. It looks again once there are
-    /// further writes.
-    pub(crate) async fn reclaim(self: &Rc<Self>) -> Result<bool> {
-        let has_dropped = self.drop_covered().await?;
+    /// Frees space that deleted and overwritten entries take, with less space than a compaction. It looks again once there are further
+    /// writes.
+    pub(crate) async fn reclaim(self: &Rc<Self>) -> Result<Reclaimed> {
+        if self.drop_covered().await? {
+            return Ok(Reclaimed::Some);
+        }
         let (seen, at) = self.purged.get();
-        if at.is_some_and(|at| at.elapsed() < LOOK) {
-            return Ok(has_dropped);
+        let elapsed = at.map_or(Duration::MAX, |at| at.elapsed());
+        if elapsed < LOOK {
+            return Ok(Reclaimed::NotTried);
         }
         self.freeze();
         let flushed = self.flushed.get().sequence;
-        if flushed == seen && at.is_some() {
-            return Ok(has_dropped);
+        if flushed == seen && elapsed < PURGE_AGAIN {
+            self.note_exhausted();
+            return Ok(Reclaimed::NotTried);
         }
         let outcome = self.purge_tables().await;
         self.purged.set((flushed, Some(runtime::now())));
-        if outcome == Ok(true) {
-            // Tables of level 0 may hide more once others were written.
+        if outcome? {
+            // Tables may hide more once others were written.
             self.purged.set((0, None));
+            return Ok(Reclaimed::Some);
         }
-        Ok(outcome? || has_dropped)
+        self.note_exhausted();
+        Ok(Reclaimed::None)
     }
 
     /// Shows the tree to a policy.

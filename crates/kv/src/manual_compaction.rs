@@ -3,6 +3,7 @@
 //! It goes level by level and table by table, so it needs no more free space than a job of a policy. Tables that are flushed meanwhile stay where they are.
 
 use crate::core::Core;
+use crate::jobs::Reclaimed;
 use crate::manifest::TableId;
 use crate::policy::shape::{merge, rewrite};
 use crate::policy::{Job, TableView, Tree};
@@ -68,7 +69,7 @@ impl Core {
         let fitting = self.fit(job.clone());
         match fitting {
             Some((job, _claim)) => self.compact(&job).await,
-            None if self.reclaim().await? => Ok(()),
+            None if self.reclaim().await? == Reclaimed::Some => Ok(()),
             None => self.compact(&job).await,
         }
     }

@@ -14,8 +14,8 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Longest time that a put waits in a full store for a compaction that runs.
-const PUT_PATIENCE: Duration = Duration::from_secs(1);
+/// Longest time that a put waits in a full store while space is reclaimed.
+const PUT_PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time that a delete waits in a full store for zones of the log.
 const DELETE_PATIENCE: Duration = Duration::from_secs(30);
 /// Time between looks at a full store.
@@ -75,6 +75,28 @@ impl Core {
             .then_some(claim)
     }
 
+    /// Notes that this shard has nothing to reclaim, until its next write.
+    pub(crate) fn note_exhausted(&self) {
+        let has_buffers = !self.active.borrow().is_empty() || !self.frozen.borrow().is_empty();
+        if !has_buffers || self.flush_error.borrow().is_some() {
+            self.checkpoint_size.exhausted.fetch_or(1 << self.shard, Ordering::AcqRel);
+        }
+    }
+
+    /// Notes that there may be something to reclaim in this shard.
+    pub(crate) fn may_be_reclaimed(&self) {
+        let bit = 1 << self.shard;
+        if self.checkpoint_size.exhausted.load(Ordering::Acquire) & bit != 0 {
+            self.checkpoint_size.exhausted.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether no shard has anything to reclaim.
+    fn is_exhausted(&self) -> bool {
+        let all = (1_u64 << self.shards) - 1;
+        u64::from(self.checkpoint_size.exhausted.load(Ordering::Acquire)) & all == all
+    }
+
     /// Waits until more zones are free than puts leave.
     ///
     /// # Errors
@@ -83,11 +105,18 @@ impl Core {
         let begin = runtime::now();
         while self.kit.pool.free() <= self.kept_zones() {
             self.check_open()?;
-            if let Some(error) = self.kit.stuck()
-                && (!self.is_compacting.get() || begin.elapsed() >= PUT_PATIENCE)
-            {
-                self.changed.notify_all();
-                return Err(error);
+            let is_over = begin.elapsed() >= PUT_PATIENCE;
+            match self.kit.stuck() {
+                Some(error) if is_over || self.is_exhausted() => return Err(error),
+                None if is_over => {
+                    return Err(Error::no_space("the store has no free zone for puts; delete some keys"));
+                }
+                _ => {}
+            }
+            if self.kit.is_stuck() {
+                // The cleaner has nothing to do: woken, it would only wake this again.
+                runtime::sleep(LOOK).await;
+                continue;
             }
             let freed = self.kit.events.freed.notified();
             self.kit.events.cleaner.notify_all();
@@ -96,21 +125,24 @@ impl Core {
         Ok(())
     }
 
-    /// Writes a batch that only deletes again and again while the log has no zone for it: a flush of earlier deletes frees some.
+    /// Writes again and again while the log has no zone, as long as space is reclaimed. A flush of earlier deletes frees zones for later ones.
     ///
     /// # Errors
-    /// Those of `write`, [`Error::NoSpace`] after some time.
+    /// Those of `write`, [`Error::NoSpace`] where nothing can be reclaimed, or not in time.
     pub(crate) async fn until_there_is_space<T>(
         self: &Rc<Self>,
         frees: bool,
         write: impl AsyncFn() -> Result<T>,
     ) -> Result<T> {
         let begin = runtime::now();
+        let patience = if frees { DELETE_PATIENCE } else { PUT_PATIENCE };
         loop {
             match write().await {
-                Err(Error::NoSpace(_)) if frees && begin.elapsed() < DELETE_PATIENCE => {
+                Err(Error::NoSpace(_)) if begin.elapsed() < patience && (frees || !self.is_exhausted()) => {
                     self.check_open()?;
-                    self.freeze();
+                    if frees {
+                        self.freeze();
+                    }
                     self.kit.look_again();
                     runtime::sleep(LOOK).await;
                 }

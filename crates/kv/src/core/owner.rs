@@ -49,6 +49,7 @@ impl Core {
 
     /// Lets the last part of writes take effect.
     fn commit_writes(&self, item: &Item, zone: u32) -> Result<()> {
+        self.may_be_reclaimed();
         let buffer = self.active.borrow().clone();
         if buffer.note_zone(zone) {
             self.has_new_zone.set(true);

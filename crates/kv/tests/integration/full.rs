@@ -179,10 +179,10 @@ impl Run {
         self.reopen().await;
         self.put_soon((0..keys).step_by(2)).await;
         self.check(keys).await;
-        // As much fits as before.
+        // About as much fits as before: it depends on what compactions had done.
         self.clear().await;
         let again = self.fill(fill).await;
-        assert!(again >= put / 10 * 9, "{:?}: {again} puts were accepted; at first {put}", self.line);
+        assert!(again >= put / 4 * 3, "{:?}: {again} puts were accepted; at first {put}", self.line);
         self.store.close().await.unwrap_or_else(|error| panic!("{:?}: closing: {error}", self.line));
     }
 }
@@ -250,7 +250,7 @@ fn all_keys_of_many_shards_are_deleted_in_one_record() {
         (0..64).for_each(|number| batch.put(&key(number), &value(number, 0, 20_000)));
         let refused = store.write(batch, Acknowledge::Written).await.unwrap_err().to_string();
         assert!(
-            refused.contains("bytes of keys and values") && refused.contains("expected up to 393216 bytes"),
+            refused.contains("bytes of keys and values") && refused.contains("expected up to 917504 bytes"),
             "{refused}"
         );
         store.close().await.unwrap();
