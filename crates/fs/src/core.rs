@@ -56,9 +56,13 @@ pub fn cleaner_stream(core: u32) -> StreamId {
 /// Number of streams.
 pub const STREAMS: usize = 2 * MOST_CORES as usize;
 
-/// Number of zones that users leave to the cleaner: one is filled, one is being sealed, and the blocks of a victim go to a zone of each core.
+/// Zones for the records of removals, which the cleaner leaves: blocks of removed files are dying until these are written.
+pub(crate) const REMOVAL_RESERVE: u32 = 1;
+
+/// Number of zones that users leave to the cleaner: one is filled, one is being sealed, and the blocks of a victim go to a zone of each core; and to
+/// records of removals.
 fn cleaner_reserve(cores: u32) -> u32 {
-    2 + cores
+    2 + cores + REMOVAL_RESERVE
 }
 
 /// Settings of an open file system; none of them is on the medium.

@@ -178,14 +178,14 @@ fn too_large(kit: &Kit, meta: usize) -> Error {
     ))
 }
 
-/// Opens a zone for moves; the kept zones may be used for it.
+/// Opens a zone for moves; zones that users leave to the cleaner may be used for it.
 async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<ZoneWriter> {
     let kit = owner.kit();
-    if let Some(zone) = kit.try_open_zone(class, owner.checkpoint_zones()) {
+    if let Some(zone) = kit.try_open_zone(class, owner.zones_left_by_cleaner()) {
         return Ok(zone);
     }
     owner.free_dead().await?;
-    kit.try_open_zone(class, owner.checkpoint_zones())
+    kit.try_open_zone(class, owner.zones_left_by_cleaner())
         .ok_or_else(|| Error::no_space("no zone is free for moves of the cleaner"))
 }
 

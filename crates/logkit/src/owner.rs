@@ -163,6 +163,12 @@ pub trait Owner: Sized + 'static {
         self.kit().settings.cleaner_reserve + self.checkpoint_zones()
     }
 
+    /// Number of free zones that the cleaner leaves: to checkpoints and, where blocks die with the record of a removal, to a zone for these records.
+    /// Moving other blocks frees no zone before they are written.
+    fn zones_left_by_cleaner(&self) -> u32 {
+        self.checkpoint_zones()
+    }
+
     /// Advice to operators in the error for writers when no zone is free and none can be cleaned.
     fn space_advice(&self) -> &'static str {
         "discard some data"

@@ -765,9 +765,9 @@ impl ZonePool {
                 false => data_blocks,
             };
             let written = if zone.is_packed(zone_blocks) { most.min(zone.written) } else { most };
-            let live = zone.live.saturating_sub(zone.dying);
-            // In a zone whose live blocks are all dying, no block can be moved.
-            let is_dying = live == 0 && zone.live > 0;
+            let live = zone.live;
+            // Moving the others frees nothing before the records are written with which these die, and users may wait for zones for them.
+            let is_dying = zone.dying > 0;
             if zone.usage != Usage::Full || zone.class == CHECKPOINT_CLASS || live >= written || is_dying {
                 return None;
             }

@@ -2,7 +2,7 @@
 //!
 //! The cleaner runs on the home. It asks each core for the live blocks of its files, and each core appends the moves of its own blocks.
 
-use super::Core;
+use super::{Core, REMOVAL_RESERVE};
 use crate::change::{Change, Changes, Recorded};
 use crate::extents::{Blocks, Place};
 use crate::inode::InodeNumber;
@@ -160,6 +160,10 @@ impl Owner for Core {
         let per_zone = u64::from(self.kit.layout.zone_blocks - 3).max(1);
         let cost = self.checkpoint_cost();
         (cost + cost / 4).div_ceil(per_zone) as u32 + 1
+    }
+
+    fn zones_left_by_cleaner(&self) -> u32 {
+        self.checkpoint_zones() + REMOVAL_RESERVE
     }
 
     async fn take_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {

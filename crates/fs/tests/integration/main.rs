@@ -6,6 +6,7 @@ mod classes;
 mod clones;
 mod damage;
 mod full;
+mod grids;
 mod joint;
 mod lives;
 mod model;

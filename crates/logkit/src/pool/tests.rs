@@ -154,7 +154,7 @@ fn a_full_zone_is_dead_once_its_last_block_is() {
 }
 
 #[test]
-fn blocks_that_are_dying_are_not_moved_and_keep_their_zone() {
+fn zones_with_blocks_that_are_dying_are_not_cleaned_and_stay() {
     let pool = ZonePool::new(4);
     pool.set_free(2, 1);
     pool.take(0, 0, false, 0).expect("a free zone");
@@ -169,8 +169,11 @@ fn blocks_that_are_dying_are_not_moved_and_keep_their_zone() {
         live
     };
     pool.accounts().begin_dying(2, 2);
-    assert_eq!((live(), pool.live(2), pool.get(2).dying), (vec![3], 5, 2));
-    pool.remove_live(2, 3, 1);
+    assert_eq!((live(), pool.live(2), pool.get(2).dying), (vec![], 5, 2), "moving the others frees nothing");
+    pool.accounts().remove_dying(2, 2, 1);
+    assert_eq!(live(), [3]);
+    pool.accounts().begin_dying(2, 2);
+    pool.remove_live(2, 1, 1);
     assert_eq!((live(), pool.get(2).usage), (vec![], Usage::Full), "nothing is left to move");
     pool.accounts().remove_dying(2, 2, 2);
     assert_eq!((pool.get(2).usage, pool.get(2).dying, pool.live_data()), (Usage::Dead, 0, 0));
