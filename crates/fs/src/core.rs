@@ -56,6 +56,10 @@ pub fn cleaner_stream(core: u32) -> StreamId {
 /// Number of streams.
 pub const STREAMS: usize = 2 * MOST_CORES as usize;
 
+/// Free bytes below which a mount has new files written through, so that writes fail when there is no space: more than a kernel usually caches of
+/// writes to one mount, 1 % of all that it caches of writes.
+const SHORT: u64 = 256 << 20;
+
 /// Zones for the records of removals, which the cleaner leaves: blocks of removed files are dying until these are written.
 pub(crate) const REMOVAL_RESERVE: u32 = 1;
 
@@ -443,6 +447,11 @@ impl Core {
         self.kit.pool.live_data()
             + self.totals.sum(|used| &used.preallocated)
             + self.totals.sum(|used| &used.growing)
+    }
+
+    /// Whether less space is free than a kernel may have in its cache.
+    pub(crate) fn is_short(&self) -> bool {
+        self.capacity().saturating_sub(self.used()) < SHORT / BLOCK
     }
 
     /// Refuses operations that need space.
