@@ -157,7 +157,8 @@ impl Core {
                 Ok(written) => {
                     let snapshots = written.snapshots_of(&infos);
                     let shards = written.shards.into_iter().map(|(_, state)| state).collect();
-                    let state = State { epoch: self.kit.epoch, shown, memory, shards, snapshots, next_snapshot };
+                    let state =
+                        State { epoch: self.kit.epoch, shown, memory, shards, snapshots, next_snapshot };
                     checkpoint::commit(self, cut, &state.encode(), clean).await
                 }
                 Err(error) => Err(error),

@@ -442,6 +442,16 @@ impl Core {
         (blocks - blocks / 16).saturating_sub(pages)
     }
 
+    /// Number of zones of this size from which on a new file system has space for files.
+    pub(crate) fn least_zones(&self) -> u32 {
+        let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
+        // Those of a root directory and the directory of the checkpoint; a zone more has some blocks for files.
+        let pages = 3 * (1 + self.kit.checkpoints.directory_blocks(&self.kit).max(1));
+        let usable = u64::from(self.kit.settings.data_blocks);
+        let for_pages = pages.div_ceil((usable - usable / 16).max(1)) as u32;
+        reserved_zones(lanes, cores) + for_pages + 1
+    }
+
     /// Blocks of files, preallocated ones and those reserved for writes in flight included.
     pub fn used(&self) -> u64 {
         self.kit.pool.live_data()

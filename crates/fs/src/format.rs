@@ -243,7 +243,8 @@ mod tests {
         let info = SnapshotInfo { number: 9, name: "before".to_owned(), created: 77 };
         let snapshot = SnapshotState { info, trees: vec![none.tree, some.tree] };
         let (shards, snapshots) = (vec![some, none], vec![snapshot]);
-        let state = State { epoch: 4, shown: vec![6, 0, 1], memory: 8192, shards, snapshots, next_snapshot: 12 };
+        let state =
+            State { epoch: 4, shown: vec![6, 0, 1], memory: 8192, shards, snapshots, next_snapshot: 12 };
         let bytes = state.encode();
         assert_eq!(State::decode(&bytes), Ok(state.clone()));
         // Of version 4, without the number of the next snapshot.

@@ -498,6 +498,9 @@ fn a_check_tells_damaged_data_from_sound_data() {
     image.write_all_at(b"X", at as u64 + 2).expect("a byte");
     let said = check().refused();
     assert!(said.contains("DAMAGED") && said.contains("wrong checksum"), "{said}");
+    let mount = mount.mounted();
+    assert_eq!(mount.shell("LC_ALL=C cat file 2>&1 >/dev/null | grep -c 'Input/output error'"), "1\n");
+    mount.unmounted();
 }
 
 #[test]
@@ -532,6 +535,12 @@ fn nothing_is_formatted_or_mounted_by_mistake() {
     assert!(refused(&["fs", "status", &at("")]).contains("no file system of siltstone is mounted there"));
     assert!(refused(&["fs", "format", &missing]).contains("--size"));
     assert!(!Path::new(&missing).exists(), "nothing was created");
+    let said = refused(&["fs", "format", &missing, "--size", "1MiB"]);
+    assert!(said.contains("expected at least") && !Path::new(&missing).exists(), "{said}");
+    std::fs::write(&missing, vec![7; 8 << 20]).unwrap();
+    let said = refused(&["fs", "check", &missing]);
+    assert!(said.contains("it holds no file system") && !said.contains("--format"), "{said}");
+    std::fs::remove_file(&missing).unwrap();
     assert!(
         refused(&["fs", "format", &missing, "--size", "64MiB", "--block-size", "5000"])
             .contains("power of two")

@@ -119,6 +119,17 @@ pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Res
     }
 }
 
+/// Result of a read for a program: damaged data is EIO, and told in the server's log.
+pub(super) fn read_by_program<T>(outcome: Result<T>) -> Result<T> {
+    outcome.map_err(|error| match error {
+        Error::Corrupt(detail) => {
+            tracing::error!("a read failed: {detail}");
+            Error::io(detail)
+        }
+        other => other,
+    })
+}
+
 /// Drops references of the kernel.
 pub(super) fn forget(core: &Rc<Core>, inode: InodeNumber, lookups: u64) {
     if core.nodes.unrefer(inode, lookups) {
@@ -176,7 +187,9 @@ pub(super) async fn create_and_open(
     flags: i32,
 ) -> Result<(Entry, Opened)> {
     let (inode, flags) = match core.create(parent, name, new).await {
-        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => (core.lookup(parent, name).await?, flags),
+        Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => {
+            (core.lookup(parent, name).await?, flags)
+        }
         // A new file has nothing to cut off.
         other => (other?, flags & !libc::O_TRUNC),
     };
@@ -500,7 +513,8 @@ mod tests {
         {
             assert_eq!(flags(open, is_empty, is_short), open_flag::KEEP_CACHE);
         }
-        let handles = [libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR].map(|open| opened(open, true, true).handle);
+        let handles =
+            [libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR].map(|open| opened(open, true, true).handle);
         assert_eq!(handles, [0, WRITER, WRITER]);
     }
 }

@@ -527,9 +527,7 @@ pub async fn apply(files: &FileSystem, top: &str, operation: &Operation) -> Resu
         Operation::Preallocate(path, from, to) => {
             files.open_file(path, there).await?.preallocate(*from..*to).await
         }
-        Operation::Allocate(path, from, to) => {
-            files.open_file(path, there).await?.allocate(*from..*to).await
-        }
+        Operation::Allocate(path, from, to) => files.open_file(path, there).await?.allocate(*from..*to).await,
         Operation::ZeroRange(path, from, to) => {
             let file = files.open_file(path, there).await?;
             file.punch(*from..*to).await?;

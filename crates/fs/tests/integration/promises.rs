@@ -124,10 +124,7 @@ fn preallocated_blocks_of_a_new_file_are_counted_once_after_a_power_cut() {
 }
 
 /// A world whose disk takes 0.3 s for each operation.
-fn on_a_slow_disk<T: 'static, F: Future<Output = T> + 'static>(
-    files: Files,
-    main: impl FnOnce() -> F,
-) -> T {
+fn on_a_slow_disk<T: 'static, F: Future<Output = T> + 'static>(files: Files, main: impl FnOnce() -> F) -> T {
     let world = Simulation { trace_lines: 0, latency: 300_000_000..300_000_001, ..Simulation::new(1) };
     runtime::simulate(world.with_files(files), main).unwrap().value
 }
@@ -188,8 +185,7 @@ fn the_time_of_a_later_change_stays_when_a_write_in_flight_takes_effect() {
         let file = files.create("/a").await.unwrap();
         file.write_at(0, data(8192, 1)).await.unwrap();
         let writer = file.clone();
-        let write =
-            runtime::spawn(async move { writer.write_at(1 << 20, data(4096, 7)).await.unwrap() });
+        let write = runtime::spawn(async move { writer.write_at(1 << 20, data(4096, 7)).await.unwrap() });
         runtime::sleep(Duration::from_millis(100)).await;
         file.punch(0..4096).await.unwrap();
         let punched = file.attributes().await.unwrap().modified;
@@ -658,6 +654,25 @@ fn writers_do_not_wait_for_a_scrub_of_all_pages() {
         let all = begun.elapsed();
         let longest = runtime::join_all(writers).await.into_iter().max().unwrap();
         assert!(found.damaged == 0 && found.pages > 50, "{found:?}");
-        assert!(longest < all / 2, "a write took {longest:?} beside a scrub of {} pages in {all:?}", found.pages);
+        assert!(
+            longest < all / 2,
+            "a write took {longest:?} beside a scrub of {} pages in {all:?}",
+            found.pages
+        );
     });
+}
+
+#[test]
+fn too_few_zones_for_a_file_system_are_refused_with_the_number_of_enough() {
+    for zone in [128_u64 << 10, 1 << 20] {
+        let setup = Setup { zone, ..SETUP };
+        let format = |disk: u64| in_world(empty(disk), move || async move { setup.format().await.map(drop) });
+        let refused = format(8 * zone).unwrap_err();
+        let detail = refused.detail();
+        let (_, rest) = detail.split_once("expected at least ").expect(detail);
+        let least: u64 = rest.split(' ').next().unwrap().parse().unwrap();
+        assert!(matches!(refused, Error::Invalid(_)) && (9..32).contains(&least), "{detail}");
+        // The zones on a device have a header in front of them.
+        format((least + 1) * zone).unwrap();
+    }
 }
