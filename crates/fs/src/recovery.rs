@@ -102,7 +102,7 @@ pub async fn format(
                      ones",
                     layout.zones,
                     layout.zone_blocks,
-                    u64::from(least) * u64::from(layout.zone_blocks) * BLOCK >> 10,
+                    (u64::from(least) * u64::from(layout.zone_blocks) * BLOCK) >> 10,
                 )))
             }
             _ => core.write_checkpoint(false).await,

@@ -58,7 +58,8 @@ pub fn takes_privileges(old: &Inode, set: &SetAttributes) -> bool {
     let SetAttributes { mode, uid, gid, size, accessed, modified, .. } = *set;
     let is_kept = uid.is_none() && gid.is_none();
     let sets_other = mode.is_some() || size.is_some() || accessed.is_some() || modified.is_some();
-    let is_given_away = !(is_kept && sets_other) && !old.is_directory();
+    let is_chown = !is_kept || !sets_other;
+    let is_given_away = is_chown && !old.is_directory();
     set.clear_set_id || is_given_away
 }
 
