@@ -548,7 +548,7 @@ impl Change {
                 "raises the size of a file to {size} bytes; expected at most {LARGEST_FILE}"
             ))),
             // Blocks are preallocated one extent after another.
-            Change::Preallocate { from, to, .. } if from > to || *to > LARGEST_FILE / BLOCK => {
+            Change::Preallocate { from, to, .. } if from > to || *to > LARGEST_FILE.div_ceil(BLOCK) => {
                 Err(numbers.strange(&format!("preallocates blocks {from} to {to} of a file")))
             }
             Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => Err(numbers.strange(

@@ -56,6 +56,10 @@ pub fn cleaner_stream(core: u32) -> StreamId {
 /// Number of streams.
 pub const STREAMS: usize = 2 * MOST_CORES as usize;
 
+/// Free bytes below which a mount has new files written through, so that writes fail when there is no space: more than a kernel usually caches of
+/// writes to one mount, 1 % of all that it caches of writes.
+const SHORT: u64 = 256 << 20;
+
 /// Zones for the records of removals, which the cleaner leaves: blocks of removed files are dying until these are written.
 pub(crate) const REMOVAL_RESERVE: u32 = 1;
 
@@ -438,11 +442,26 @@ impl Core {
         (blocks - blocks / 16).saturating_sub(pages)
     }
 
+    /// Number of zones of this size from which on a new file system has space for files.
+    pub(crate) fn least_zones(&self) -> u32 {
+        let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
+        // Those of a root directory and the directory of the checkpoint; a zone more has some blocks for files.
+        let pages = 3 * (1 + self.kit.checkpoints.directory_blocks(&self.kit).max(1));
+        let usable = u64::from(self.kit.settings.data_blocks);
+        let for_pages = pages.div_ceil((usable - usable / 16).max(1)) as u32;
+        reserved_zones(lanes, cores) + for_pages + 1
+    }
+
     /// Blocks of files, preallocated ones and those reserved for writes in flight included.
     pub fn used(&self) -> u64 {
         self.kit.pool.live_data()
             + self.totals.sum(|used| &used.preallocated)
             + self.totals.sum(|used| &used.growing)
+    }
+
+    /// Whether less space is free than a kernel may have in its cache.
+    pub(crate) fn is_short(&self) -> bool {
+        self.capacity().saturating_sub(self.used()) < SHORT / BLOCK
     }
 
     /// Refuses operations that need space.

@@ -19,8 +19,8 @@ use logkit::record::{Identity, sum_of};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Largest size of a file in bytes.
-pub const LARGEST_FILE: u64 = i64::MAX as u64 & !(BLOCK - 1);
+/// Largest size of a file in bytes: that of the kernel, which refuses writes beyond it at once. It would cache those that only the file system refuses.
+pub const LARGEST_FILE: u64 = i64::MAX as u64;
 
 /// Most blocks of one read of the medium: 1 MiB. A buffer of a longer read would be rounded up to a power of two; with pieces, one is checked while
 /// others are read.

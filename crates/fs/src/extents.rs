@@ -120,7 +120,7 @@ impl Extent {
         }
         numbers.end()?;
         let end = key.offset.checked_add(u64::from(blocks));
-        let is_in_range = end.is_some_and(|end| end <= LARGEST_FILE / BLOCK);
+        let is_in_range = end.is_some_and(|end| end <= LARGEST_FILE.div_ceil(BLOCK));
         match blocks > 0 && is_in_range && position.checked_add(blocks).is_some() {
             true => Ok(Extent { block: key.offset, blocks, zone, position, is_shared }),
             false => Err(numbers.strange(&format!(
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn extents_behind_the_end_of_the_largest_file_are_refused() {
-        let end = LARGEST_FILE / BLOCK;
+        let end = LARGEST_FILE.div_ceil(BLOCK);
         let with_end = |end: u64| Extent::decode(Extent::key(7, end - 3), &[3, 2, 1]);
         assert!(with_end(end).is_ok() && with_end(end + 1).is_err() && with_end(u64::MAX).is_err());
     }

@@ -22,6 +22,8 @@ pub struct Node {
     opens: Cell<u32>,
     /// Number of times that a mount has it open for writing: the kernel's cache may have data that the server doesn't have.
     pub writers: Cell<u32>,
+    /// Whether a write that a mount's kernel had cached found no space: the next write(2) fails, until there is space or no writer has the file open.
+    pub has_lost_writes: Cell<bool>,
     /// Offset of the next append; beyond the size while appends are in flight.
     pub end: Cell<u64>,
     /// Appends in flight.
@@ -141,6 +143,7 @@ impl Nodes {
             lock: RangeLock::default(),
             opens: Cell::new(0),
             writers: Cell::new(0),
+            has_lost_writes: Cell::new(false),
             end: Cell::new(0),
             appends: Cell::new(0),
             has_lost_names: Cell::new(false),

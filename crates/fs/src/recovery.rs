@@ -96,9 +96,13 @@ pub async fn format(
         match core.capacity() {
             0 => {
                 let layout = &core.kit.layout;
+                let least = core.least_zones();
                 Err(Error::invalid(format!(
-                    "{} zones of {} blocks are too few for a file system; take more or larger ones",
-                    layout.zones, layout.zone_blocks
+                    "{} zones of {} blocks of 4 KiB are too few for a file system: expected at least {least} zones of this size, {} KiB; take more or larger \
+                     ones",
+                    layout.zones,
+                    layout.zone_blocks,
+                    (u64::from(least) * u64::from(layout.zone_blocks) * BLOCK) >> 10,
                 )))
             }
             _ => core.write_checkpoint(false).await,

@@ -71,9 +71,16 @@ fn stack_of(image: &str, size: Option<u64>) -> Result<Stack, Failure> {
 
 /// Refuses an image that doesn't exist.
 fn check_exists(image: &str) -> Result<(), Failure> {
-    match Path::new(image).exists() {
-        true => Ok(()),
-        false => Err(Failure::Usage(format!(
+    match std::fs::metadata(image) {
+        Ok(_) => Ok(()),
+        // The mount point of a server that was killed.
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Err(Failure::World(format!(
+            "{image}: the server of this mount has ended; unmount it with: umount {image}; or mount the image there again"
+        ))),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::World(format!("{image}: {error}")))
+        }
+        Err(_) => Err(Failure::Usage(format!(
             "{image}: no such file; expected the image of a file system; make one with: siltstone fs format {image} --size 8GiB"
         ))),
     }
@@ -161,7 +168,14 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
         let formatted = formatted.await;
         let closed = built.close().await;
         formatted.and_then(|bytes| closed.map(|()| bytes))
-    })??;
+    })
+    .flatten();
+    let bytes = bytes.inspect_err(|_| {
+        if !is_stack && existing.is_none() {
+            // It was made for the file system that there isn't; if it can't be removed, it is empty.
+            std::fs::remove_file(&image).ok();
+        }
+    })?;
     print_line(&format!(
         "{image}: a file system for {} of files, with blocks of {}",
         format_size(bytes),
@@ -342,7 +356,16 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
                 Base::Zones(zones) => zones.open().await?,
                 Base::Device(device) => {
                     let options = zones::on_device::Options { read_only: true, ..Default::default() };
-                    zones::OnDevice::open(device, options).await?.open().await?
+                    match zones::OnDevice::open(device, options).await {
+                        Ok(zones) => zones.open().await?,
+                        // The error of the zones advises another verb.
+                        Err(Error::Protocol(_)) => {
+                            return Err(Error::protocol(
+                                "it holds no file system; expected the image of one",
+                            ));
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
             };
             fs::check::check(&*zones, options).await

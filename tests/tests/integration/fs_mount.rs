@@ -101,6 +101,78 @@ fn an_open_file_of_a_deleted_snapshot_never_shows_another_one() {
     mount.unmounted();
 }
 
+/// A file that is new while space is short, and one that was opened before it was.
+#[test]
+fn a_full_file_system_fails_the_write_and_not_only_the_close() {
+    if !has_fuse() {
+        return;
+    }
+    let dd = "export LC_ALL=C; if dd if=/dev/zero bs=1M count=1000 2> ../dd.err >&7; then echo it works; fi
+         grep -c 'error writing' ../dd.err || cat ../dd.err; exec 7>&-";
+    let mount = Mount::formatted(&["--size", "128MiB"]);
+    assert_eq!(mount.shell(&format!("exec 7> f; {dd}")), "1\n");
+    // All that the file has is data, and little is left.
+    let sizes = mount.shell("stat -c '%s %b' f; stat -fc %f .");
+    let sizes: Vec<u64> = sizes.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    assert!(sizes[0] > 64 << 20 && sizes[1] * 512 >= sizes[0] && sizes[2] < 600, "{sizes:?}");
+    mount.shell("rm f; sync; echo again > g; sync");
+    mount.unmounted();
+    // It isn't empty, so the kernel caches its writes.
+    let mount = Mount::formatted(&["--size", "400MiB"]);
+    assert_eq!(mount.shell(&format!("echo > f; sync; exec 7>> f; {dd}")), "1\n");
+    assert_eq!(mount.shell("rm f; sync; echo again > g; sync; cat g"), "again\n");
+    mount.unmounted();
+}
+
+#[test]
+fn the_largest_file_is_the_kernels() {
+    if !has_fuse() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    let shown = mount.shell(
+        "last=$(((1 << 63) - 4096)); printf x | dd of=f bs=1 seek=$last conv=notrunc,fsync 2>&1 | grep -c copied
+         stat -c %s f; tail -c 1 f; echo
+         printf x | dd of=f bs=1 seek=$(((1 << 63) - 1)) conv=notrunc 2>/dev/null || echo refused",
+    );
+    assert_eq!(shown, "1\n9223372036854771713\nx\nrefused\n");
+    let mount = mount.unmounted().mounted();
+    assert_eq!(mount.shell("stat -c %s f; tail -c 1 f; rm f"), "9223372036854771713\nx");
+    mount.unmounted();
+}
+
+#[test]
+fn changes_by_others_than_root_take_setuid_and_setgid_as_elsewhere() {
+    if !has_fuse() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mount = Mount::new(&[]);
+    let changes = [
+        ("fallocate", "setpriv --reuid 65534 --clear-groups fallocate -l 100000 f", "755"),
+        ("fallocate by root", "fallocate -l 200000 f", "6755"),
+        ("chown of nothing", "setpriv --reuid 65534 --clear-groups chown '' f", "755"),
+        (
+            "a direct write",
+            "head -c 4096 /dev/zero | setpriv --reuid 65534 --clear-groups dd of=f bs=4096 oflag=direct conv=notrunc 2>/dev/null",
+            "755",
+        ),
+        (
+            "copy_file_range",
+            "python3 -c 'import os; os.setgroups([]); os.setuid(65534)
+os.copy_file_range(os.open(\"s\", 0), os.open(\"f\", 1), 8192)'",
+            "755",
+        ),
+    ];
+    for (name, change, mode) in changes {
+        let script = format!(
+            "chmod 711 ..; head -c 8192 /dev/urandom > s; chmod 644 s; cp s f; chown 65534 f; chmod 6755 f; stat f >/dev/null
+             {change}; stat -c %a f"
+        );
+        assert_eq!(mount.shell(&script).trim(), mode, "{name}");
+    }
+    mount.unmounted();
+}
+
 /// Blocks of 4 KiB that are free in a mount.
 fn free_blocks(mount: &Mount) -> u64 {
     let status = rustix::fs::statvfs(mount.at(".")).unwrap();
@@ -426,6 +498,9 @@ fn a_check_tells_damaged_data_from_sound_data() {
     image.write_all_at(b"X", at as u64 + 2).expect("a byte");
     let said = check().refused();
     assert!(said.contains("DAMAGED") && said.contains("wrong checksum"), "{said}");
+    let mount = mount.mounted();
+    assert_eq!(mount.shell("LC_ALL=C cat file 2>&1 >/dev/null | grep -c 'Input/output error'"), "1\n");
+    mount.unmounted();
 }
 
 #[test]
@@ -460,6 +535,12 @@ fn nothing_is_formatted_or_mounted_by_mistake() {
     assert!(refused(&["fs", "status", &at("")]).contains("no file system of siltstone is mounted there"));
     assert!(refused(&["fs", "format", &missing]).contains("--size"));
     assert!(!Path::new(&missing).exists(), "nothing was created");
+    let said = refused(&["fs", "format", &missing, "--size", "1MiB"]);
+    assert!(said.contains("expected at least") && !Path::new(&missing).exists(), "{said}");
+    std::fs::write(&missing, vec![7; 8 << 20]).unwrap();
+    let said = refused(&["fs", "check", &missing]);
+    assert!(said.contains("it holds no file system") && !said.contains("--format"), "{said}");
+    std::fs::remove_file(&missing).unwrap();
     assert!(
         refused(&["fs", "format", &missing, "--size", "64MiB", "--block-size", "5000"])
             .contains("power of two")

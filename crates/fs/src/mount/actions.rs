@@ -10,10 +10,10 @@ use crate::inode::{FileType, Inode, InodeNumber, ROOT};
 use crate::namespace::{New, Renaming};
 use crate::node::Node;
 use block::{Buffer, Error, Result};
-use fuse::protocol::flag;
+use fuse::protocol::{flag, open_flag};
 use fuse::{
-    CachedAttributes, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, Notifier, SetAttributes,
-    Write,
+    CachedAttributes, CopyRange, DirectoryEntries, DirectoryEntriesPlus, Entry, Notifier, Opened,
+    SetAttributes, Write,
 };
 use std::rc::Rc;
 
@@ -32,6 +32,41 @@ pub(super) fn os(errno: i32, detail: impl Into<block::error::Detail>) -> Error {
     Error::from_errno(errno, detail)
 }
 
+/// Handle of files that are open for writing; all others have 0.
+const WRITER: u64 = 1;
+/// Free blocks with which a file whose writes found no space may be written to again: those of two of the largest writes.
+const FREE_AGAIN: u64 = 512;
+
+/// How a file is opened with these flags. The kernel has the only cache, so what it has stays valid when the file is opened again.
+///
+/// Writes that the kernel has cached can't be refused any more. So a file without data that is opened for writing while space is short is written
+/// through; the flag is for files that can't be mapped (O_WRONLY), because older kernels map no such file. The kernel sets no times at such
+/// writes, which matters little for a new file.
+pub(super) fn opened(flags: i32, is_empty: bool, is_short: bool) -> Opened {
+    let is_direct = is_empty && is_short && flags & libc::O_ACCMODE == libc::O_WRONLY;
+    let direct = if is_direct { open_flag::DIRECT_IO } else { 0 };
+    Opened { handle: if is_writing(flags) { WRITER } else { 0 }, flags: open_flag::KEEP_CACHE | direct }
+}
+
+/// Attributes of an inode, for stat(2), or for a request on an open file. The kernel asks for those of a file that is open for writing before it caches
+/// a write, which fails with the error then.
+///
+/// # Errors
+/// [`Error::NoSpace`] if an earlier write found no space.
+pub(super) async fn attributes_for(
+    core: &Core,
+    inode: InodeNumber,
+    handle: Option<u64>,
+) -> Result<CachedAttributes> {
+    if let Some(node) = core.nodes.find(inode).filter(|node| node.has_lost_writes.get())
+        && handle == Some(WRITER)
+    {
+        core.check_space(FREE_AGAIN)?;
+        node.has_lost_writes.set(false);
+    }
+    attributes(core, inode).await
+}
+
 /// Attributes of an inode.
 pub(super) async fn attributes(core: &Core, inode: InodeNumber) -> Result<CachedAttributes> {
     let found = core.cores().attributes_in(None, inode).await?;
@@ -39,7 +74,7 @@ pub(super) async fn attributes(core: &Core, inode: InodeNumber) -> Result<Cached
 }
 
 fn cached(core: &Core, inode: InodeNumber, found: &Inode) -> CachedAttributes {
-    (convert::attributes(inode, found, core.block_size), convert::cached_for(found))
+    (convert::attributes(inode, found, core.block_size), convert::cached_for(found, core.is_short()))
 }
 
 fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {
@@ -84,6 +119,17 @@ pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Res
     }
 }
 
+/// Result of a read for a program: damaged data is EIO, and told in the server's log.
+pub(super) fn read_by_program<T>(outcome: Result<T>) -> Result<T> {
+    outcome.map_err(|error| match error {
+        Error::Corrupt(detail) => {
+            tracing::error!("a read failed: {detail}");
+            Error::io(detail)
+        }
+        other => other,
+    })
+}
+
 /// Drops references of the kernel.
 pub(super) fn forget(core: &Rc<Core>, inode: InodeNumber, lookups: u64) {
     if core.nodes.unrefer(inode, lookups) {
@@ -96,6 +142,9 @@ pub(super) fn release(core: &Rc<Core>, inode: InodeNumber, flags: i32) {
     if let Some(node) = core.nodes.find(inode).filter(|node| node.is_open()) {
         if is_writing(flags) {
             node.writers.set(node.writers.get().saturating_sub(1));
+            if node.writers.get() == 0 {
+                node.has_lost_writes.set(false);
+            }
         }
         core.close(&node);
     }
@@ -136,7 +185,7 @@ pub(super) async fn create_and_open(
     name: &[u8],
     new: &New,
     flags: i32,
-) -> Result<Entry> {
+) -> Result<(Entry, Opened)> {
     let (inode, flags) = match core.create(parent, name, new).await {
         Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => {
             (core.lookup(parent, name).await?, flags)
@@ -153,7 +202,7 @@ pub(super) async fn create_and_open(
     }
 }
 
-async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<Entry> {
+async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(Entry, Opened)> {
     let node = core.open(inode)?;
     // Also without bytes: a write in flight may give it some.
     if flags & libc::O_TRUNC != 0
@@ -163,11 +212,12 @@ async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<E
         return Err(error);
     }
     note_writer(&node, flags);
-    entry(core, inode).await
+    let opened = opened(flags, core.inode(inode)?.size == 0, core.is_short());
+    Ok((entry(core, inode).await?, opened))
 }
 
 /// Opens a file.
-pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<()> {
+pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<Opened> {
     core.check_open()?;
     let node = core.open(inode)?;
     let truncates = flags & libc::O_TRUNC != 0 && core.inode(inode)?.file_type() == FileType::Regular;
@@ -176,7 +226,7 @@ pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Res
         return Err(error);
     }
     note_writer(&node, flags);
-    Ok(())
+    Ok(opened(flags, core.inode(inode)?.size == 0, core.is_short()))
 }
 
 /// Opens a directory.
@@ -215,20 +265,31 @@ async fn remove_capabilities(core: &Core, inode: InodeNumber) -> Result<()> {
     }
 }
 
+/// Clears the setuid and setgid bits and the capabilities of a file, if it has any: its data was changed by others than root.
+pub(super) async fn take_privileges(core: &Rc<Core>, inode: InodeNumber) -> Result<()> {
+    let mode = core.inode(inode)?.mode;
+    if convert::without_privileges(mode) != mode || core.attribute(inode, CAPABILITIES).is_ok() {
+        let clear = SetAttributes { clear_set_id: true, ..SetAttributes::default() };
+        set_attributes(core, inode, &clear).await?;
+    }
+    Ok(())
+}
+
 /// Writes. The file was opened, or is written back from the kernel's cache.
 pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, data: Buffer) -> Result<u32> {
     let length = data.filled().len() as u32;
     let node = core.node(inode);
-    core.write_back(&node, write.offset, data.into()).await?;
     if write.from_page_cache() {
-        return Ok(length);
-    }
-    if write.write_flags & flag::WRITE_KILL_SUIDGID != 0 {
-        let mode = core.inode(inode)?.mode;
-        if convert::without_privileges(mode) != mode || core.attribute(inode, CAPABILITIES).is_ok() {
-            set_attributes(core, inode, &SetAttributes { clear_set_id: true, ..SetAttributes::default() })
-                .await?;
+        let written = core.write_back(&node, write.offset, data.into()).await;
+        // Nobody may wait for it: the kernel tells the next close(2) or fsync(2).
+        if matches!(written, Err(Error::NoSpace(_))) && node.writers.get() > 0 {
+            node.has_lost_writes.set(true);
         }
+        return written.map(|()| length);
+    }
+    core.write(DEFAULT, &node, write.offset, data.into()).await?;
+    if write.write_flags & flag::WRITE_KILL_SUIDGID != 0 {
+        take_privileges(core, inode).await?;
     }
     if write.flags & libc::O_DSYNC != 0 {
         core.sync_in(DEFAULT, node.ticket.get()).await?;
@@ -435,4 +496,25 @@ pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRa
     let copied = Copied { class: DEFAULT, from, from_offset, to_offset, length };
     let done = core.copy_range(&core.node(copy.to_node), copied, MOST_COPIED, Times::Kept).await?;
     Ok(done.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_files_are_written_through_where_space_is_short() {
+        const DIRECT: u32 = open_flag::DIRECT_IO | open_flag::KEEP_CACHE;
+        let flags = |flags, is_empty, is_short| opened(flags, is_empty, is_short).flags;
+        assert_eq!(flags(libc::O_WRONLY, true, true), DIRECT);
+        assert_eq!(flags(libc::O_WRONLY | libc::O_APPEND, true, true), DIRECT);
+        for (open, is_empty, is_short) in
+            [(libc::O_WRONLY, true, false), (libc::O_WRONLY, false, true), (libc::O_RDWR, true, true)]
+        {
+            assert_eq!(flags(open, is_empty, is_short), open_flag::KEEP_CACHE);
+        }
+        let handles =
+            [libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR].map(|open| opened(open, true, true).handle);
+        assert_eq!(handles, [0, WRITER, WRITER]);
+    }
 }

@@ -43,17 +43,23 @@ pub fn attributes(number: InodeNumber, inode: &Inode, block_size: u64) -> fuse::
     }
 }
 
-/// Time for which the kernel may cache the attributes of an inode.
-pub fn cached_for(inode: &Inode) -> Duration {
+/// Time for which the kernel may cache the attributes of an inode. Where space is short, it asks for those of a regular file before each write(2).
+pub fn cached_for(inode: &Inode, is_short: bool) -> Duration {
     match inode.mode & libc::S_IFMT {
+        libc::S_IFREG if is_short => Duration::ZERO,
         libc::S_IFREG => CACHED_REGULAR,
         _ => CACHED,
     }
 }
 
-/// Whether a request takes privileges from a file: setuid and setgid bits, and capabilities. A change of the owner always does.
+/// Whether a request takes privileges from a file: setuid and setgid bits, and capabilities. A change of the owner always does, one to the present owner
+/// too: it sets nothing but the time of the last change of the inode.
 pub fn takes_privileges(old: &Inode, set: &SetAttributes) -> bool {
-    let is_given_away = (set.uid.is_some() || set.gid.is_some()) && !old.is_directory();
+    let SetAttributes { mode, uid, gid, size, accessed, modified, .. } = *set;
+    let is_kept = uid.is_none() && gid.is_none();
+    let sets_other = mode.is_some() || size.is_some() || accessed.is_some() || modified.is_some();
+    let is_chown = !is_kept || !sets_other;
+    let is_given_away = is_chown && !old.is_directory();
     set.clear_set_id || is_given_away
 }
 
@@ -142,6 +148,9 @@ mod tests {
         // Without execution by the group, setgid stands for mandatory locks.
         assert_eq!(mode(regular | 0o6745, chown), Some(regular | 0o2745));
         assert_eq!(mode(libc::S_IFDIR | 0o6755, chown), None, "of a directory they mean something else");
+        assert_eq!(mode(regular | 0o6755, SetAttributes::default()), Some(regular | 0o755), "chown(-1, -1)");
+        let utimes = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
+        assert_eq!(mode(regular | 0o6755, utimes), None);
         let cleared = SetAttributes { clear_set_id: true, size: Some(0), ..SetAttributes::default() };
         assert_eq!(mode(regular | 0o6755, cleared), Some(regular | 0o755));
         let chmod = SetAttributes { mode: Some(0o6755), ..SetAttributes::default() };

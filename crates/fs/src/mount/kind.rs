@@ -54,7 +54,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "allow_other",
             ValueKind::Bool,
-            "let other users use it, as permissions allow; default: true for root",
+            "let users other than the mounting one use it, as permissions allow; default: true if root mounts it, else false",
         ),
     ],
     messages: &[],

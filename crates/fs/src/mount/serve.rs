@@ -114,7 +114,7 @@ fn new(context: Context, kind: FileType, mode: u32) -> New {
     New { mode: kind as u32 | mode & 0o7777, uid: context.uid, gid: context.gid, ..New::default() }
 }
 
-/// The kernel has the only cache, so what it has stays valid when the file is opened again.
+/// How a file is opened that can't be changed.
 pub(super) const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CACHE };
 
 impl FileSystem for Served {
@@ -130,8 +130,8 @@ impl FileSystem for Served {
         self.tell(node, move |core| actions::forget(core, node, lookups));
     }
 
-    fn attributes(&self, _: Context, node: u64, _: Option<u64>) -> Call<'_, Result<CachedAttributes>> {
-        self.at(node, move |core| async move { actions::attributes(&core, node).await })
+    fn attributes(&self, _: Context, node: u64, handle: Option<u64>) -> Call<'_, Result<CachedAttributes>> {
+        self.at(node, move |core| async move { actions::attributes_for(&core, node, handle).await })
     }
 
     fn set_attributes(
@@ -235,7 +235,7 @@ impl FileSystem for Served {
     }
 
     fn open(&self, _: Context, node: u64, flags: i32) -> Call<'_, Result<Opened>> {
-        self.at(node, move |core| async move { actions::open(&core, node, flags).await.map(|()| OPENED) })
+        self.at(node, move |core| async move { actions::open(&core, node, flags).await })
     }
 
     fn create<'a>(
@@ -249,8 +249,7 @@ impl FileSystem for Served {
     ) -> Call<'a, Result<(Entry, Opened)>> {
         let new = new(context, FileType::Regular, mode);
         self.at_name(parent, name, move |core, name| async move {
-            let entry = actions::create_and_open(&core, parent, &name, &new, flags).await?;
-            Ok((entry, OPENED))
+            actions::create_and_open(&core, parent, &name, &new, flags).await
         })
     }
 
@@ -266,14 +265,15 @@ impl FileSystem for Served {
         self.at(parent, move |core| async move {
             let node = core.create_unnamed(parent, &new).await?;
             actions::note_writer(&node, flags);
-            Ok((actions::entry(&core, node.inode).await?, OPENED))
+            let opened = actions::opened(flags, true, core.is_short());
+            Ok((actions::entry(&core, node.inode).await?, opened))
         })
     }
 
     fn read(&self, _: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
         self.at(node, move |core| async move {
             core.check_open()?;
-            core.read(node, read.offset, read.size as usize).await
+            actions::read_by_program(core.read(node, read.offset, read.size as usize).await)
         })
     }
 
@@ -405,14 +405,20 @@ impl FileSystem for Served {
 
     fn allocate(
         &self,
-        _: Context,
+        context: Context,
         node: u64,
         _: u64,
         offset: u64,
         length: u64,
         mode: i32,
     ) -> Call<'_, Result<()>> {
-        self.at(node, move |core| async move { actions::allocate(&core, node, (offset, length), mode).await })
+        self.at(node, move |core| async move {
+            actions::allocate(&core, node, (offset, length), mode).await?;
+            match context.uid {
+                0 => Ok(()),
+                _ => actions::take_privileges(&core, node).await,
+            }
+        })
     }
 
     fn seek(&self, _: Context, node: u64, _: u64, offset: u64, whence: i32) -> Call<'_, Result<u64>> {
@@ -420,8 +426,14 @@ impl FileSystem for Served {
         self.at(node, move |core| async move { actions::seek(&core, notifier, node, offset, whence).await })
     }
 
-    fn copy_range(&self, _: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
-        self.at(copy.to_node, move |core| async move { actions::copy_range(&core, node, &copy).await })
+    fn copy_range(&self, context: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
+        self.at(copy.to_node, move |core| async move {
+            let bytes = actions::copy_range(&core, node, &copy).await?;
+            if context.uid != 0 && bytes > 0 {
+                actions::take_privileges(&core, copy.to_node).await?;
+            }
+            Ok(bytes)
+        })
     }
 
     fn sync_all(&self, _: Context, _: u64) -> Call<'_, Result<()>> {

@@ -3,7 +3,7 @@
 //!
 //! Nodes of snapshots are those of [`slots`](super::slots); their generation is the number of the snapshot.
 
-use super::actions::{Listing, check_namespace, os};
+use super::actions::{Listing, check_namespace, os, read_by_program};
 use super::convert::{self, CACHED};
 use super::serve::{OPENED, Served};
 use super::slots::{DIRECTORY, Place, Slots};
@@ -446,7 +446,8 @@ impl FileSystem for WithSnapshots {
                 let core = self.cores().of(inode);
                 let work = move |core: Rc<Core>| async move {
                     core.check_open()?;
-                    core.read_in(DEFAULT, Some(number), inode, read.offset, read.size as usize).await
+                    let (offset, length) = (read.offset, read.size as usize);
+                    read_by_program(core.read_in(DEFAULT, Some(number), inode, offset, length).await)
                 };
                 Call::new(async move { core.with(work).await })
             }

@@ -661,3 +661,18 @@ fn writers_do_not_wait_for_a_scrub_of_all_pages() {
         );
     });
 }
+
+#[test]
+fn too_few_zones_for_a_file_system_are_refused_with_the_number_of_enough() {
+    for zone in [128_u64 << 10, 1 << 20] {
+        let setup = Setup { zone, ..SETUP };
+        let format = |disk: u64| in_world(empty(disk), move || async move { setup.format().await.map(drop) });
+        let refused = format(8 * zone).unwrap_err();
+        let detail = refused.detail();
+        let (_, rest) = detail.split_once("expected at least ").expect(detail);
+        let least: u64 = rest.split(' ').next().unwrap().parse().unwrap();
+        assert!(matches!(refused, Error::Invalid(_)) && (9..32).contains(&least), "{detail}");
+        // The zones on a device have a header in front of them.
+        format((least + 1) * zone).unwrap();
+    }
+}

@@ -112,7 +112,7 @@ pub struct FsMount {
     pub image: String,
     /// Mount point, an existing directory
     pub directory: PathBuf,
-    /// Let other users use the mount, as permissions allow [default: for root only]
+    /// Let users other than the mounting one use the mount, as permissions allow [default: true if root mounts it, else false]
     #[arg(long)]
     pub allow_other: bool,
     /// Set the number of shards, the threads of the server; the file system uses at most 16
