@@ -160,6 +160,11 @@ pub trait NodeDriver: Sync {
         false
     }
 
+    /// Whether others can take a node away so that its name becomes another disk's. [`is_unreleased`](Self::is_unreleased) tells it.
+    fn may_be_taken_away(&self) -> bool {
+        false
+    }
+
     /// Removes the nodes of a volume, used or not, for an attachment that failed.
     ///
     /// # Errors

@@ -40,6 +40,8 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const MOST_REQUESTS: usize = 16;
 /// Pause between attempts to start a server.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
+/// Pause between looks whether the node is still there.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// Time for a server to close its stack.
 const STOP_LIMIT: Duration = Duration::from_secs(3600);
 /// This program, also after its file was replaced: both processes have the same version.
@@ -700,18 +702,39 @@ impl Holder {
             name: self.plan.folder.name().to_owned(),
             stack: self.plan.stack.clone(),
             driver: self.plan.driver,
-            node,
             bytes: ready.bytes,
             state: State::Attached,
             lost_servers: 0,
             holder: std::process::id(),
             server: process.id,
+            diskseq: node::diskseq(&node),
+            node,
         };
-        self.plan.folder.make_link(&record.node)?;
+        self.plan.folder.make_link(&node::link_target(&record.node))?;
+        self.watch_node(record.node.clone());
         record.write(&self.plan.folder)?;
         self.record = Some(record);
         self.phase = Phase::Held;
         Ok(())
+    }
+
+    /// Removes the link when the node is taken away by others, such as `losetup -d`: the kernel gives its name to other disks.
+    fn watch_node(&self, node: PathBuf) {
+        let (driver, volume, folder) =
+            (self.plan.driver.node_driver(), self.plan.folder.volume(), self.plan.folder.clone());
+        if !driver.may_be_taken_away() {
+            return;
+        }
+        runtime::spawn(async move {
+            loop {
+                runtime::sleep(BETWEEN_LOOKS).await;
+                let (node, volume) = (node.clone(), volume.clone());
+                if !runtime::blocking(move || driver.is_unreleased(&node, &volume)).await {
+                    return folder.remove_link();
+                }
+            }
+        })
+        .detach();
     }
 
     /// Removes the node and ends the server.

@@ -130,6 +130,23 @@ pub async fn released(driver: Driver, node: &Path, volume: &Path) -> Result<()> 
     driver.close_volume(volume).await
 }
 
+/// Sequence number of a node's disk; `None` without a disk, or before Linux 5.15.
+pub fn diskseq(node: &Path) -> Option<u64> {
+    sysfs::attribute(node, "diskseq")?.parse().ok()
+}
+
+/// Whether the disk that a node has now is the one that it had. Without numbers the driver decides.
+fn is_same_disk(recorded: Option<u64>, now: Option<u64>) -> bool {
+    recorded.is_none() || now.is_none() || recorded == now
+}
+
+/// Path of a node for its link. udev removes `/dev/disk/by-diskseq/N` with the disk, so that a link to it never leads to another one of the same name.
+pub fn link_target(node: &Path) -> PathBuf {
+    let by_sequence = diskseq(node).map(|number| PathBuf::from(format!("/dev/disk/by-diskseq/{number}")));
+    let is_it = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|found| found == node);
+    by_sequence.filter(is_it).unwrap_or_else(|| node.to_owned())
+}
+
 /// Removes the nodes of an attachment without a holder, and what is below them. It may have been lost before it had a record.
 ///
 /// # Errors
@@ -139,7 +156,9 @@ pub async fn detach_lost(folder: &Folder) -> Result<()> {
     for driver in Driver::PREFERENCE {
         driver.node_driver().abort_without_server(&volume)?;
     }
-    if let Some(record) = Record::read(folder)? {
+    if let Some(record) = Record::read(folder)?
+        && is_same_disk(record.diskseq, diskseq(&record.node))
+    {
         detach(record.driver, &record.node, &volume).await?;
     }
     for driver in Driver::PREFERENCE {
@@ -149,4 +168,21 @@ pub async fn detach_lost(folder: &Folder) -> Result<()> {
         driver.node_driver().close_volume(&volume).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_told_from_another_one_of_the_same_name() {
+        assert!(is_same_disk(Some(7), Some(7)) && !is_same_disk(Some(7), Some(8)));
+        assert!(is_same_disk(None, Some(8)) && is_same_disk(Some(7), None));
+        assert_eq!(diskseq(Path::new("/dev/no-such-device")), None);
+        assert_eq!(link_target(Path::new("/dev/no-such-device")), PathBuf::from("/dev/no-such-device"));
+        for node in sysfs::nodes(|_| true) {
+            let found = sysfs::attribute(&node, "diskseq").map(|text| text.parse::<u64>().is_ok());
+            assert_ne!(found, Some(false), "{}", node.display());
+        }
+    }
 }

@@ -50,6 +50,9 @@ pub struct Record {
     pub holder: u32,
     /// Process of the server.
     pub server: u32,
+    /// Sequence number of the node's disk (`diskseq` of sysfs), which the kernel never uses again: that of another disk under the same name
+    /// differs. `None` before Linux 5.15.
+    pub diskseq: Option<u64>,
 }
 
 impl Record {
@@ -92,6 +95,7 @@ impl Record {
             "lost_servers": self.lost_servers,
             "holder": self.holder,
             "server": self.server,
+            "diskseq": self.diskseq,
         })
     }
 
@@ -109,6 +113,7 @@ impl Record {
             lost_servers: value["lost_servers"].as_u64()?,
             holder: process("holder")?,
             server: process("server")?,
+            diskseq: value["diskseq"].as_u64(),
         })
     }
 }
@@ -129,6 +134,7 @@ mod tests {
             lost_servers: 2,
             holder: 7,
             server: 8,
+            diskseq: Some(9),
         };
         assert_eq!(Record::from_json(&record.to_json()), Some(record));
         assert_eq!(Record::from_json(&json!({ "name": "vol" })), None);

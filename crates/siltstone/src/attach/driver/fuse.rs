@@ -126,6 +126,10 @@ impl NodeDriver for FuseNodes {
         is_over(node, volume)
     }
 
+    fn may_be_taken_away(&self) -> bool {
+        true
+    }
+
     fn remove_all(&self, _connection: Option<&Connection>, volume: &Path) -> Result<()> {
         self.nodes(volume).iter().try_for_each(|node| remove(node, volume))
     }
