@@ -358,3 +358,129 @@ fn wrong_use_is_told() {
     let unit = siltstone(&["attach", "ram(size=1MiB)", "--systemd", "--name", "vol"]).ok();
     assert!(unit.contains("Type=notify") && unit.contains("/dev/siltstone/vol"), "{unit}");
 }
+
+/// Processes of a parent.
+fn children(parent: u64) -> Vec<u64> {
+    let is_child = |process: &u64| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        let parent_of = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
+        parent_of == Some(parent.to_string().as_str())
+    };
+    let entries = std::fs::read_dir("/proc").expect("processes").flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_child).collect()
+}
+
+fn kill(signal: &str, process: u64) {
+    run("kill", &[signal, &process.to_string()]).ok();
+}
+
+/// Waits until something is so, for at most 30 s.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("waited too long for: {what}");
+}
+
+#[test]
+fn a_server_that_dies_right_after_it_was_ready_is_replaced() {
+    need!("jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let stack = format!("file({}, size=32MiB)", path(&folder, "disk"));
+    let attached = Attached::new("ready", &stack, &["--via", "fuse"]);
+    let listed = attached.listed();
+    let (holder, first) = (listed["holder"].as_u64().unwrap(), listed["server"].as_u64().unwrap());
+    kill("-9", first);
+    let mut second = None;
+    until("another server", || {
+        second = children(holder).into_iter().find(|process| *process != first);
+        second.is_some()
+    });
+    // The holder learns of the beginning and of the end of this one at the same time.
+    kill("-STOP", holder);
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    run_shell(&format!("kill -9 {} || true; kill -CONT {holder}", second.unwrap())).ok();
+    until("a third server", || {
+        let listed = attached.listed();
+        let server = listed["server"].as_u64();
+        listed["state"] == "attached" && server != Some(first) && server != second
+    });
+    run_shell(&format!("timeout 30 dd if={} of=/dev/null bs=4k count=1 iflag=direct", attached.node)).ok();
+    attached.detach();
+}
+
+#[test]
+fn signals_do_not_end_the_holder_of_a_node_in_use() {
+    need!("mkfs.ext4", "jq", "losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = with_tree(23);
+    let stack = format!("file({}, size=32MiB)", path(&folder, "disk"));
+    let attached = Attached::new("signals", &stack, &["--via", "fuse"]);
+    let (link, mnt) = (attached.link.clone(), path(&folder, "mnt"));
+    run_shell(&format!("mkfs.ext4 -q {link}; mount {link} {mnt}")).ok();
+    let holder = attached.listed()["holder"].as_u64().unwrap();
+    for _ in 0..5 {
+        kill("-TERM", holder);
+        std::thread::sleep(std::time::Duration::from_millis(150));
+    }
+    assert_eq!(attached.listed()["state"], "attached");
+    run_shell(&format!("echo works > {mnt}/f; sync -f {mnt}; umount {mnt}")).ok();
+    // Looks at the node and the last refused signal take a moment.
+    let detached = || siltstone(&["detach", attached.name()]).code == Some(0);
+    let folder = Path::new("/run/siltstone").join(attached.name());
+    until("detached", || !folder.exists() || detached());
+}
+
+#[test]
+fn an_attach_that_is_interrupted_leaves_no_node() {
+    need!("losetup");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let name = format!("test-interrupted-{}", std::process::id());
+    let attachment = Path::new("/run/siltstone").join(&name);
+    for milliseconds in [5, 20, 60, 120] {
+        let stack = format!("file({}, size=32MiB)", path(&folder, "disk"));
+        let mut attaching = Background::start(
+            &binary().display().to_string(),
+            &["attach", &stack, "--name", &name, "--via", "fuse"],
+        );
+        std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+        if !attaching.is_alive() {
+            // It was faster.
+            siltstone(&["detach", &name]).ok();
+            continue;
+        }
+        attaching.signal(rustix::process::Signal::INT);
+        attaching.wait();
+        if attaching.out().is_empty() {
+            // Its holder may still begin.
+            std::thread::sleep(std::time::Duration::from_millis(1500));
+            until("nothing is left", || !attachment.exists());
+        } else {
+            siltstone(&["detach", &name]).ok();
+        }
+    }
+}
+
+#[test]
+fn the_link_goes_with_a_loop_device_that_others_take_away() {
+    need!("losetup", "jq");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let stack = format!("file({}, size=32MiB)", path(&folder, "disk"));
+    let attached = Attached::new("link", &stack, &["--via", "fuse"]);
+    run("losetup", &["-d", &attached.node]).ok();
+    until("the link is gone", || std::fs::symlink_metadata(&attached.link).is_err());
+}
