@@ -61,6 +61,11 @@ pub struct RamPart {
     memory: Arc<Memory>,
 }
 
+/// Memory of the machine that programs can take without swapping, in bytes; `None` where it can't be known.
+pub fn available_memory() -> Option<u64> {
+    budget::machine().map(|(available, _)| available)
+}
+
 impl RamPart {
     /// Creates a device of this many bytes.
     ///

@@ -2,7 +2,42 @@
 //!
 //! The kernel waits for such a server to write pages, so the server must not wait for free pages. Two kinds of allocation
 //! would: those of its own heap ([`reserve_heap`]), and those of the kernel on its behalf, such as the buffers of a socket ([`use_page_reserve`]).
-#![allow(unsafe_code)] // Settings of the C library's allocator and of the scheduler.
+#![allow(unsafe_code)] // Settings of the C library's allocator, of the scheduler and of locked memory.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether memory that this process maps is loaded and locked.
+static IS_LOCKED: AtomicBool = AtomicBool::new(false);
+
+/// Loads and locks the memory that this process has and will have, except for what is [mapped on fault](mapped_on_fault). Children don't inherit it.
+///
+/// # Errors
+/// Those of mlockall(2).
+pub fn lock_memory() -> std::io::Result<()> {
+    // SAFETY: no memory is passed.
+    match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } {
+        0 => {
+            IS_LOCKED.store(true, Ordering::SeqCst);
+            Ok(())
+        }
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Calls `map`, which maps memory. Where memory is locked, pages of this mapping are loaded and locked when they are first used: a device in memory
+/// takes what was written to it, and not its size.
+pub fn mapped_on_fault<T>(map: impl FnOnce() -> T) -> T {
+    if !IS_LOCKED.load(Ordering::SeqCst) {
+        return map();
+    }
+    // Without MCL_CURRENT this concerns future mappings only. What other threads map meanwhile is locked on fault, too.
+    // SAFETY: no memory is passed. A failure leaves the setting as it was.
+    unsafe { libc::mlockall(libc::MCL_FUTURE | libc::MCL_ONFAULT) };
+    let mapped = map();
+    // SAFETY: as above.
+    unsafe { libc::mlockall(libc::MCL_FUTURE) };
+    mapped
+}
 
 /// Reserves `bytes` bytes of heap, and keeps the allocator from mapping memory and from returning any.
 ///

@@ -58,6 +58,7 @@ fn attach_or_print(arguments: &Attach, log: LogLevel) -> Result<Option<Value>, F
         &arguments.format.into(),
         "if it may be lost, run siltstone format with --force first, and attach without --format",
     )?;
+    check_memory(&stack, disks::ram::available_memory())?;
     let name = arguments.name.clone().unwrap_or_else(|| folder::name_for(&arguments.stack, top.name()));
     let folder = Folder::of(&name).map_err(|error| Failure::Usage(error.detail().to_owned()))?;
     if arguments.systemd {
@@ -78,6 +79,25 @@ fn attach_or_print(arguments: &Attach, log: LogLevel) -> Result<Option<Value>, F
     match arguments.foreground || arguments.background {
         true => hold(arguments, log, &stack, driver, folder).map(|()| None),
         false => hold_in_background(arguments, log, &name, (driver, &why)).map(Some),
+    }
+}
+
+/// Refuses devices in memory that are larger than what the machine has: the memory of a server is locked.
+fn check_memory(stack: &Stack, available: Option<u64>) -> Result<(), Failure> {
+    let size = |part: &stack::Part, key: &str| match part.value(key) {
+        Some(stack::Value::Size(bytes)) => Some(*bytes),
+        _ => None,
+    };
+    let devices = stack.parts().filter(|part| part.kind().name == "ram");
+    let bytes =
+        |part| size(part, "size").map_or(0, |bytes| bytes.min(size(part, "limit").unwrap_or(u64::MAX)));
+    let wanted = devices.map(bytes).fold(0_u64, u64::saturating_add);
+    match available {
+        Some(available) if wanted > available => Err(Failure::World(format!(
+            "ram: {wanted} bytes, which an attached stack locks in memory; expected at most the {available} bytes that the machine has \
+             left; take smaller devices, or give them a limit"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -160,7 +180,9 @@ fn link(record: &Value) -> String {
 
 /// Standard error of this process, and of servers, goes to a file from now on.
 fn redirect_errors(log: &Path) -> Result<()> {
-    let redirected = std::fs::File::create(log).and_then(|file| Ok(rustix::stdio::dup2_stderr(&file)?));
+    // Appended, so that it may be shortened meanwhile.
+    let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
+    let redirected = opened.and_then(|file| Ok(rustix::stdio::dup2_stderr(&file)?));
     redirected.map_err(|error| Error::from_io(&error, &format!("the log {}", log.display())))
 }
 
@@ -281,4 +303,22 @@ async fn remove_lost(folder: &Folder) -> Result<()> {
     let removed = folder.remove();
     drop(lock);
     removed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_memory_than_the_machine_has_is_refused_with_the_numbers() {
+        let check = |line: &str| {
+            let stack = Stack::from_line("stack", line, &registry()).unwrap();
+            check_memory(&stack, Some(2 << 30)).map_err(|failure| failure.to_string())
+        };
+        let said = check("ram(3GiB)").unwrap_err();
+        assert!(said.contains("3221225472 bytes") && said.contains("2147483648 bytes"), "{said}");
+        assert!(check("linear(ram(1GiB), ram(2GiB))").is_err());
+        assert_eq!(check("ram(3GiB, limit=1GiB)"), Ok(()));
+        assert_eq!(check("linear(ram(1GiB), ram(1GiB))"), Ok(()));
+    }
 }

@@ -1,4 +1,5 @@
 //! Attached stacks as disks of this kernel: file systems through the death of their server, swap, wrong use.
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use siltstone_tests::foreign::{
     Attached, Background, Finished, SWAP_PRIORITY, binary, can_attach, lock_swap, random_file, run, run_shell,

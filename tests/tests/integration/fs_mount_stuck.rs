@@ -1,4 +1,5 @@
 //! A mount whose kernel waits for its server: seeks on files with cached writes, kills meanwhile, and mounts that were left.
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use rustix::fs::SeekFrom;
 use rustix::process::Signal;

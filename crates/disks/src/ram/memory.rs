@@ -60,8 +60,10 @@ impl Memory {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: asks for new pages wherever the kernel likes.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+        let start = runtime::write_back::mapped_on_fault(|| {
+            // SAFETY: asks for new pages wherever the kernel likes.
+            unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) }
+        });
         let start = NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED);
         let start = start.ok_or_else(|| {
             let error = std::io::Error::last_os_error();

@@ -239,6 +239,29 @@ impl Folder {
     }
 }
 
+/// Most bytes of a log: it is in memory.
+const MOST_LOG: u64 = 256 << 10;
+
+/// Shortens a log of more than [`MOST_LOG`] bytes to its last lines, half of that. Lines that are written at the same time may be lost.
+///
+/// # Errors
+/// Those of the kernel.
+pub fn bound_log(log: &Path) -> std::io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom, Write};
+    let mut file = std::fs::OpenOptions::new().read(true).append(true).open(log)?;
+    let length = file.metadata()?.len();
+    if length <= MOST_LOG {
+        return Ok(());
+    }
+    let mut last = Vec::new();
+    file.seek(SeekFrom::Start(length - MOST_LOG / 2))?;
+    (&file).take(MOST_LOG).read_to_end(&mut last)?;
+    let line = last.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    file.set_len(0)?;
+    file.write_all(b"(older lines were removed)\n")?;
+    file.write_all(&last[line..])
+}
+
 /// The lock of an attachment's folder, until it is dropped.
 #[derive(Debug)]
 pub struct FolderLock(#[allow(dead_code)] std::fs::File);
@@ -246,6 +269,21 @@ pub struct FolderLock(#[allow(dead_code)] std::fs::File);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_is_bounded_and_keeps_its_last_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let text: String = (0..40_000).map(|line| format!("line {line}\n")).collect();
+        std::fs::write(&log, &text).unwrap();
+        assert!(text.len() as u64 > MOST_LOG);
+        bound_log(&log).unwrap();
+        let kept = std::fs::read_to_string(&log).unwrap();
+        assert!((kept.len() as u64) < MOST_LOG && kept.ends_with("\nline 39999\n"));
+        assert!(kept.starts_with("(older lines were removed)\nline "), "{}", &kept[..50]);
+        bound_log(&log).unwrap();
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), kept);
+    }
 
     #[test]
     fn names_are_one_component_of_a_path() {

@@ -12,7 +12,7 @@
 //! always answers. The holder does no I/O on the volume.
 
 use super::driver::{Driver, NodeDriver, NodeRequest};
-use super::folder::{Folder, FolderLock, OWNER_ONLY};
+use super::folder::{self, Folder, FolderLock, OWNER_ONLY};
 use super::handover::{self, Connection, Ready, Start};
 use super::node::{self, LARGEST_SECTOR};
 use super::process::protect;
@@ -40,6 +40,8 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 const MOST_REQUESTS: usize = 16;
 /// Pause between attempts to start a server.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
+/// Pause between looks at the length of the log.
+const BETWEEN_BOUNDS: Duration = Duration::from_secs(5);
 /// Pause between looks whether the node is still there.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// Time for a server to close its stack.
@@ -229,6 +231,7 @@ async fn attach_and_hold(
     wait_for_signal(&events);
     if plan.is_in_background {
         watch_operator(&events)?;
+        bound_log(plan.folder.log());
     }
     let mut holder = Holder {
         plan: plan.clone(),
@@ -258,6 +261,20 @@ fn wait_for_signal(events: &Rc<Events>) {
         match runtime::stop_signal().await {
             Ok(()) => events.push(Event::Signal),
             Err(error) => tracing::error!("{error}"),
+        }
+    })
+    .detach();
+}
+
+/// Keeps the log of a holder in the background short.
+fn bound_log(log: PathBuf) {
+    runtime::spawn(async move {
+        loop {
+            runtime::sleep(BETWEEN_BOUNDS).await;
+            let log = log.clone();
+            if let Err(error) = runtime::blocking(move || folder::bound_log(&log)).await {
+                tracing::warn!("bounding the log: {error}");
+            }
         }
     })
     .detach();

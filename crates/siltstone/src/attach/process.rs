@@ -13,13 +13,12 @@ pub fn protect() {
     lock_memory();
 }
 
-/// Loads and locks the memory that this process has and will have. Children don't inherit it.
+/// Loads and locks the memory that this process has and will have, that of devices in memory when it is first used. Children don't inherit it.
 ///
 /// Beside paging, this keeps recoveries free of errors: when a server is killed while the kernel copies a request to a page that isn't
 /// there yet, the kernel fails the request (EIO) instead of sending it to the next server.
 pub fn lock_memory() {
-    use rustix::mm::MlockAllFlags;
-    if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
+    if let Err(error) = runtime::write_back::lock_memory() {
         tracing::warn!("locking memory: {error}");
     }
 }
