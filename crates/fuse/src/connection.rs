@@ -110,7 +110,6 @@ fn remove_lost_within(path: &Path, source: &str, limit: Duration) -> Result<()> 
 mod tests {
     use super::*;
     use std::process::Command;
-    use std::time::Instant;
 
     #[test]
     fn the_topmost_mount_at_a_path_is_found() {
@@ -144,13 +143,12 @@ mod tests {
         rustix::mount::mount("/srv/a.img", &path, TYPE, flags, data.as_c_str()).expect("mounted");
         let limit = Duration::from_millis(200);
         let other = remove_lost_within(&path, "/srv/b.img", limit);
-        let begun = Instant::now();
         let own = remove_lost_within(&path, "/srv/a.img", limit);
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let is_left = topmost(&mounts, &path).is_some();
         let _gone = Command::new("umount").args(["-f", "-l"]).arg(&path).output();
         assert!(matches!(other, Err(Error::Busy(_))), "{other:?}");
         assert_eq!(own, Ok(()));
-        assert!(!is_left && begun.elapsed() < Duration::from_secs(10));
+        assert!(!is_left);
     }
 }

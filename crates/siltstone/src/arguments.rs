@@ -9,7 +9,8 @@ mod warm;
 mod zns;
 
 pub use fs::{
-    FsCheck, FsDefrag, FsFormat, FsMount, FsScrub, FsSnapshot, FsSnapshotVerb, FsSnapshots, FsStatus, FsVerb,
+    FsCheck, FsDefrag, FsFormat, FsMount, FsScrub, FsSnapshot, FsSnapshotVerb, FsSnapshots, FsStatus,
+    FsUnmount, FsVerb,
 };
 pub use kv::{
     KvAudit, KvBackup, KvCheck, KvCompact, KvDelete, KvGet, KvPut, KvScan, KvServe, KvStatus, KvStore, KvVerb,
@@ -193,7 +194,7 @@ Prints an address per line once clients can connect. Opening keeps all contents:
 existing one is left unchanged, unless --format is given.
 
 Operators use siltstone status STACK, siltstone message STACK PART TEXT and others meanwhile. These find the server \
-by its stack, through a unix socket in XDG_RUNTIME_DIR/siltstone or /tmp/siltstone-UID that only its user may \
+by its stack, through a unix socket in XDG_RUNTIME_DIR/siltstone, /run/siltstone-control or /tmp/siltstone-UID that only its user may \
 use.")]
 pub struct Serve {
     #[arg(help = STACK_HELP)]

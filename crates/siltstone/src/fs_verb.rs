@@ -33,6 +33,7 @@ pub fn fs(verb: &FsVerb) -> Result<(), Failure> {
     match verb {
         FsVerb::Format(arguments) => format(arguments),
         FsVerb::Mount(arguments) => mount(arguments),
+        FsVerb::Unmount(arguments) => mounted::unmount(arguments),
         FsVerb::Status(arguments) => show(arguments),
         FsVerb::Snapshot(verb) => snapshots::snapshot(verb),
         FsVerb::Check(arguments) => check(arguments),

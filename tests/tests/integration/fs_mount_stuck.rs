@@ -1,4 +1,5 @@
 //! A mount whose kernel waits for its server: seeks on files with cached writes, kills meanwhile, and mounts that were left.
+#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use rustix::fs::SeekFrom;
 use rustix::process::Signal;
@@ -189,4 +190,76 @@ time.sleep(60)"
 
 fn path_in(folder: &TempDir, name: &str) -> String {
     folder.path().join(name).display().to_string()
+}
+
+#[test]
+fn unmount_ends_when_the_image_is_closed() {
+    if !has_fuse() {
+        return;
+    }
+    within_limit(|mount| {
+        std::fs::write(mount.at("f"), vec![7; 32 << 20]).expect("written");
+        let said = run(&program(), &["fs", "unmount", &mount.at("").display().to_string()]).ok();
+        assert!(said.contains("its server has ended"), "{said}");
+        // Nobody waits for the server here.
+        let status = run(&program(), &["fs", "status", &mount.image(), "--json"]).ok();
+        assert!(status.contains("\"replayed_records\": 0"), "{status}");
+    });
+}
+
+#[test]
+fn more_signals_do_not_end_a_server_that_unmounts() {
+    if !has_fuse() {
+        return;
+    }
+    within_limit(|mount| {
+        let held = File::create(mount.at("held")).expect("a file");
+        let pid = rustix::process::Pid::from_raw(mount.server_pid() as i32).expect("a process");
+        for _ in 0..3 {
+            rustix::process::kill_process(pid, Signal::TERM).expect("it is there");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        drop(held);
+        let mounts = || std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let at = mount.at("").display().to_string();
+        let begun = Instant::now();
+        while mounts().contains(at.trim_end_matches('/')) {
+            assert!(begun.elapsed() < LIMIT, "the mount is left");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let status = run_until_free(&mount);
+        assert!(status.contains("\"replayed_records\": 0"), "{status}");
+    });
+}
+
+/// Status of an image once its server has ended.
+fn run_until_free(mount: &Mount) -> String {
+    let begun = Instant::now();
+    loop {
+        let said = run(&program(), &["fs", "status", &mount.image(), "--json"]);
+        if said.code == Some(0) || begun.elapsed() > LIMIT {
+            return said.ok();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_server_whose_only_door_was_unmounted_ends() {
+    if !has_fuse() || !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let _guard = Guard(folder.path().to_owned());
+    let at = path_in(&folder, "mnt");
+    std::fs::create_dir(&at).expect("a folder");
+    let stack = format!("fs(file({}, size=64MiB), {at})", path_in(&folder, "disk"));
+    for _ in 0..2 {
+        let mut arguments = vec!["serve", &stack, "--no-control"];
+        arguments.extend((!Path::new(&at).join("f").exists()).then_some("--format"));
+        let mut server = Server::start_with(&arguments, PathBuf::new());
+        std::fs::write(Path::new(&at).join("f"), b"works").expect("it serves");
+        run("umount", &[&at]).ok();
+        assert!(server.process.wait().success(), "{}", server.process.err());
+    }
 }

@@ -89,7 +89,9 @@ impl Controlled {
         let answer = match control {
             Control::Status => {
                 check_root(node, control)?;
-                Value::Object(status(&self.files).await?)
+                let mut status = status(&self.files).await?;
+                status.insert("process".into(), json!(std::process::id()));
+                Value::Object(status)
             }
             Control::Scrub => {
                 check_root(node, control)?;

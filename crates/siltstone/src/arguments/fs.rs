@@ -12,6 +12,7 @@ const IMAGE_HELP: &str =
 #[command(after_help = "Examples:
   siltstone fs format vol.img --size 8GiB        create a file with an empty file system
   siltstone fs mount vol.img /mnt                mount it, until Ctrl-C, SIGTERM or umount /mnt
+  siltstone fs unmount /mnt                      unmount it, and wait until everything is durable
   siltstone fs status vol.img                    show the sizes of a file system that isn't mounted
   siltstone fs status /mnt                       show the sizes of a mounted file system
   siltstone fs check vol.img --data              look for damage, in the metadata and in all data
@@ -23,6 +24,7 @@ A stack mounts a file system with a door of the kind fs, served by siltstone ser
 pub enum FsVerb {
     Format(FsFormat),
     Mount(FsMount),
+    Unmount(FsUnmount),
     Status(FsStatus),
     Check(FsCheck),
     Scrub(FsScrub),
@@ -97,12 +99,23 @@ pub struct FsFormat {
     pub force: bool,
 }
 
+/// Unmount a file system, and wait until everything is durable and its server has ended
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  siltstone fs unmount /mnt                  unmount it; the image is closed when the command ends
+
+umount(8) ends before the server has made everything durable and closed the image. Needs what fs mount needed.")]
+pub struct FsUnmount {
+    /// Mount point
+    pub directory: PathBuf,
+}
+
 /// Mount a file system, until SIGINT, SIGTERM or an unmount
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone fs mount vol.img /mnt            mount it, and print a line when it is mounted
   siltstone fs mount vol.img /mnt &          mount it in the background of the shell
-  umount /mnt                                make everything durable, close the image and end the server
+  siltstone fs unmount /mnt                  make everything durable, close the image and end the server
 
 Stays in the foreground. While files are open, Ctrl-C waits for 10 s; then their users get errors. fsync makes a file durable; \
 everything else becomes durable within 5 s. After a kill or a power cut the next mount recovers everything that was durable. Needs \

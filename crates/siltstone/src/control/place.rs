@@ -180,12 +180,14 @@ pub fn make_folder() -> Result<PathBuf> {
     first_usable(&folders())
 }
 
-/// The first folder that exists or can be made; the error of the first if there is none.
+/// The first folder that exists or can be made. One that others may write to is refused.
 fn first_usable(folders: &[PathBuf]) -> Result<PathBuf> {
     let mut first = None;
     for folder in folders {
+        let is_there = is_ready(folder)?;
         match made(folder) {
             Ok(folder) => return Ok(folder),
+            Err(error) if is_there => return Err(error),
             Err(error) => first = first.or(Some(error)),
         }
     }
@@ -303,13 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_another_user_has_made_is_left_out() {
+    fn folders_of_root_come_before_one_that_anybody_may_make() {
         let folder = tempfile::tempdir().unwrap();
-        let (blocked, free) = (folder.path().join("blocked"), folder.path().join("free"));
-        std::fs::create_dir(&blocked).unwrap();
-        std::fs::set_permissions(&blocked, PermissionsExt::from_mode(0o777)).unwrap();
-        assert_eq!(first_usable(&[blocked.clone(), free.clone()]), Ok(free));
-        assert!(matches!(first_usable(&[blocked]), Err(Error::PermissionDenied(_))));
+        let (nowhere, free) = (folder.path().join("none/at/all"), folder.path().join("free"));
+        assert_eq!(first_usable(&[nowhere.clone(), free.clone()]), Ok(free.clone()));
+        assert!(matches!(first_usable(&[nowhere]), Err(Error::NotFound(_))));
+        std::fs::set_permissions(&free, PermissionsExt::from_mode(0o777)).unwrap();
+        let refused = first_usable(&[free, folder.path().join("next")]);
+        assert!(matches!(refused, Err(Error::PermissionDenied(_))), "{refused:?}");
         if own_user() == 0 {
             let of_root = Path::new(FOLDER_OF_ROOT).to_owned();
             let tmp = PathBuf::from("/tmp/siltstone-0");
