@@ -135,6 +135,9 @@ pub struct Report {
     /// Number of zones that aren't used until the file system is opened again, because they couldn't be read or finished; of an open
     /// file system.
     pub excluded_zones: u32,
+    /// What recovery dropped at the end of the log and what it found damaged, in words. The former isn't a problem: an unclean stop
+    /// leaves it, and damage within the last seconds before one can't be told from it.
+    pub notes: Vec<String>,
     /// Number of blocks that were read and compared with their checksums.
     pub verified: u64,
     most: usize,
@@ -179,6 +182,7 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
         Err(error) => return Err(error),
     };
     let Recovered { opening, metadata, snapshots, released } = read;
+    report.notes.clone_from(&opening.notes);
     let layout = opening.layout;
     let mut extents = items::check(&metadata, &layout, &mut report);
     for (info, snapshot) in snapshots.iter().zip(metadata.snapshots.all()) {

@@ -61,6 +61,9 @@ pub struct Report {
     pub log_bytes: u64,
     /// Whether the store was closed cleanly.
     pub is_clean: bool,
+    /// What recovery dropped at the end of the log and what it found damaged, in words. The former isn't a problem: an unclean stop
+    /// leaves it, and damage within the last seconds before one can't be told from it.
+    pub notes: Vec<String>,
     most: usize,
 }
 
@@ -125,6 +128,7 @@ pub async fn check(zones: &dyn Zones, most_problems: usize, progress: &dyn Fn(u6
         Err(error) => return Err(error),
     };
     report.is_clean = opening.root.clean;
+    report.notes.clone_from(&opening.notes);
     report.shards = shards.len() as u64;
     check_extents(zones, &opening.layout, &opening.pool, &shards, &mut report).await?;
     let all: u64 =

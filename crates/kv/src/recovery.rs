@@ -138,15 +138,24 @@ struct Assembly {
     zones: SmallVec<[u32; 2]>,
     /// Record of the first part.
     first: u64,
+    /// A damaged block of one of the parts: zone and block.
+    damaged: Option<(u32, u32)>,
 }
 
 impl Assembly {
     /// Adds a part; returns the whole with its zones once it is complete.
-    fn add(&mut self, part: &[u8], offset: u32, length: u32, (zone, record): (u32, u64)) -> Option<Assembly> {
+    fn add(
+        &mut self,
+        part: &[u8],
+        offset: u32,
+        length: u32,
+        (zone, record): (u32, u64),
+        damaged: Option<(u32, u32)>,
+    ) -> Option<Assembly> {
         if offset == 0 && part.len() >= length as usize {
             // A record of another shard may lie between two parts.
             let (bytes, zones) = (part[..length as usize].to_vec(), SmallVec::from_slice(&[zone]));
-            return Some(Assembly { bytes, length: length as usize, zones, first: record });
+            return Some(Assembly { bytes, length: length as usize, zones, first: record, damaged });
         }
         if offset == 0 {
             *self = Assembly { length: length as usize, first: record, ..Assembly::default() };
@@ -158,11 +167,27 @@ impl Assembly {
         }
         let missing = self.length - self.bytes.len();
         self.bytes.extend_from_slice(&part[..part.len().min(missing)]);
+        self.damaged = self.damaged.or(damaged);
         if !self.zones.contains(&zone) {
             self.zones.push(zone);
         }
         (self.bytes.len() == self.length).then(|| std::mem::take(self))
     }
+}
+
+/// The first damaged block in a range of a zone.
+fn damaged_in(damaged: &[(u32, u32)], zone: u32, position: u32, blocks: u32) -> Option<(u32, u32)> {
+    let first = damaged[damaged.partition_point(|at| *at < (zone, position))..].first().copied();
+    first.filter(|at| *at < (zone, position + blocks))
+}
+
+/// The error for a record that had been durable and whose contents are damaged. Without it, older values would be shown, or deleted
+/// keys.
+fn lost(shard: u16, number: u64, what: &str, (zone, position): (u32, u32)) -> Error {
+    Error::corrupt(format!(
+        "block {position} of zone {zone} is damaged: it has a part of record {number} of shard {shard}, with {what}; restore the store \
+         from a backup"
+    ))
 }
 
 /// Replays the records of a shard over its manifest.
@@ -184,6 +209,7 @@ async fn replay(
     let mut records: Vec<Found> = opening.records.iter().filter(is_own).cloned().collect();
     recovery::sort_for_replay(&mut records, users);
     let mut writes: Vec<ReplayedWrites> = Vec::new();
+    let mut lost_writes: Vec<(u64, (u32, u32))> = Vec::new();
     let (mut written, mut edited) = (Assembly::default(), Assembly::default());
     for record in &records {
         let (zone, mut position) = (record.header.zone, record.header.position + 1);
@@ -206,11 +232,17 @@ async fn replay(
                             .await
                             .map(|it| it.to_vec())?,
                     };
+                    let damaged = damaged_in(&opening.damaged, zone, position, blocks);
                     let assembly = if is_edit { &mut edited } else { &mut written };
                     let number = recovery::number_in(record, if is_edit { tables } else { users });
                     let number =
                         number.ok_or_else(|| Error::corrupt("an item in a record of another stream"))?;
-                    match assembly.add(&part, offset, length, (zone, number)) {
+                    match assembly.add(&part, offset, length, (zone, number), damaged) {
+                        Some(Assembly { damaged: Some(at), .. }) if is_edit => {
+                            return Err(lost(shard, number, "the list of tables", at));
+                        }
+                        // Its writes may be in tables already.
+                        Some(Assembly { damaged: Some(at), .. }) => lost_writes.push((number, at)),
                         Some(whole) if is_edit => manifest.apply(Edit::decode(&whole.bytes)?),
                         Some(Assembly { bytes, zones, first, .. }) => decode_parts(&bytes, |part| {
                             if part.shard == shard {
@@ -225,6 +257,9 @@ async fn replay(
             }
             position += blocks;
         }
+    }
+    if let Some((number, at)) = lost_writes.iter().find(|(number, _)| *number > manifest.flushed.record) {
+        return Err(lost(shard, *number, "writes, whose keys are unknown", *at));
     }
     let mut accounts = opening.pool.accounts();
     for extent in manifest.tables.iter().flat_map(|table| &table.extents) {

@@ -224,8 +224,11 @@ impl Check<'_> {
         let numbers: Vec<(StreamId, u64)> =
             scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
         let tail = logkit::recovery::choose(root, scans).and_then(|tail| {
-            self.recovered.discarded = tail.discarded;
-            self.recovered.replayed = tail.records.len() as u64;
+            self.recovered.note(&tail);
+            // An unclean stop leaves such records; damage of the last ones can't be told from them.
+            for line in tail.dropped.first().into_iter().flat_map(|_| tail.describe()).take(1) {
+                self.findings.note(Finding::at(None, 0, line));
+            }
             let (records, end) = in_order_of_replay(tail);
             // One by one, although it takes longer: the result verifies the batched replay of opening.
             let mut replay = Replay { versions, pool, layout, clock: root.clock };

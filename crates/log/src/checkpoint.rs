@@ -296,6 +296,7 @@ impl Core {
         Directory {
             versions: versions.list.iter().map(Version::entry).collect(),
             next_version: versions.next,
+            damaged: self.damaged.list(),
         }
     }
 }

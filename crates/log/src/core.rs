@@ -9,6 +9,7 @@ use crate::buffered::Buffered;
 use crate::capacity::Images;
 use crate::checkpoint::Superseded;
 use crate::commit::Effect;
+use crate::damaged::Damaged;
 use crate::format::{Change, VersionId};
 use crate::home::MapHome;
 use crate::layout::Layout;
@@ -119,6 +120,8 @@ pub struct Core {
     pub images: Cell<(Images, u64)>,
     /// Pages that the next checkpoint frees.
     pub superseded: Superseded,
+    /// Blocks that are known to be damaged.
+    pub damaged: Arc<Damaged>,
     /// Home of the map, if it has one of its own.
     pub home: Option<MapHome>,
     /// Transactions of the home.
@@ -147,6 +150,8 @@ pub struct State {
     pub parts: logkit::Parts,
     /// The maps.
     pub versions: Versions,
+    /// Blocks that are known to be damaged.
+    pub damaged: Damaged,
     /// Home of the map, if it has one of its own.
     pub home: Option<MapHome>,
 }
@@ -171,6 +176,7 @@ impl Core {
             versions: RefCell::new(state.versions),
             images: Cell::default(),
             superseded: Superseded::default(),
+            damaged: Arc::new(state.damaged),
             home: state.home,
             transactions: Transactions::default(),
             views: RefCell::default(),

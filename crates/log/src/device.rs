@@ -50,6 +50,7 @@ pub struct Shared {
     /// Result of recovery at the open.
     pub recovered: Recovered,
     buffer: Arc<crate::buffered::Buffered>,
+    damaged: Arc<crate::damaged::Damaged>,
     version: VersionId,
     keeps_acknowledged: bool,
     map: Arc<dyn Map>,
@@ -113,6 +114,7 @@ impl Shared {
             counters: core.kit().counters.clone(),
             recovered,
             buffer: core.buffer.clone(),
+            damaged: core.damaged.clone(),
             version,
             keeps_acknowledged: core.settings.acknowledge == Acknowledge::Log && zones.keeps_acknowledged(),
             map: entry.map.clone(),
@@ -281,6 +283,10 @@ impl Drop for Handle {
 
 impl Handle {
     fn read_at(&self, physical: Physical, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        let blocks = (buffer.missing() >> self.shared.layout.block_size.shift()) as u64;
+        if let Err(error) = self.shared.damaged.check(physical, blocks) {
+            return Call::ready((Err(error), buffer));
+        }
         let (zone, position) = self.shared.layout.place(physical);
         self.zones.read(self.shared.layout.address(zone, position), buffer)
     }

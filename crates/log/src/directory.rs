@@ -15,6 +15,7 @@ use zones::bytes::{Reader, Writer};
 /// Number of pages that share one chunk of a page table.
 pub const CHUNK: usize = 512;
 const MAGIC: &[u8; 8] = b"SILTVER2";
+const DAMAGED: &[u8; 8] = b"SILTBAD1";
 const NO_CHUNK: u32 = u32::MAX;
 
 /// Location of a map page's newest copy, and its checksum. All zeros if the page maps nothing.
@@ -175,6 +176,8 @@ pub struct Directory {
     pub versions: Vec<VersionEntry>,
     /// Number of the next version.
     pub next_version: u32,
+    /// Damaged blocks, with the generations of their zones.
+    pub damaged: Vec<(Physical, u64)>,
 }
 
 const VERSION_BYTES: usize = 4 + 4 + 1 + 8 + 8 + 1;
@@ -243,6 +246,15 @@ impl Directory {
             writer.u32(table.len() as u32);
             table.iter().for_each(|chunk| writer.u32(*chunk));
         }
+        // Only where there are any, so that an earlier program reads all others.
+        if !self.damaged.is_empty() {
+            writer.put(DAMAGED);
+            writer.u32(self.damaged.len() as u32);
+            for (physical, generation) in &self.damaged {
+                writer.u32(physical.0);
+                writer.u64(*generation);
+            }
+        }
         writer.0
     }
 
@@ -269,7 +281,18 @@ impl Directory {
             versions.push(Self::decode_version(&mut reader, &chunks)?);
         }
         check_versions(versions.iter(), next_version, &reader)?;
-        Ok(Directory { versions, next_version })
+        let mut damaged = Vec::new();
+        if reader.remaining() > 0 {
+            if reader.bytes(8)? != DAMAGED {
+                return Err(
+                    reader.strange("has bytes after its versions that aren't a list of damaged blocks")
+                );
+            }
+            for _ in 0..reader.count(12)? {
+                damaged.push((Physical(reader.u32()?), reader.u64()?));
+            }
+        }
+        Ok(Directory { versions, next_version, damaged })
     }
 
     fn decode_version(reader: &mut Reader<'_>, chunks: &[Rc<[PagePlace; CHUNK]>]) -> Result<VersionEntry> {
@@ -317,6 +340,7 @@ mod tests {
         Directory {
             versions: vec![version(2, None, "before", table), version(1, Some(VersionId(2)), "", changed)],
             next_version: 3,
+            damaged: Vec::new(),
         }
     }
 
@@ -334,6 +358,9 @@ mod tests {
             assert!(ours.table.iter().eq(theirs.table.iter()));
             assert_eq!((ours.id, ours.parent, &ours.name), (theirs.id, theirs.parent, &theirs.name));
         }
+        let damaged = vec![(Physical(7), 3), (Physical(9), 1 << 40)];
+        let with_damage = Directory { damaged: damaged.clone(), ..directory };
+        assert_eq!(Directory::decode(&with_damage.encode()).expect("it was encoded").damaged, damaged);
         // Chunks 0, 1 and 3 of the first version, and one that differs.
         assert!(bytes.len() < 5 * 8 * CHUNK, "{}", bytes.len());
     }

@@ -14,6 +14,7 @@ pub mod check;
 pub mod checkpoint;
 mod commit;
 pub mod core;
+pub mod damaged;
 pub mod device;
 pub mod directory;
 pub mod dump;

@@ -11,6 +11,7 @@ pub(crate) use replay::Replay;
 pub use replayable::Replayable;
 
 use crate::core::State;
+use crate::damaged::Damaged;
 use crate::directory::{Directory, VersionEntry};
 use crate::format::{OWNER, Own, STREAMS, VersionId};
 use crate::home::{self, MapHome, Medium};
@@ -41,6 +42,11 @@ pub struct Recovered {
     pub scanned_zones: u64,
     /// Number of valid records that aren't part of the log, because a record that they follow is missing.
     pub discarded: u64,
+    /// Number of records with wrong data at the end of the log that were dropped: torn, or damaged before a later record said that they
+    /// were durable.
+    pub torn: u64,
+    /// Number of damaged data blocks of replayed records.
+    pub damaged_blocks: u64,
     /// Number of pages of maps that were loaded.
     pub pages: u64,
 }
@@ -68,7 +74,8 @@ pub async fn format(
     let own = Own { home: home.as_ref().map(MapHome::sequence) }.encode();
     let parts = recovery::create(*layout, pool, identity, STREAMS, OWNER, own);
     let versions = Versions { list: vec![head], next: VersionId::HEAD.0 + 1, ..Versions::default() };
-    Ok(State { layout, zones, parts, versions, home })
+    let damaged = Damaged::new(Vec::new(), &[], layout, parts.pool.clone());
+    Ok(State { layout, zones, parts, versions, damaged, home })
 }
 
 /// Finds the root of the log on these zones, and its layout.
@@ -143,14 +150,16 @@ pub async fn recover(
     };
     stages.end("root and directory");
     // The records are read before the maps, so that their changes can be applied to pages while these are loaded.
+    let mut damaged = Vec::new();
     let (records, end) = match root.clean {
         true => (Arc::default(), root.covered.clone()),
         false => {
             let scans = recovery::scan_all(&*zones, &layout, &root, &known, &reports, &pool).await?;
             recovered.scanned_zones = scans.zones;
-            let tail = recovery::choose(&root, scans)?;
-            recovered.discarded = tail.discarded;
-            recovered.replayed = tail.records.len() as u64;
+            let mut tail = recovery::choose(&root, scans)?;
+            tail.tell();
+            recovered.note(&tail);
+            damaged = std::mem::take(&mut tail.damaged);
             in_order_of_replay(tail)
         }
     };
@@ -176,7 +185,7 @@ pub async fn recover(
         }
     };
     recovery::forget_discarded(&pool, &layout, &end);
-    recovery::settle(&*zones, &pool, &reports, &layout).await?;
+    recovery::settle(&*zones, &pool, &reports, &layout, root.clean).await?;
     stages.end("the rest of the replay");
     let writer = RootWriter::behind(&found);
     let parts = Parts {
@@ -188,7 +197,18 @@ pub async fn recover(
         clock,
         checkpoints: Checkpoints::new(root, writer),
     };
-    Ok((State { layout, zones, parts, versions, home }, recovered))
+    let damaged = Damaged::new(directory.damaged, &damaged, layout, parts.pool.clone());
+    Ok((State { layout, zones, parts, versions, damaged, home }, recovered))
+}
+
+impl Recovered {
+    /// Notes what was found after the checkpoint.
+    pub(crate) fn note<K>(&mut self, tail: &Tail<K>) {
+        self.discarded = tail.discarded;
+        self.torn = tail.dropped.iter().filter(|record| record.is_torn).count() as u64;
+        self.damaged_blocks = tail.damaged.len() as u64;
+        self.replayed = tail.records.len() as u64;
+    }
 }
 
 impl State {

@@ -40,7 +40,7 @@ impl ZoneEntry {
             zone: number,
             generation: zone.generation,
             class: zone.class,
-            full: !matches!(zone.usage, Usage::Open | Usage::Damaged),
+            full: zone.usage != Usage::Open,
             written: zone.written,
             opened: zone.opened,
             changed: zone.changed,

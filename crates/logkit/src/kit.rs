@@ -6,6 +6,7 @@
 use crate::checkpoint::Checkpoints;
 use crate::cleaning::Policy;
 use crate::flusher::Flusher;
+use crate::idle::Marks;
 use crate::layout::Layout;
 use crate::mover::Turns;
 use crate::pace::Pace;
@@ -187,6 +188,8 @@ pub struct Kit {
     pub checkpointing: Rc<Semaphore>,
     /// Lanes, the cleaner, tasks that they started, and calls of other shards.
     pub tasks: TaskGroup,
+    /// Marks of what is durable while this shard is idle.
+    pub(crate) marks: Marks,
     shared: Arc<Shared>,
     member: Rc<Member>,
     is_closing: Cell<bool>,
@@ -264,6 +267,7 @@ impl Kit {
         let (pool, streams) = (shared.pool.clone(), shared.streams.clone());
         pool.set_backed_blocks(layout.backed_blocks());
         let member = Member::new(shared.clone());
+        let streams_of_marks = streams.clone();
         Rc::new(Kit {
             layout,
             flusher: Flusher::new(zones.clone(), streams.clone(), own, tasks.clone()),
@@ -281,6 +285,7 @@ impl Kit {
             checkpoints,
             turns: Turns::default(),
             checkpointing: Semaphore::new(1),
+            marks: Marks::new(&streams_of_marks, [settings.user_stream, settings.cleaner_stream]),
             tasks,
             shared,
             member,
@@ -363,6 +368,7 @@ impl Kit {
     /// Begins to close the log: lanes and cleaner end once nothing is queued.
     pub fn begin_closing(&self) {
         self.is_closing.set(true);
+        self.marks.wake();
         self.events.work.notify_all();
         self.events.cleaner.notify_all();
         self.events.freed.notify_all();

@@ -5,6 +5,7 @@
 //! writes; one would leave the disk idle meanwhile, and three make records small.
 
 use crate::entry::{Batch, Entry, Frozen};
+use crate::idle;
 use crate::kit::count;
 use crate::owner::Owner;
 use crate::pool::CHECKPOINT_CLASS;
@@ -41,6 +42,7 @@ pub fn start<O: Owner>(owner: &Rc<O>) {
     for _ in 0..owner.kit().settings.appends_in_flight {
         owner.kit().tasks.spawn(lane(owner.clone())).detach();
     }
+    owner.kit().tasks.spawn(idle::run(owner.clone())).detach();
 }
 
 async fn lane<O: Owner>(owner: Rc<O>) {
@@ -60,6 +62,10 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         let Some(class) = appender.ready_class() else {
             if kit.is_closing() && appender.queued() == 0 || kit.failure().is_some() {
                 break;
+            }
+            if kit.marks.is_wanted() && appender.queued() == 0 && has_open(&zones) {
+                idle::append(&owner, &mut zones, &mut frozen).await;
+                continue;
             }
             kit.events.work.notified().await;
             // Clients that were told of the same completion, or arrive in the same turn, join the record.
@@ -121,6 +127,10 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     }
     space::seal_filler(kit).await;
     prepare::put_back(kit).await;
+}
+
+fn has_open(zones: &[Option<ZoneWriter>]) -> bool {
+    zones.iter().flatten().any(|zone| !zone.is_empty())
 }
 
 fn has_acknowledged_data<E: Entry>(entry: &E) -> bool {
@@ -346,12 +356,18 @@ pub(crate) async fn append<O: Owner>(
     let kit = owner.kit();
     let blocks = frozen.blocks();
     debug_assert!(zone.class() != CHECKPOINT_CLASS, "checkpoints have a writer of their own");
-    owner.before_append(zone.zone(), zone.generation(), &batch.entries);
+    // A record without entries has no data: a mark, or one whose attempt with data was noted before.
+    if !batch.entries.is_empty() {
+        owner.before_append(zone.zone(), zone.generation(), &batch.entries);
+    }
     let moved = batch.entries.iter().filter(|entry| entry.is_moved()).map(Entry::blocks).sum();
     kit.pool.note_append(zone.zone(), &number.all(), blocks, moved);
     let payload = frozen.encode(&kit.identity, zone, &batch.entries, kit.layout.block_bytes());
     let outcome = zone.append(&*kit.zones, &kit.layout, frozen.encoded(), payload).await;
     kit.flusher.appended(zone.zone());
+    if !batch.entries.is_empty() {
+        kit.marks.appended();
+    }
     if outcome.is_ok() {
         owner.note_sums(zone.zone(), zone.position() - blocks, frozen.sums());
         count(&kit.counters.overhead_blocks, 1);
@@ -406,7 +422,7 @@ pub fn commit<O: Owner>(owner: &O, stream: StreamId) {
         let blocks = batch.entries.iter().map(Entry::blocks).sum::<u32>();
         kit.pool.note_committed(batch.zone, batch.position + blocks, !batch.is_unordered);
         if stream == kit.settings.user_stream {
-            count(&kit.counters.user_records, 1);
+            count(&kit.counters.user_records, u64::from(!batch.entries.is_empty()));
             kit.wake_paced_cleaner();
         }
         appender.recycle(batch.entries);

@@ -16,7 +16,7 @@
 //! - [`appender`], [`lane`]: group commit: entries are queued, and appended as records; [`entry`]: entries and frozen records;
 //!   [`zone_writer`]: one open zone.
 //! - [`prepare`]: opens the next zone of a lane before the lane needs it.
-//! - [`flusher`]: makes appends durable; [`space`]: a device below that runs out of space.
+//! - [`flusher`]: makes appends durable, also when the shard has become idle (`idle`); [`space`]: a device below that runs out of space.
 //! - [`checkpoint`], [`recovery`]: writing checkpoints, and opening a log.
 //! - [`cleaner`], [`victim`], [`mover`]: what is live in a zone is appended elsewhere; [`reset`]: dead zones become free.
 //! - [`decision`]: what the cleaner does next, as a pure function; [`pace`]: how fast it moves; [`cleaning`]: which zone is cleaned
@@ -33,6 +33,7 @@ pub mod decision;
 pub mod directory;
 pub mod entry;
 pub mod flusher;
+mod idle;
 pub mod kit;
 pub mod lane;
 pub mod layout;

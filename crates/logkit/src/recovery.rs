@@ -2,13 +2,21 @@
 //! is missing.
 //!
 //! A record that is missing because the power was cut before it was durable is the normal end of a log. A record that
-//! had been durable (a later one says so) and is missing or damaged is not: acknowledged data is lost, and the log isn't
-//! opened as if nothing had happened.
+//! had been durable (a later one says so) and is missing is not: acknowledged data is lost, and the log isn't opened as if
+//! nothing had happened. If only its data is wrong, it is part of the log: what it says in its header is replayed, and the
+//! damaged blocks are told to the owner ([`Opening::damaged`]). What is dropped at the end of the log is told, too.
+//!
+//! An offline zone whose records the checkpoint covers doesn't keep the log from being opened: what is live in it can't be read.
+//! Any other offline zone may have held the newest records.
 //!
 //! An owner calls [`open`], restores its state from its part of the directory, replays the records over it, and calls
 //! [`Opening::finish`]. Owners with a state elsewhere take the same steps one by one.
 //!
 //! Left to the owner: its part of the directory, its pages, and replaying the records.
+
+mod tail;
+
+pub use tail::{Dropped, Tail};
 
 use crate::checkpoint::Checkpoints;
 use crate::directory::ZoneEntry;
@@ -21,6 +29,7 @@ use crate::scan::{self, Kept, Scanned};
 use crate::stream::{Sequences, StreamId, Streams};
 use block::{EraseGuarantee, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::sync::Arc;
+use tail::judge_torn;
 
 /// Number of zones that are scanned at a time.
 const ZONES_AT_ONCE: usize = 8;
@@ -104,6 +113,10 @@ pub struct Opening<K> {
     /// failed may have left data there that no record describes. An owner that must prove erasure notes them, as those that
     /// [`before_append`](crate::Owner::before_append) names; what it noted before its checkpoint it has from there.
     pub unlisted: Vec<(u32, u64)>,
+    /// Data blocks of [`records`](Self::records) that differ from their checksums: zone and block, in order. They are damaged.
+    pub damaged: Vec<(u32, u32)>,
+    /// What was dropped at the end of the log and what is damaged, in words.
+    pub notes: Vec<String>,
     found: FoundRoot,
     reports: Vec<ZoneReport>,
     end: Sequences,
@@ -125,15 +138,17 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8]) -> Result<Opening<
     let pool = known_zones(&layout, &root, &known, &reports);
     let offline = reports.iter().filter(|report| report.state == ZoneState::Offline);
     let mut unlisted: Vec<(u32, u64)> = offline.map(|report| (report.zone.0, report.generation)).collect();
-    let (records, end) = match root.clean {
-        true => (Vec::new(), root.covered.clone()),
+    let tail = match root.clean {
+        true => Tail::clean(&root),
         false => {
             let mut scans = scan_all(zones, &layout, &root, &known, &reports, &pool).await?;
             unlisted.append(&mut scans.unlisted);
-            let tail = choose(&root, scans)?;
-            (tail.records, tail.end)
+            choose(&root, scans)?
         }
     };
+    tail.tell();
+    let notes = tail.describe();
+    let Tail { records, end, damaged, .. } = tail;
     Ok(Opening {
         layout,
         root,
@@ -141,6 +156,8 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8]) -> Result<Opening<
         pool: Arc::new(pool),
         records,
         unlisted,
+        damaged,
+        notes,
         found,
         reports,
         end,
@@ -156,7 +173,7 @@ impl<K> Opening<K> {
     pub async fn finish(self, zones: &dyn Zones, clock: u64) -> Result<Parts> {
         let Opening { layout, root, pool, found, reports, end, .. } = self;
         forget_discarded(&pool, &layout, &end);
-        settle(zones, &pool, &reports, &layout).await?;
+        settle(zones, &pool, &reports, &layout, root.clean).await?;
         let (identity, covered) = (root.identity, root.covered.clone());
         let checkpoints = Checkpoints::new(root, RootWriter::behind(&found));
         let epoch = checkpoints.begin_epoch(zones, &layout, &end).await?;
@@ -283,7 +300,10 @@ pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &
     }
     for entry in known.iter().filter(|entry| entry.zone < layout.zones) {
         pool.restore(entry.zone, |zone| {
-            if zone.generation == entry.generation {
+            let is_offline = reports[entry.zone as usize].state == ZoneState::Offline;
+            if is_offline || zone.generation == entry.generation {
+                // That of an offline zone can't be read.
+                zone.generation = entry.generation;
                 zone.class = entry.class;
                 zone.written = entry.written;
                 zone.opened = entry.opened;
@@ -310,17 +330,12 @@ pub struct Scans<K> {
     pub zones: u64,
     /// Those of them without a summary, with their generations.
     pub unlisted: Vec<(u32, u64)>,
-}
-
-/// The records that are part of the log.
-#[derive(Debug)]
-pub struct Tail<K> {
-    /// In the order of their streams and numbers.
-    pub records: Vec<K>,
-    /// The last record of each stream.
-    pub end: Sequences,
-    /// Number of valid records that are not part of the log: written and not acknowledged, or lost with an earlier one.
-    pub discarded: u64,
+    /// Data blocks of records among `records` that differ from their checksums: zone and block, in order.
+    pub damaged: Vec<(u32, u32)>,
+    /// Records with wrong data that no record says had been durable.
+    pub torn: Vec<Dropped>,
+    /// Offline zones, whose records the checkpoint covers.
+    pub offline: Vec<u32>,
 }
 
 /// Scans all zones that may have records after the checkpoint.
@@ -353,9 +368,14 @@ pub async fn scan_all<K: Kept>(
         .filter(|report| report.state != ZoneState::Empty)
         .filter(|report| !is_covered(report))
         .collect();
-    for report in wanted.iter().filter(|report| report.state == ZoneState::Offline) {
-        // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
-        scan::refuse_offline(zones, report.zone).await?;
+    let (offline, wanted): (Vec<&ZoneReport>, Vec<&ZoneReport>) =
+        wanted.into_iter().partition(|report| report.state == ZoneState::Offline);
+    for report in &offline {
+        let known = by_zone[report.zone.0 as usize];
+        if known.is_none_or(|entry| !entry.full || !entry.last.is_within(&root.covered)) {
+            // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
+            scan::refuse_offline(zones, report.zone).await?;
+        }
     }
     let zones_scanned = wanted.len() as u64;
     let mut scans = Scans {
@@ -363,15 +383,21 @@ pub async fn scan_all<K: Kept>(
         durable: Sequences::default(),
         zones: zones_scanned,
         unlisted: Vec::new(),
+        damaged: Vec::new(),
+        torn: Vec::new(),
+        offline: offline.iter().map(|report| report.zone.0).collect(),
     };
+    let mut torn = Vec::new();
     let looks = wanted.iter().map(|report| scan_zone(zones, layout, root, report, pool));
     for (report, scanned) in wanted.iter().zip(runtime::join_limited(ZONES_AT_ONCE, looks).await) {
-        let scanned = scanned?;
+        let mut scanned = scanned?;
+        torn.append(&mut scanned.torn);
         if !scanned.has_summary {
             scans.unlisted.push((report.zone.0, report.generation));
         }
         take(&mut scans, root, report, scanned, pool)?;
     }
+    judge_torn(&mut scans, root, torn, pool);
     Ok(scans)
 }
 
@@ -514,19 +540,32 @@ pub fn choose<K: Kept>(root: &Root, scans: Scans<K>) -> Result<Tail<K>> {
     records.dedup_by_key(|record| key(record));
     let found = records.len();
     let end = ends(&root.covered, &records);
-    records.retain(|record| is_within(record, &end));
+    let mut dropped = scans.torn;
+    records.retain(|record| {
+        let is_within = is_within(record, &end);
+        if !is_within {
+            dropped.push(Dropped::new(record.header(), false));
+        }
+        is_within
+    });
+    dropped.sort_unstable_by_key(|record| (record.stream, record.sequence));
     for (number, end) in end.numbers().iter().enumerate() {
         let durable = scans.durable.of(StreamId(number as u16));
         if durable > *end {
+            let offline = match scans.offline.as_slice() {
+                [] => String::new(),
+                zones => format!(" (offline zones: {zones:?})"),
+            };
             return Err(Error::corrupt(format!(
                 "record {} of stream {number} is damaged or missing, and {durable} records had been durable: this is not \
-                 the end of the log but damage in its middle; restore the disk, or look at it with `siltstone \
+                 the end of the log but damage in its middle{offline}; restore the disk, or look at it with `siltstone \
                  check`",
                 end + 1,
             )));
         }
     }
-    Ok(Tail { discarded: (found - records.len()) as u64, records, end })
+    let discarded = (found - records.len()) as u64;
+    Ok(Tail { records, end, discarded, dropped, damaged: scans.damaged })
 }
 
 /// Lowers the last records of all zones to the end of the log. Records after the end will never be part of it: a zone needn't
@@ -535,15 +574,18 @@ pub fn forget_discarded(pool: &ZonePool, layout: &Layout, end: &Sequences) {
     (0..layout.zones).for_each(|zone| pool.restore(zone, |entry| entry.last.lower_to(end)));
 }
 
-/// Decides what each zone is used for, once all counts are right.
+/// Decides what each zone is used for, once all counts are right. `is_clean` says that the checkpoint has everything. What is live
+/// in an offline zone stays, and can't be read.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where live blocks lie in an empty zone; what reading an offline zone returns.
+/// [`Error::Corrupt`] where live blocks lie in an empty zone; what reading an offline zone returns, for one that may have records
+/// after the checkpoint.
 pub async fn settle(
     zones: &dyn Zones,
     pool: &ZonePool,
     reports: &[ZoneReport],
     layout: &Layout,
+    is_clean: bool,
 ) -> Result<()> {
     for report in reports {
         let zone = report.zone.0;
@@ -552,21 +594,30 @@ pub async fn settle(
             pool.restore(zone, |entry| entry.usage = Usage::Root);
             continue;
         }
-        if report.state == ZoneState::Empty || report.state == ZoneState::Offline {
-            if entry.live > 0 && report.state == ZoneState::Offline {
-                scan::refuse_offline(zones, report.zone).await?;
-            }
-            if entry.live > 0 {
+        match report.state {
+            ZoneState::Empty if entry.live > 0 => {
                 return Err(Error::corrupt(format!(
-                    "{} live blocks lie in zone {zone}, which is {:?}",
-                    entry.live, report.state
+                    "{} live blocks lie in zone {zone}, which is empty",
+                    entry.live
                 )));
             }
-            match report.state {
-                ZoneState::Empty => pool.set_free(zone, report.generation),
-                _ => pool.restore(zone, |entry| entry.usage = Usage::Damaged),
+            ZoneState::Empty => {
+                pool.set_free(zone, report.generation);
+                continue;
             }
-            continue;
+            ZoneState::Offline => {
+                // With live blocks it has not been reset since the checkpoint, which covers all its records. Without any it may have
+                // been, and may have been written again since.
+                if !is_clean && entry.live == 0 {
+                    scan::refuse_offline(zones, report.zone).await?;
+                }
+                if entry.live > 0 {
+                    tracing::error!("zone {zone} is offline: {} blocks in it can't be read", entry.live);
+                }
+                pool.restore(zone, |entry| entry.usage = Usage::Damaged);
+                continue;
+            }
+            _ => {}
         }
         if entry.end == 0 {
             let end = layout.blocks_in(report.write_pointer) as u32;
@@ -742,6 +793,9 @@ mod tests {
                 durable: Sequences::default(),
                 zones: 2,
                 unlisted: Vec::new(),
+                damaged: Vec::new(),
+                torn: Vec::new(),
+                offline: Vec::new(),
             };
             let tail = choose(&root(&covered), scans).expect("a log");
             assert_eq!((tail.end.of(StreamId(0)), tail.records.len(), tail.discarded), (11, 1, 0));

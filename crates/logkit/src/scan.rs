@@ -8,6 +8,9 @@
 //! The records of a zone are a set: a torn or damaged record doesn't end the scan, because a later record may be of
 //! another stream, or have been appended concurrently. The sequence numbers of the streams decide which records are
 //! part of the log.
+//!
+//! A record with a valid header and wrong data is torn, or it was whole and is damaged: the scan can't tell, and lists it apart
+//! ([`Scanned::torn`]). Recovery decides by what later records say was durable.
 
 use crate::layout::Layout;
 use crate::record::{Header, Identity, Kind, Links, Parsed, sum_of};
@@ -69,6 +72,15 @@ impl Kept for Found {
     }
 }
 
+/// A record with a valid header, some of whose data blocks differ from their checksums: it is torn or damaged.
+#[derive(Debug)]
+pub struct Torn<K> {
+    /// The record.
+    pub record: K,
+    /// The blocks of the zone with wrong data.
+    pub blocks: Vec<u32>,
+}
+
 /// Result of scanning a zone.
 #[derive(Debug)]
 pub struct Scanned<K> {
@@ -81,8 +93,8 @@ pub struct Scanned<K> {
     /// Highest sequence by stream that any record of the zone names as durable, torn records included; only of the
     /// streams that were requested.
     pub durable: Sequences,
-    /// Number of valid headers whose data is torn or damaged.
-    pub torn: u32,
+    /// Records with a valid header and wrong data, in order. Records that the zone doesn't hold to their ends are not among them.
+    pub torn: Vec<Torn<K>>,
     /// The zone's summary lists its records: it holds nothing else.
     pub has_summary: bool,
 }
@@ -353,6 +365,8 @@ struct Walk<'a, K, F> {
     position: u32,
     /// Record whose data is being verified.
     record: Option<Data<K>>,
+    /// Record with wrong data, up to its end or the next header.
+    torn: Option<(Data<K>, Vec<u32>)>,
     /// Gets the complete records.
     take: F,
     /// Result without records.
@@ -378,7 +392,8 @@ impl<'a, K: Kept, F: FnMut(K)> Walk<'a, K, F> {
         let scanned = Scanned { first: place.position, end: place.position, ..Scanned::default() };
         let (block, position) = (layout.block_bytes(), place.position);
         let streams = usize::MAX;
-        Walk { identity, block, place, to, check_data, streams, position, record: None, take, scanned }
+        let (record, torn) = (None, None);
+        Walk { identity, block, place, to, check_data, streams, position, record, torn, take, scanned }
     }
 
     /// Examines the next blocks.
@@ -386,7 +401,7 @@ impl<'a, K: Kept, F: FnMut(K)> Walk<'a, K, F> {
         for block in bytes.chunks_exact(self.block) {
             match self.record.take() {
                 Some(record) => self.look_at_data(record, block),
-                None => self.look_for_header(block),
+                None => self.look_for_header_in_torn(block),
             }
             self.position += 1;
         }
@@ -396,8 +411,8 @@ impl<'a, K: Kept, F: FnMut(K)> Walk<'a, K, F> {
         if self.check_data && sum_of(block) != record.sums[record.seen as usize] {
             // The header's mark of durable records is valid nevertheless.
             self.scanned.note(record.found.header(), self.streams);
-            self.scanned.torn += 1;
-            return self.look_for_header(block);
+            self.torn = Some((record, Vec::new()));
+            return self.look_for_header_in_torn(block);
         }
         record.seen += 1;
         match record.seen == record.found.header().blocks {
@@ -406,23 +421,42 @@ impl<'a, K: Kept, F: FnMut(K)> Walk<'a, K, F> {
         }
     }
 
-    fn look_for_header(&mut self, block: &[u8]) {
+    /// Examines a block that may be data of a record with wrong data. A header there means that this record was never whole.
+    fn look_for_header_in_torn(&mut self, block: &[u8]) {
+        let torn = self.torn.take();
+        if self.look_for_header(block) {
+            return;
+        }
+        let Some((mut data, mut blocks)) = torn else { return };
+        if sum_of(block) != data.sums[data.seen as usize] {
+            blocks.push(self.position);
+        }
+        data.seen += 1;
+        match data.seen == data.found.header().blocks {
+            true => self.scanned.torn.push(Torn { record: data.found, blocks }),
+            false => self.torn = Some((data, blocks)),
+        }
+    }
+
+    /// Returns whether a header of this zone is in the block.
+    fn look_for_header(&mut self, block: &[u8]) -> bool {
         let parsed = header_at(block, self.identity, self.place, self.position);
-        let Some(parsed) = parsed else { return };
+        let Some(parsed) = parsed else { return false };
         if parsed.header.blocks >= self.to - self.position {
             self.scanned.note(&parsed.header, self.streams);
-            self.scanned.torn += 1;
-            return;
+            return true;
         }
         let found = K::new(&parsed);
         if parsed.header.blocks == 0 {
-            return self.take(found);
+            self.take(found);
+            return true;
         }
         let sums = match self.check_data {
             true => (0..parsed.header.blocks as usize).map(|number| parsed.sum(number)).collect(),
             false => Vec::new(),
         };
         self.record = Some(Data { found, sums, seen: 0 });
+        true
     }
 
     fn take(&mut self, found: K) {
@@ -445,7 +479,7 @@ impl<K> Default for Scanned<K> {
             end: 0,
             first: 0,
             durable: Sequences::default(),
-            torn: 0,
+            torn: Vec::new(),
             has_summary: false,
         }
     }
@@ -538,7 +572,7 @@ mod tests {
         for step in [1, 2, 3, 8, 100] {
             let all = walk(&whole, step);
             assert_eq!(
-                (all.records.len(), all.end, all.torn, all.durable.of(StreamId(0))),
+                (all.records.len(), all.end, all.torn.len(), all.durable.of(StreamId(0))),
                 (5, 21, 0, 5),
                 "step {step}"
             );
@@ -555,7 +589,15 @@ mod tests {
                     let end = if number == 4 { *start } else { 21 };
                     assert_eq!(scanned.end, end, "{what}");
                     // A damaged header names no durable record.
-                    assert_eq!(scanned.torn, u32::from(torn > 0), "{what}");
+                    let listed: Vec<(u64, &[u32])> = scanned
+                        .torn
+                        .iter()
+                        .map(|it| (it.record.header.sequence - 1, &it.blocks[..]))
+                        .collect();
+                    match torn {
+                        0 => assert_eq!(listed, [], "{what}"),
+                        _ => assert_eq!(listed, [(number as u64 + 1, &[start + torn][..])], "{what}"),
+                    }
                     let heard = if number == 4 && torn == 0 { 4 } else { 5 };
                     assert_eq!(scanned.durable.of(StreamId(0)), heard, "{what}");
                 }
@@ -567,7 +609,22 @@ mod tests {
     fn a_record_that_would_reach_behind_the_zone_is_none() {
         let bytes = zone(&[2, 4]);
         let scanned = walk(&bytes[..7 * BLOCK], 3);
-        assert_eq!((scanned.records.len(), scanned.end, scanned.torn), (1, 3, 1));
+        assert_eq!((scanned.records.len(), scanned.end, scanned.torn.len()), (1, 3, 0));
+        assert_eq!(scanned.durable.of(StreamId(0)), 2, "its mark is valid nevertheless");
+    }
+
+    #[test]
+    fn a_record_in_whose_blocks_another_one_begins_was_never_whole() {
+        let mut bytes = zone(&[4, 0, 0]);
+        // The third record takes the place of the first one's last block.
+        let third = bytes[6 * BLOCK..7 * BLOCK].to_vec();
+        let parsed = Parsed::decode(&third, &IDENTITY).expect("a record");
+        let mut moved = vec![0; BLOCK];
+        Header { position: 4, ..parsed.header }.encode(&IDENTITY, &[], &[], b"meta", &mut moved);
+        bytes[4 * BLOCK..5 * BLOCK].copy_from_slice(&moved);
+        bytes[BLOCK] ^= 1;
+        let scanned = walk(&bytes, 3);
+        assert_eq!((scanned.records.len(), scanned.torn.len()), (3, 0));
     }
 
     /// As an opening leaves it that completes an interrupted finish after a power cut.

@@ -383,6 +383,7 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
                 "detail": problem.detail,
             })).collect::<Vec<_>>(),
             "further_problems": report.further,
+            "notes": report.notes,
             "files": report.inodes,
             "orphans": report.orphans,
             "blocks": report.blocks,
@@ -400,6 +401,7 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
         if report.further > 0 {
             out += &format!("and {} more\n", report.further);
         }
+        report.notes.iter().for_each(|note| out += &format!("note: {note}\n"));
         out += if report.is_sound() { "no damage\n" } else { "DAMAGED\n" };
         print(&out)?;
     }

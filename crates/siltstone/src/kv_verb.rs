@@ -236,6 +236,7 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
                 "detail": problem.detail,
             })).collect::<Vec<_>>(),
             "further_problems": report.further,
+            "notes": report.notes,
             "closed_cleanly": report.is_clean,
             "shards": report.shards,
             "tables": report.tables,
@@ -263,6 +264,7 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
         if report.further > 0 {
             out += &format!("and {} more\n", report.further);
         }
+        report.notes.iter().for_each(|note| out += &format!("note: {note}\n"));
         out += if report.is_sound() { "no damage\n" } else { "DAMAGED\n" };
         print(&out)?;
     }

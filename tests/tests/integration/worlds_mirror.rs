@@ -143,7 +143,6 @@ impl Subject for Setup {
             sectors: (0..legs).map(|_| pick(random, &[512, 4096])).collect(),
             shards: pick(random, &[1, 1, 2]),
             settings: Settings {
-                timeout: std::time::Duration::from_secs(30),
                 write_mostly: if is_avoided { pick(random, avoided) } else { 0 },
                 write_behind,
                 behind_bytes: pick(random, &[64 << 10, 1 << 20]),

@@ -131,7 +131,7 @@ fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), Strin
 
 #[test]
 fn replaying_what_the_checkpoint_shows_is_noticed() {
-    is_caught(Broken::ReplaysShown, 150..450, Setup::draw_busy);
+    is_caught(Broken::ReplaysShown, 490..790, Setup::draw_busy);
 }
 
 #[test]

@@ -3,11 +3,12 @@
 
 use crate::model::{Model, View, apply, draw, view_of};
 use crate::world::{DISK, Files, Setup, checked, zones};
-use block::{Error, Result};
+use block::{Data, Error, Result};
 use conformance::budget::Budget;
 use fs::OpenOptions;
 use runtime::{Random, Simulation};
 use std::sync::Arc;
+use std::time::Duration;
 
 const SETUP: Setup = Setup {
     disk: 6 << 20,
@@ -196,5 +197,156 @@ fn other_bytes_are_no_file_system() {
         }
         let found = shows(vec![(DISK.into(), bytes)], &[]);
         assert_eq!(found, Ok(Shows::Refused), "seed {seed}");
+    }
+}
+
+/// A file system with a few files of one block each, which was synced; then nothing happens for so long, and the power is cut. The last
+/// file is also the last record with data.
+fn synced(pause: Duration) -> Files {
+    let main = move || async move {
+        let files = SETUP.format().await.unwrap();
+        for name in ["a", "b", "c"] {
+            let file = files.create(name).await.unwrap();
+            file.write_at(0, Data::copy_of(&[name.as_bytes()[0]; 4096])).await.unwrap();
+            file.sync().await.unwrap();
+        }
+        runtime::sleep(pause).await;
+        runtime::power_cut()
+    };
+    let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
+    runtime::simulate(world.with_files(crate::world::empty(SETUP.disk)), main).unwrap().value
+}
+
+/// Flips a bit in the data of file "c", or in the header of its record.
+fn flip_last(files: &mut Files, in_header: bool) {
+    let bytes = &mut files.iter_mut().find(|(path, _)| path.as_os_str() == DISK).unwrap().1;
+    let data = bytes.chunks(4096).rposition(|block| block.iter().all(|byte| *byte == b'c')).unwrap();
+    bytes[if in_header { (data - 1) * 4096 + 40 } else { data * 4096 + 77 }] ^= 1;
+}
+
+/// What the files "a", "b" and "c" are, or why the file system can't be mounted; and what the check says.
+#[expect(clippy::type_complexity, reason = "two results of one world")]
+fn mounted(files: Files) -> (Result<Vec<Result<Vec<u8>>>>, fs::check::Report) {
+    let main = || async {
+        let report = checked(&zones(None).await.unwrap()).await.unwrap();
+        let files = match SETUP.open().await {
+            Ok(files) => files,
+            Err(error) => return (Err(error), report),
+        };
+        let mut found = Vec::new();
+        for name in ["a", "b", "c"] {
+            let contents = match files.open_file(name, OpenOptions::default()).await {
+                Ok(file) => file.read_at(0, 8192).await.map(|data| data.to_data().to_vec()),
+                Err(error) => Err(error),
+            };
+            found.push(contents);
+        }
+        (Ok(found), report)
+    };
+    let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
+    runtime::simulate(world.with_files(files), main).unwrap().value
+}
+
+#[test]
+fn a_damaged_block_of_the_last_file_costs_that_block_once_the_file_system_was_idle() {
+    let whole = |name: u8| Ok(vec![name; 4096]);
+    let files = synced(Duration::from_secs(5));
+    let (found, report) = mounted(files.clone());
+    assert_eq!(found.unwrap(), [whole(b'a'), whole(b'b'), whole(b'c')]);
+    assert!(report.is_sound() && report.notes.is_empty(), "{report:?}");
+
+    let mut damaged = files.clone();
+    flip_last(&mut damaged, false);
+    let (found, report) = mounted(damaged);
+    let found = found.expect("it mounts");
+    assert_eq!(found[..2], [whole(b'a'), whole(b'b')]);
+    assert!(matches!(&found[2], Err(Error::Corrupt(_))), "{:?}", found[2]);
+    assert!(report.has(fs::check::Kind::Data), "{report:?}");
+
+    // What the record says of files is in its header, and unknown then.
+    let mut damaged = files;
+    flip_last(&mut damaged, true);
+    let (found, report) = mounted(damaged);
+    assert!(matches!(found, Err(Error::Corrupt(_))), "{found:?}");
+    assert!(report.has(fs::check::Kind::Log), "{report:?}");
+}
+
+#[test]
+fn damage_right_before_the_end_is_told_as_what_was_dropped() {
+    let mut damaged = synced(Duration::ZERO);
+    flip_last(&mut damaged, false);
+    let (found, report) = mounted(damaged);
+    let found = found.expect("it mounts");
+    assert_eq!(found[..2], [Ok(vec![b'a'; 4096]), Ok(vec![b'b'; 4096])]);
+    assert!(
+        matches!(found[2], Err(Error::NotFound(_))),
+        "its creation is in the same record: {:?}",
+        found[2]
+    );
+    assert!(report.is_sound() && report.notes[0].contains("dropped"), "{report:?}");
+}
+
+/// A zone whose header is damaged costs the files in it.
+#[test]
+fn an_offline_zone_costs_what_is_in_it() {
+    for is_closed in [true, false] {
+        let main = move || async move {
+            let files = SETUP.format().await.unwrap();
+            for number in 0..60 {
+                let file = files.create(&format!("f{number}")).await.unwrap();
+                file.write_at(0, Data::copy_of(&[number as u8 + 1; 8192])).await.unwrap();
+            }
+            files.sync().await.unwrap();
+            files.take_checkpoint().await.unwrap();
+            match is_closed {
+                true => files.close().await.unwrap(),
+                false => {
+                    files.create("last").await.unwrap();
+                    files.sync().await.unwrap();
+                }
+            }
+            runtime::power_cut()
+        };
+        let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
+        let mut files =
+            runtime::simulate(world.with_files(crate::world::empty(SETUP.disk)), main).unwrap().value;
+        let bytes = &mut files.iter_mut().find(|(path, _)| path.as_os_str() == DISK).unwrap().1;
+        // The zone of the first file, which is full by now.
+        let data = bytes.chunks(4096).position(|block| block.iter().all(|byte| *byte == 1)).unwrap() * 4096;
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+        let (zone_size, first_zone) = (number(40), number(48));
+        let zone = (data - first_zone) / zone_size;
+        let main = move || async move {
+            let report = checked(&zones(None).await.unwrap()).await.unwrap();
+            let files = SETUP.open().await.unwrap();
+            let (mut lost, mut right) = (0, 0);
+            for number in 0..60 {
+                let file = files.open_file(&format!("f{number}"), OpenOptions::default()).await.unwrap();
+                match file.read_at(0, 8192).await {
+                    Ok(found) => {
+                        assert!(found.to_data()[..] == [number as u8 + 1; 8192], "file {number}");
+                        right += 1;
+                    }
+                    Err(error) => {
+                        assert!(error.to_string().contains(&format!("zone {zone}")), "{error}");
+                        lost += 1;
+                    }
+                }
+            }
+            assert!(lost > 0 && right > 0, "{lost} files are lost, {right} right");
+            assert!(!report.is_sound(), "{report:?}");
+            // It goes on.
+            let file = files.create("new").await.unwrap();
+            file.write_at(0, Data::copy_of(&[7; 4096])).await.unwrap();
+            file.sync().await.unwrap();
+            files.close().await.unwrap();
+            let files = SETUP.open().await.unwrap();
+            let file = files.open_file("new", OpenOptions::default()).await.unwrap();
+            assert!(file.read_at(0, 4096).await.unwrap().to_data()[..] == [7; 4096]);
+        };
+        // A header of a zone that isn't right.
+        bytes[(2 + zone) * 4096 + 40] ^= 1;
+        let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
+        runtime::simulate(world.with_files(files), main).unwrap();
     }
 }

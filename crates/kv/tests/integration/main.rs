@@ -7,6 +7,7 @@ mod common;
 mod crash_model;
 mod crash_oracle;
 mod crashes;
+mod damage;
 mod erasure;
 mod full;
 mod geometry;

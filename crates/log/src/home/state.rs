@@ -204,7 +204,7 @@ impl Known {
     /// Returns zones and versions as in a directory, for comparison with those on the disk.
     pub fn directory(&self) -> (Vec<ZoneEntry>, Directory) {
         let versions = self.versions.iter().map(|(version, _)| version.clone()).collect();
-        let directory = Directory { versions, next_version: self.moment.next_version };
+        let directory = Directory { versions, next_version: self.moment.next_version, damaged: Vec::new() };
         (self.zones.iter().map(|zone| zone.entry.clone()).collect(), directory)
     }
 

@@ -1,11 +1,12 @@
 //! Damage on the medium, one byte at a time, and records where none should be: opening either refuses, and says what is
-//! wrong, or gives what was there.
+//! wrong, or gives what was there, or fails the reads of what is damaged.
 
 use crate::life::{BLOCK, Version, Volume, copy_of, disk, raw, run, small, stamped};
 use block::{BlockIndex, Buffer, DevicePart, Durability, Error};
 use log::kind::Options;
 use runtime::Random;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A record, as it lies on a disk; see the book's page on records.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +63,32 @@ fn opened(bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
     })
 }
 
+/// The blocks of a log that was opened on a disk with these bytes, one by one: what is in them, or why they can't be read.
+fn blocks_of(bytes: Vec<u8>) -> Result<Vec<Result<Vec<u8>, Error>>, Error> {
+    run(move || async move {
+        let disk = copy_of(&bytes).await;
+        let volume = Volume::try_open(&disk, &small()).await?;
+        let mut blocks = Vec::new();
+        for block in 0..64 {
+            blocks.push(volume.bytes(block, 1).await);
+        }
+        Ok(blocks)
+    })
+}
+
+/// Checks that exactly one block can't be read, because it is damaged, and that all others are right.
+fn assert_only_damaged(blocks: &[Result<Vec<u8>, Error>], damaged: usize, right: &[u8], what: &str) {
+    for (number, (found, right)) in blocks.iter().zip(right.chunks_exact(BLOCK)).enumerate() {
+        match found {
+            Err(Error::Corrupt(text)) if number == damaged => {
+                assert!(text.contains("had a wrong checksum"), "{what}: {text}");
+            }
+            Ok(found) if number != damaged => assert!(found == right, "{what}: block {number}"),
+            other => panic!("{what}: block {number}: {:?}", other.as_ref().map(|_| "readable")),
+        }
+    }
+}
+
 /// At which bytes they differ.
 fn differing(found: &[u8], right: &[u8]) -> Vec<usize> {
     (0..right.len()).filter(|at| found[*at] != right[*at]).collect()
@@ -79,7 +106,7 @@ fn rot_in_the_middle_is_told_from_a_torn_tail() {
     assert!(opened(bytes.clone()).unwrap() == expected(20));
     let users: Vec<Record> = records(&bytes).into_iter().filter(|record| record.stream == 0).collect();
     assert_eq!(users.len(), 20);
-    let (mut sealed, mut refused) = (0, 0);
+    let (mut sealed, mut refused, mut damaged_blocks) = (0, 0, 0);
     for record in users {
         // In the header, in its checksums, in the data.
         for offset in [20, 47, 97, BLOCK, 2 * BLOCK - 1] {
@@ -100,6 +127,15 @@ fn rot_in_the_middle_is_told_from_a_torn_tail() {
                     );
                     sealed += 1;
                 }
+                // The record is part of the log, and costs what is damaged in it.
+                (sequence, Err(Error::Corrupt(_))) if offset >= BLOCK => {
+                    let mut damaged = bytes.clone();
+                    damaged[record.block * BLOCK + offset] ^= 0x10;
+                    let what = format!("record {sequence}, byte {offset}");
+                    let blocks = blocks_of(damaged).expect("one block is damaged");
+                    assert_only_damaged(&blocks, sequence as usize - 1, &expected(20), &what);
+                    damaged_blocks += 1;
+                }
                 (sequence, Err(Error::Corrupt(text))) => {
                     assert!(text.contains(&format!("record {sequence} of stream 0")), "{text}");
                     refused += 1;
@@ -108,8 +144,105 @@ fn rot_in_the_middle_is_told_from_a_torn_tail() {
             }
         }
     }
-    println!("{refused} refused, {sealed} in sealed zones");
-    assert!(refused >= 20 && sealed >= 20);
+    println!("{refused} refused, {damaged_blocks} with a damaged block, {sealed} in sealed zones");
+    assert!(refused >= 12 && damaged_blocks >= 8 && sealed >= 20);
+}
+
+/// Ten writes, each a record of its own, and flushed; then the log is idle for so long, and its process dies.
+fn writes_and_pause(pause: Duration) -> Vec<u8> {
+    let main = move || async move {
+        let disk = disk(4);
+        let volume = Volume::make(&disk, &Options { checkpoint_after: 1 << 40, ..small() }).await;
+        for block in 0..10 {
+            volume.write(block, 1, block + 1).await;
+            volume.flush().await;
+        }
+        runtime::sleep(pause).await;
+        raw(&disk).await
+    };
+    runtime::simulate(runtime::Simulation::new(1), main).expect("the world runs").value
+}
+
+/// The last record of users with data.
+fn last_write(bytes: &[u8]) -> Record {
+    let all = records(bytes).into_iter().filter(|record| record.stream == 0 && record.data_blocks > 0);
+    all.max_by_key(|record| record.sequence).unwrap()
+}
+
+fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
+    let mut damaged = bytes.to_vec();
+    damaged[at] ^= 1;
+    damaged
+}
+
+/// What the check of a disk with these bytes says: the damage and the notes.
+fn checked(bytes: Vec<u8>) -> (Vec<String>, Vec<String>) {
+    run(move || async move {
+        let report = log::check::check_device(copy_of(&bytes).await, &|_, _| {}).await.unwrap();
+        let words = |findings: &[log::check::Finding]| findings.iter().map(|it| it.what.clone()).collect();
+        (words(&report.damage), words(&report.notes))
+    })
+}
+
+#[test]
+fn damage_of_the_last_record_is_told_from_a_torn_end_once_the_log_was_idle() {
+    let bytes = writes_and_pause(Duration::ZERO);
+    let last = last_write(&bytes);
+    let (header, data) = (last.block * BLOCK + 47, (last.block + 1) * BLOCK + 9);
+    assert_eq!(last.sequence, 10);
+    // It may have been cut off by the end of the process: it is dropped, and that is told.
+    for (at, torn) in [(header, 0), (data, 1)] {
+        let damaged = flipped(&bytes, at);
+        assert!(opened(damaged.clone()).expect("a torn end") == expected(9));
+        let recovered = run({
+            let damaged = damaged.clone();
+            move || async move { Volume::open(&copy_of(&damaged).await, &small()).await.part.recovered().clone() }
+        });
+        assert_eq!((recovered.torn, recovered.damaged_blocks, recovered.replayed), (torn, 0, 9));
+        let (damage, notes) = checked(damaged);
+        assert_eq!((damage.len(), notes.len() as u64), (0, torn), "{damage:?}, {notes:?}");
+    }
+    let bytes = writes_and_pause(Duration::from_secs(5));
+    assert_eq!(last_write(&bytes).block, last.block);
+    let error = opened(flipped(&bytes, header)).expect_err("a record that had been durable is missing");
+    assert!(error.to_string().contains("record 10 of stream 0"), "{error}");
+    let damaged = flipped(&bytes, data);
+    let blocks = blocks_of(damaged.clone()).expect("one block is damaged");
+    assert_only_damaged(&blocks, 9, &expected(10), "after a pause");
+    for at in [header, data] {
+        let (damage, _) = checked(flipped(&bytes, at));
+        assert!(!damage.is_empty(), "byte {at}");
+    }
+    // Nothing is lost with the mark itself.
+    let mark = records(&bytes).into_iter().filter(|it| it.stream == 0).max_by_key(|it| it.sequence).unwrap();
+    assert_eq!((mark.sequence, mark.data_blocks), (11, 0));
+    assert!(opened(flipped(&bytes, mark.block * BLOCK + 47)).expect("all is there") == expected(10));
+}
+
+/// A damaged block is still known after checkpoints, until it is written again.
+#[test]
+fn a_damaged_block_stays_unreadable_until_it_is_overwritten() {
+    let bytes = writes_and_pause(Duration::from_secs(5));
+    let damaged = flipped(&bytes, (last_write(&bytes).block + 1) * BLOCK + 9);
+    run(move || async move {
+        let disk = copy_of(&damaged).await;
+        let volume = Volume::open(&disk, &small()).await;
+        assert_eq!(volume.part.recovered().damaged_blocks, 1);
+        assert!(volume.bytes(8, 2).await.is_err());
+        volume.close().await;
+        let volume = Volume::open(&disk, &small()).await;
+        assert!(matches!(volume.bytes(9, 1).await, Err(Error::Corrupt(_))), "after a checkpoint");
+        assert_eq!(volume.versions(0, 9).await, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        // Other data is written and moved beside it, until its zone has been reset.
+        for version in 11..400 {
+            volume.write(9 + version % 40, 1, version).await;
+        }
+        volume.write(9, 1, 1000).await;
+        volume.close().await;
+        let volume = Volume::open(&disk, &small()).await;
+        assert_eq!(volume.versions(9, 1).await, [1000]);
+        volume.close().await;
+    });
 }
 
 /// A log with zones that were cleaned, checkpoints and roots in both zones; closed, or not.

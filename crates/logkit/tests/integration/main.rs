@@ -4,6 +4,7 @@
 mod bare;
 mod cleaning_policies;
 mod cleaning_simulation;
+mod idle;
 mod moves;
 mod prepare;
 mod sums;

@@ -1,0 +1,79 @@
+//! Data blocks that are known to be damaged: reads of them fail.
+//!
+//! Reads of a log aren't compared with checksums. The records after a checkpoint are, when the log is opened: a block of a record
+//! that had been durable and whose data is wrong then must not be read as good data. The list is part of each checkpoint
+//! ([`Directory`](crate::directory::Directory)); a block leaves it when its zone has been reset.
+
+use crate::layout::Layout;
+use crate::map::Physical;
+use block::{Error, Result};
+use logkit::ZonePool;
+use std::sync::Arc;
+
+/// The damaged blocks, with the generations of their zones, in order.
+#[derive(Debug)]
+pub struct Damaged {
+    blocks: Vec<(Physical, u64)>,
+    layout: Layout,
+    pool: Arc<ZonePool>,
+}
+
+impl Damaged {
+    /// The blocks that a checkpoint names, and those (zone and block) that recovery found after it.
+    pub fn new(
+        mut known: Vec<(Physical, u64)>,
+        found: &[(u32, u32)],
+        layout: Layout,
+        pool: Arc<ZonePool>,
+    ) -> Self {
+        let generation = |zone| pool.get(zone).generation;
+        known.extend(
+            found.iter().map(|(zone, position)| (layout.physical(*zone, *position), generation(*zone))),
+        );
+        known.sort_unstable();
+        known.dedup();
+        let mut damaged = Damaged { blocks: known, layout, pool };
+        damaged.blocks = damaged.list();
+        damaged
+    }
+
+    /// The blocks in zones that haven't been reset since.
+    pub fn list(&self) -> Vec<(Physical, u64)> {
+        self.blocks.iter().filter(|block| self.is_there(block)).copied().collect()
+    }
+
+    fn is_there(&self, (physical, generation): &(Physical, u64)) -> bool {
+        let (zone, _) = self.layout.place(*physical);
+        zone < self.layout.zones && self.pool.get(zone).generation == *generation
+    }
+
+    /// Refuses a range with a damaged block.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] with the first one.
+    #[inline]
+    pub fn check(&self, from: Physical, count: u64) -> Result<()> {
+        match self.blocks.is_empty() {
+            true => Ok(()),
+            false => self.check_list(from, count),
+        }
+    }
+
+    #[cold]
+    fn check_list(&self, from: Physical, count: u64) -> Result<()> {
+        let start = self.blocks.partition_point(|(physical, _)| *physical < from);
+        let within = self.blocks[start..]
+            .iter()
+            .take_while(|(physical, _)| u64::from(physical.0) < u64::from(from.0) + count);
+        match within.into_iter().find(|block| self.is_there(block)) {
+            None => Ok(()),
+            Some((physical, _)) => {
+                let (zone, position) = self.layout.place(*physical);
+                Err(Error::corrupt(format!(
+                    "block {position} of zone {zone} had a wrong checksum when the log was opened after an unclean stop: it is damaged; \
+                     write it again, or restore it from a backup"
+                )))
+            }
+        }
+    }
+}

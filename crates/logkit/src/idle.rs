@@ -1,0 +1,134 @@
+//! Marks of what is durable, once a shard is idle.
+//!
+//! A record's header names the records before it that were durable; of the last records no later one says so. If damage then hits
+//! one of them, recovery can't tell it from a torn end, and drops it. So once a shard has appended nothing for [`IDLE`], its
+//! appends are flushed, and an empty record is appended to each stream that has records since the last mark: its header says
+//! that all of them are durable. It is flushed, too.
+//!
+//! There is one mark per stream and idle period, and none for what only marks changed: an idle log doesn't write on. The lane that has a zone
+//! open appends it; where no lane has one, the last records are in zones with summaries, which are believed without reading their data.
+
+use crate::entry::{Batch, Frozen};
+use crate::flusher;
+use crate::lane::write_record;
+use crate::owner::Owner;
+use crate::stream::{StreamId, Streams};
+use crate::zone_writer::ZoneWriter;
+use runtime::sync::Notify;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Time without appends after which a shard is idle. It is looked at once in this time, so a mark is durable within twice of it.
+pub const IDLE: Duration = Duration::from_secs(2);
+
+/// State of the marks of one shard.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    /// Streams of this shard, and of each the number of the last record that needs no mark.
+    streams: [(StreamId, Cell<u64>); 2],
+    /// Number of records that were appended, marks excluded, and how many of them had been when the last mark was asked for.
+    appended: Cell<u64>,
+    asked: Cell<u64>,
+    /// A lane should append marks.
+    is_wanted: Cell<bool>,
+    /// A mark was appended and isn't flushed.
+    is_unflushed: Cell<bool>,
+    /// The first record after a mark was appended, a mark was, or the log is being closed.
+    changed: Notify,
+}
+
+impl Marks {
+    pub(crate) fn new(streams: &Streams, own: [StreamId; 2]) -> Self {
+        Marks {
+            // What was recovered is durable.
+            streams: own.map(|stream| (stream, Cell::new(streams.committed(stream)))),
+            appended: Cell::new(0),
+            asked: Cell::new(0),
+            is_wanted: Cell::new(false),
+            is_unflushed: Cell::new(false),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Notes that a record was appended that isn't a mark.
+    pub(crate) fn appended(&self) {
+        let is_first = self.appended.replace(self.appended.get() + 1) == self.asked.get();
+        if is_first {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Whether a lane should append marks.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.is_wanted.get()
+    }
+
+    /// Wakes the task that asks for marks.
+    pub(crate) fn wake(&self) {
+        self.changed.notify_all();
+    }
+}
+
+/// Asks for a mark whenever the shard has become idle, until the log is closed or has failed.
+pub(crate) async fn run<O: Owner>(owner: Rc<O>) {
+    let kit = owner.kit();
+    let marks = &kit.marks;
+    while !kit.is_closing() && kit.failure().is_none() {
+        if marks.is_unflushed.replace(false) {
+            flush(&*owner).await;
+            continue;
+        }
+        let seen = marks.appended.get();
+        if seen == marks.asked.get() {
+            marks.changed.notified().await;
+            continue;
+        }
+        // Only closing wakes it before the time is over.
+        let _elapsed = runtime::timeout(IDLE, marks.changed.notified()).await;
+        let is_idle = seen == marks.appended.get() && owner.appender().in_flight().0 == 0;
+        if is_idle && !kit.is_closing() {
+            marks.asked.set(seen);
+            flush(&*owner).await;
+            marks.is_wanted.set(seen == marks.appended.get());
+            kit.events.work.notify_all();
+        }
+    }
+}
+
+async fn flush<O: Owner>(owner: &O) {
+    if let Err(error) = flusher::flush(owner).await {
+        // A later flush may succeed although what this one should have written is lost.
+        owner.fail(&error.in_context("making records of an idle log durable"));
+    }
+}
+
+/// Appends a mark to each stream with records since the last one, to a zone of this lane, if it has one open. A zone without space
+/// for it is sealed, which makes its records durable; another lane may have a zone with space.
+pub(crate) async fn append<O: Owner>(owner: &Rc<O>, zones: &mut [Option<ZoneWriter>], frozen: &mut Frozen) {
+    let kit = owner.kit();
+    let marks = &kit.marks;
+    marks.is_wanted.set(false);
+    for (stream, last) in &marks.streams {
+        while kit.streams.committed(*stream) > last.get() {
+            let open = |zone: &&mut Option<ZoneWriter>| zone.as_ref().is_some_and(|zone| !zone.is_empty());
+            let Some((zone, place)) =
+                zones.iter_mut().find(open).and_then(|place| Some((place.take()?, place)))
+            else {
+                marks.is_wanted.set(true);
+                return kit.events.work.notify_all();
+            };
+            if !zone.takes(&kit.layout, 0, crate::record::LINK) {
+                kit.seal(zone).await;
+                continue;
+            }
+            *place = write_record(owner, *stream, Batch::default(), zone, frozen).await.zone;
+            if place.is_none() {
+                return;
+            }
+            last.set(kit.streams.committed(*stream));
+            marks.is_unflushed.set(true);
+        }
+    }
+    marks.wake();
+}
