@@ -5,8 +5,9 @@
 //! appends are flushed, and an empty record is appended to each stream that has records since the last mark: its header says
 //! that all of them are durable. It is flushed, too.
 //!
-//! There is one mark per stream and idle period, and none for what only marks changed: an idle log doesn't write on. The lane that has a zone
-//! open appends it; where no lane has one, the last records are in zones with summaries, which are believed without reading their data.
+//! There is at most one mark per stream and idle period, and none for what only marks changed: an idle log doesn't write on. There is none
+//! after the device below had no space, until the log is opened again. The lane that has a zone open appends it; where no lane has
+//! one, the last records are in zones with summaries, which are believed without reading their data.
 
 use crate::entry::{Batch, Frozen};
 use crate::flusher;
@@ -32,6 +33,8 @@ pub(crate) struct Marks {
     asked: Cell<u64>,
     /// A lane should append marks.
     is_wanted: Cell<bool>,
+    /// The device below had no space since the log was opened: what is left of it isn't spent on marks.
+    is_off: Cell<bool>,
     /// A mark was appended and isn't flushed.
     is_unflushed: Cell<bool>,
     /// The first record after a mark was appended, a mark was, or the log is being closed.
@@ -46,6 +49,7 @@ impl Marks {
             appended: Cell::new(0),
             asked: Cell::new(0),
             is_wanted: Cell::new(false),
+            is_off: Cell::new(false),
             is_unflushed: Cell::new(false),
             changed: Notify::new(),
         }
@@ -62,6 +66,12 @@ impl Marks {
     /// Whether a lane should append marks.
     pub(crate) fn is_wanted(&self) -> bool {
         self.is_wanted.get()
+    }
+
+    /// Ends the marks: the device below has no space. A mark that fails for this reason would cost the rest of its zone.
+    pub(crate) fn turn_off(&self) {
+        self.is_off.set(true);
+        self.is_wanted.set(false);
     }
 
     /// Wakes the task that asks for marks.
@@ -90,7 +100,8 @@ pub(crate) async fn run<O: Owner>(owner: Rc<O>) {
         if is_idle && !kit.is_closing() {
             marks.asked.set(seen);
             flush(&*owner).await;
-            marks.is_wanted.set(seen == marks.appended.get());
+            let may_write = !marks.is_off.get() && !kit.space.is_doubtful();
+            marks.is_wanted.set(may_write && seen == marks.appended.get());
             kit.events.work.notify_all();
         }
     }

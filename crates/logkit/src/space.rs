@@ -157,6 +157,7 @@ impl Kit {
         if !matches!(error, Error::NoSpace(_)) {
             return;
         }
+        self.marks.turn_off();
         let space = self.space.shared();
         let told =
             error.in_context("the device below the log has no space; discard some data, or give it more");
