@@ -3,7 +3,7 @@
 use super::common::{limited_drive, simulate, small};
 use block::ZonesPart;
 use kv::{Acknowledge, Settings, Store};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Tasks that write at a time.
@@ -58,7 +58,7 @@ fn value(line: &Line, number: u32, round: u32) -> Vec<u8> {
     value
 }
 
-type Model = HashMap<Vec<u8>, Vec<u8>>;
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Writes, overwrites and deletes keys of one task: a tenth of the writes are deletes.
 async fn write(store: &Store, line: Line, writer: u32, first: u32) -> Model {
