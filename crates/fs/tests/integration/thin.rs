@@ -185,7 +185,7 @@ fn rounds((zone, size, limit, blocks): Case, ends: Ends, is_removed: fn(usize, u
             }
             (disk, it.names, it.next, first)
         };
-        let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
+        let world = Simulation { trace_lines: 0, ..Simulation::new(2) };
         kept = Some(runtime::simulate(world, main).unwrap().value);
     }
 }
