@@ -114,7 +114,7 @@ mod tests {
 
     fn zones(max_open: u32, max_active: u32) -> ZoneGeometry {
         ZoneGeometry {
-            zones: 64,
+            zones: 1024,
             zone_size: 1 << 20,
             zone_capacity: 1 << 20,
             append_granularity: 4096,

@@ -430,6 +430,8 @@ impl Store {
             closed = closed.and(home.with(settle).await);
         }
         let end = |core: Rc<Core>| async move {
+            // While the lanes still take items: writes that were admitted before the store is closing.
+            core.submit();
             core.kit().begin_closing();
             core.wake();
             core.kit().tasks.ended().await;

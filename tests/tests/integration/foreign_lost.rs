@@ -109,9 +109,15 @@ impl Volume {
         assert!(said.contains(words), "expected \"{words}\" in: {said}");
     }
 
-    /// Another, empty device takes the place of one that is gone.
     fn lose(&self, name: &str) {
         std::fs::remove_file(self.at(name)).expect("the file was there");
+    }
+
+    /// Another, empty device takes the place of one that is gone.
+    fn replace(&self, name: &str) {
+        let length = std::fs::metadata(self.at(name)).expect("the file is there").len();
+        let file = std::fs::File::create(self.at(name)).expect("the file can be written");
+        file.set_len(length).expect("the file can be written");
     }
 
     /// Opens it, and compares.
@@ -169,7 +175,7 @@ fn the_cache_that_writes_through_is_lost_and_nothing_with_it() {
     for mut random in rounds("the cache that writes through", 20, 2) {
         let text = example();
         let mut volume = Volume::killed(&text, &mut random);
-        volume.lose("flash");
+        volume.replace("flash");
         volume.refuses(&text, "expected the cache of \"disks\"");
         volume.format(&text, &["cached"]);
         volume.holds(&text, Stop::Orderly).expect("nothing is lost with what is written through");
@@ -182,7 +188,7 @@ fn the_write_cache_is_lost_and_the_disks_are_an_older_state() {
     for mut random in rounds("the write cache", 30, 3) {
         let text = example();
         let mut volume = Volume::killed(&text, &mut random);
-        volume.lose("fast");
+        volume.replace("fast");
         volume.refuses(&text, "the origin alone may be an older");
         volume.holds(&cut(&text, "[device.fast]"), Stop::Older).expect("it is an older state");
     }

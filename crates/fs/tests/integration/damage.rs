@@ -225,7 +225,6 @@ fn flip_last(files: &mut Files, in_header: bool) {
 }
 
 /// What the files "a", "b" and "c" are, or why the file system can't be mounted; and what the check says.
-#[expect(clippy::type_complexity, reason = "two results of one world")]
 fn mounted(files: Files) -> (Result<Vec<Result<Vec<u8>>>>, fs::check::Report) {
     let main = || async {
         let report = checked(&zones(None).await.unwrap()).await.unwrap();

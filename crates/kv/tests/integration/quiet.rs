@@ -133,14 +133,14 @@ fn expired_values_of_a_full_store_are_erased_in_time_or_an_alarm() {
             let drive = drive(if shards == 1 { 24 } else { 40 });
             let zones: Arc<dyn ZonesPart> = drive.clone();
             let store = format(&zones, &settings("fade")).await;
-            let expires = kv::now() + HOUR.as_millis() as u64;
+            let expires = kv::now() + PERSISTENCE.as_millis() as u64;
             for number in 0u32.. {
                 let (key, value) = (format!("key {number:07}"), [NEEDLE, &[number as u8; 4000]].concat());
                 if store.put_until(key.as_bytes(), &value, expires).await.is_err() {
                     break;
                 }
             }
-            runtime::sleep(HOUR + 2 * PERSISTENCE).await;
+            runtime::sleep(3 * PERSISTENCE).await;
             let status = promise(&store).await;
             let is_alarmed = status["tombstones_overdue"] != 0 || status["zones_overdue"] != 0;
             let left = holding(&drive, NEEDLE).await;

@@ -6,7 +6,7 @@ use crate::record::{Header, Kind};
 use crate::root::Root;
 use crate::scan::{Kept, Torn};
 use crate::stream::{Sequences, StreamId};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 /// A record that was found after the checkpoint and isn't part of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub(super) fn judge_torn<K: Kept>(scans: &mut Scans<K>, root: &Root, torn: Vec<T
     }
     let streams = root.covered.numbers().len();
     let key = |header: &Header| (header.stream, header.sequence);
-    let whole: HashSet<(StreamId, u64)> = scans.records.iter().map(|record| key(record.header())).collect();
+    let whole: BTreeSet<(StreamId, u64)> = scans.records.iter().map(|record| key(record.header())).collect();
     for Torn { record, blocks } in torn {
         let header = *record.header();
         let is_any = |test: &dyn Fn(StreamId, u64) -> bool| {

@@ -274,7 +274,7 @@ mod tests {
         shorten_log(&path, 100).unwrap();
         writeln!(writer, "line 1000").unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.len() < 200 && text.starts_with("(earlier lines were removed)\nline 99"), "{text}");
+        assert!(text.len() < 200 && text.starts_with("(earlier lines were removed)\nline 98"), "{text}");
         assert!(text.ends_with("line 999\nline 1000\n"), "{text}");
     }
 
