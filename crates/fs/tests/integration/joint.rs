@@ -312,7 +312,7 @@ fn world(seed: u64, stripe_above: u64, broken: Option<Broken>) -> Result<(), Str
     let mut before = simulation(seed).with_files(empty(setup.disk)).with_faults(faults);
     if broken.is_some() {
         // Operations that don't look again may try for ever, which is noticed, too.
-        before.most_events = 2_000_000;
+        before.most_events = 500_000;
     }
     let cut = runtime::simulate(before, life).map_err(|error| error.to_string())?;
     let (disk, histories) = cut.value.map_err(|error| format!("before the power cut: {error}"))?;
