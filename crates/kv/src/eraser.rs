@@ -71,7 +71,8 @@ impl Core {
                 oldest = oldest.into_iter().chain(found).min();
             }
             let next = self.erasure.now() + 2 * self.erasure.step();
-            let is_urgent = oldest.is_some_and(|oldest| oldest + self.erasure.time_of_tables() <= next)
+            let is_urgent = oldest
+                .is_some_and(|oldest| oldest.saturating_add(self.erasure.time_of_tables()) <= next)
                 || !self.erasure.due_within(Duration::from_millis(2 * self.erasure.step())).is_empty();
             if !is_urgent {
                 break;
@@ -203,7 +204,7 @@ impl Core {
     fn freeze_old(&self, limit: Duration) {
         let oldest = self.oldest_in(&self.active.borrow().memtable);
         let most = limit.mul_f64(BUFFER_AFTER).as_millis() as u64;
-        if oldest.is_some_and(|oldest| oldest + most <= self.erasure.now()) {
+        if oldest.is_some_and(|oldest| oldest.saturating_add(most) <= self.erasure.now()) {
             self.freeze();
         }
     }

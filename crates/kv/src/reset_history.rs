@@ -95,7 +95,7 @@ impl ResetHistory {
         });
     }
 
-    /// Decodes a history, of at most `zones` zones.
+    /// Decodes a history, of at most [`MOST_ZONES`] zones.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for bytes that no version of this program writes.
@@ -108,20 +108,22 @@ impl ResetHistory {
             })
         };
         let (usual, weakest) = (guarantee()?, guarantee()?);
-        let mut pending = BTreeMap::new();
+        let (mut pending, mut last) = (BTreeMap::new(), 0);
         for _ in 0..reader.count(8)? {
             let (first, count) = (reader.u32()?, reader.u32()?);
-            let end = first.checked_add(count).filter(|_| count <= MOST_ZONES);
+            let is_possible = first >= last && u64::from(count) + pending.len() as u64 <= MOST_ZONES;
+            let end = first.checked_add(count).filter(|_| is_possible);
             let end = end
                 .ok_or_else(|| Error::corrupt(format!("the manifest names {count} zones from {first} on")))?;
             pending.extend((first..end).map(|zone| (zone, 0)));
+            last = end;
         }
         Ok(ResetHistory { usual, weakest, pending, durable: usual })
     }
 }
 
-/// Most zones of a run.
-const MOST_ZONES: u32 = 1 << 24;
+/// Most zones of a history.
+const MOST_ZONES: u64 = 1 << 24;
 
 #[cfg(test)]
 mod tests {
@@ -135,6 +137,26 @@ mod tests {
 
     fn pending(history: &ResetHistory) -> Vec<u32> {
         history.pending().collect()
+    }
+
+    #[test]
+    fn runs_of_zones_are_disjoint_and_bounded() {
+        let decode = |runs: &[(u32, u32)]| {
+            let mut writer = Writer::default();
+            ResetHistory::new(EraseGuarantee::None).encode(&mut writer);
+            writer.0.truncate(2);
+            writer.u32(runs.len() as u32);
+            runs.iter().for_each(|(first, count)| {
+                writer.u32(*first);
+                writer.u32(*count);
+            });
+            ResetHistory::decode(&mut Reader::new(&writer.0, "a history"))
+                .map(|history| pending(&history).len())
+        };
+        assert_eq!(decode(&[(0, 2), (2, 3), (9, 1)]), Ok(6));
+        for wrong in [&[(0, 2), (1, 3)][..], &[(5, 1), (3, 1)], &[(0, 1 << 25)], &[(u32::MAX, 2)]] {
+            assert!(matches!(decode(wrong), Err(Error::Corrupt(_))), "{wrong:?}");
+        }
     }
 
     #[test]

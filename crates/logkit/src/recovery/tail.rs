@@ -84,13 +84,22 @@ impl<K> Tail<K> {
 
 /// Decides about records with wrong data, once it is known what was durable: one that was is part of the log, and its data is
 /// damaged; any other one may be the end of the log that a power cut left.
-pub(super) fn judge_torn<K: Kept>(scans: &mut Scans<K>, root: &Root, torn: Vec<Torn<K>>, pool: &ZonePool) {
+///
+/// An append that failed was repeated elsewhere: a whole copy is believed, else the one with the least wrong data.
+pub(super) fn judge_torn<K: Kept>(
+    scans: &mut Scans<K>,
+    root: &Root,
+    mut torn: Vec<Torn<K>>,
+    pool: &ZonePool,
+) {
     if torn.is_empty() {
         return;
     }
+    torn.sort_by_key(|torn| torn.blocks.len());
     let streams = root.covered.numbers().len();
     let key = |header: &Header| (header.stream, header.sequence);
-    let whole: BTreeSet<(StreamId, u64)> = scans.records.iter().map(|record| key(record.header())).collect();
+    let mut believed: BTreeSet<(StreamId, u64)> =
+        scans.records.iter().map(|record| key(record.header())).collect();
     for Torn { record, blocks } in torn {
         let header = *record.header();
         let is_any = |test: &dyn Fn(StreamId, u64) -> bool| {
@@ -101,14 +110,14 @@ pub(super) fn judge_torn<K: Kept>(scans: &mut Scans<K>, root: &Root, torn: Vec<T
         let is_replayed = header.kind == Kind::Entries
             && root.admits(&header)
             && is_any(&|stream, number| number > root.covered.of(stream));
-        // An append that failed was repeated elsewhere.
-        if !is_replayed || whole.contains(&key(&header)) {
+        if !is_replayed || believed.contains(&key(&header)) {
             continue;
         }
         if !is_any(&|stream, number| number <= scans.durable.of(stream)) {
             scans.torn.push(Dropped::new(&header, true));
             continue;
         }
+        believed.insert(key(&header));
         let own: Vec<(StreamId, u64)> =
             numbers(&record).filter(|(stream, _)| stream.index() < streams).collect();
         pool.restore(header.zone, |entry| {
