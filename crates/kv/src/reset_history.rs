@@ -95,7 +95,7 @@ impl ResetHistory {
         });
     }
 
-    /// Decodes a history, of at most [`MOST_ZONES`] zones.
+    /// Decodes a history, of at most 2^24 zones.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for bytes that no version of this program writes.
