@@ -132,7 +132,7 @@ pub struct Item {
     /// Data: of a piece, or of a body that isn't inline.
     pub data: Payload,
     block: u32,
-    /// Its writes only delete.
+    /// All writes of the item are deletes.
     frees: bool,
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct Output {
     tables: Vec<(Summary, Rc<TableFile>)>,
 }
 
-/// What is done next.
+/// Next action of the compaction task.
 enum Next {
     Job(Job, Option<Claim>),
     Nothing,

@@ -96,7 +96,7 @@ impl OpenZones {
         self.limit.is_none()
     }
 
-    /// What the budget of the log is told.
+    /// Demand for open zones, for the log's budget.
     pub fn demand(&self) -> Demand {
         let shards = u32::from(self.shards);
         Demand { limit: self.limit, log: shards * self.lanes, tables: shards * u32::from(self.classes) }

@@ -90,7 +90,7 @@ impl Core {
     /// Purges the tables below level 0 of which enough is hidden, the deepest first. Returns whether there were any.
     ///
     /// # Errors
-    /// What reading and writing return.
+    /// Errors of reading the tables and of appending.
     pub(crate) async fn purge_tables(self: &Rc<Self>) -> Result<bool> {
         let mut has_purged = false;
         let levels = self.levels.borrow().clone();

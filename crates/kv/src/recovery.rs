@@ -76,11 +76,11 @@ pub(crate) fn check_new(zones: &ZoneGeometry, shards: u16) -> Result<()> {
     open_zones::check_new(zones, shards)
 }
 
-/// What the checkpoint and the records after it say.
+/// State of the store after the replay.
 pub(crate) struct Replayed {
     /// State of each shard.
     pub shards: Vec<RecoveredShard>,
-    /// What the promise of deletes goes on with.
+    /// Recovered state of persistent deletes.
     promise: FoundPromise,
     clock: u64,
 }

@@ -25,7 +25,7 @@ const HEADER: usize = 4096;
 /// Words of a zone's record.
 pub const ZONE_WORDS: usize = 8;
 
-/// Sizes of everything in the memory.
+/// Layout of the kept memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// Pages of the device.

@@ -31,7 +31,7 @@ struct Live {
     place: Place,
 }
 
-/// What became of the pages of a zone.
+/// Outcome of moving the pages of a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moved {
     /// They were moved, or may still be had.

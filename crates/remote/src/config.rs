@@ -67,7 +67,7 @@ impl Config {
         }
     }
 
-    /// What the sizes of everything follow from.
+    /// Inputs of the layout: sizes of the nodes and of the device.
     pub(crate) fn request(&self) -> Request {
         let capacity = |part: &Arc<dyn DevicePart>| {
             let geometry = part.geometry();

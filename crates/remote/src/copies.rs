@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Time after which the copies on a node that is down are made again elsewhere.
 const RECOPY_AFTER: Duration = Duration::from_secs(5);
 
-/// What became of a copy.
+/// Outcome of making a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filled {
     /// It has every page that the map names.

@@ -255,7 +255,7 @@ async fn until_stopped(
     as_json: bool,
 ) -> Result<(), Failure> {
     let addresses = stack.addresses();
-    // The handler stands before anybody can know that there is something to stop. A second signal while a mount or a node is being stopped
+    // The handler is installed before the addresses are printed. A second signal while a mount or a node is being stopped
     // would leave it without a server.
     let signals = match attached.is_some() || stack.built.doors().any(|(_, door)| door.is_mount()) {
         true => StopSignals::catch()?,

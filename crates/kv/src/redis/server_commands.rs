@@ -311,7 +311,7 @@ impl Sections {
         }
     }
 
-    /// Whether one is wanted: all are if none was named.
+    /// Whether a section is selected; without names, all are.
     fn has(&self, name: &str) -> bool {
         !self.are_named || SECTIONS.iter().zip(self.named).any(|(section, wanted)| wanted && *section == name)
     }

@@ -1,6 +1,6 @@
 //! Budget of open zones: drives allow few zones that were begun and not finished (14 on a ZN540), and refuse an append that would begin another.
 //!
-//! All shards of a log share one budget. Whoever opens a zone takes a [`Permit`] of its [`Purpose`], which is held with the open zone and returned when
+//! All shards of a log share one budget. Opening a zone takes a [`Permit`] of its [`Purpose`], which is held with the open zone and returned when
 //! that is dropped, after the zone was finished. Each purpose has a share that others don't take, in the order log, tables, checkpoint, so that
 //! tables never hold back the log, nor the flush that frees it. Without a permit a task waits, and nothing has failed.
 //!

@@ -335,7 +335,7 @@ impl Holder {
                     Ok(()) => return Ok(None),
                     Err(error) => {
                         tracing::error!("{error}");
-                        // Those that came meanwhile asked for the same, which isn't done later behind the users' backs.
+                        // Signals that arrived meanwhile are dropped: a later detach needs a new one.
                         self.events.forget_signals();
                     }
                 },
@@ -527,7 +527,7 @@ impl Holder {
         Ok(())
     }
 
-    /// Lets the link to a node end that somebody else has removed: its path may be another device's soon.
+    /// Removes the link to a node that another program removed: its path may be reused.
     fn look_at_node(&mut self) {
         let Some(record) = self.record.as_ref().filter(|record| !record.has_node()) else { return };
         if record.state != State::Failed {

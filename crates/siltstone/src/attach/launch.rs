@@ -113,7 +113,7 @@ pub async fn greet(
     (process, socket): (Process, OwnedFd),
 ) -> Result<Server> {
     let memory = kept_memory.descriptor()?;
-    // Opening a stack takes as long as it takes; the socket is closed when the server ends.
+    // Opening a stack has no time limit; the socket closes when the server ends.
     let (driver, volume) = (plan.driver.node_driver(), plan.folder.volume());
     let talking = runtime::blocking(move || {
         let left_descriptors = left.as_ref().map_or(&[][..], |left| &left.descriptors);

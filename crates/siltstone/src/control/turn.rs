@@ -20,7 +20,7 @@ const YOUNG: Duration = Duration::from_secs(60);
 /// Verbs that have a stack open for moments.
 const VERBS: [&str; 6] = ["status", "message", "snapshot", "resize", "check", "format"];
 
-/// What is looked for.
+/// Kind of program to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// A server that listens for operators at the address that follows from the stack.
