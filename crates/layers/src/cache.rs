@@ -193,7 +193,7 @@ impl Options {
             block_size_given: block_size.is_some(),
             migration_threshold: arguments.integer("migration_threshold")?,
             sequential_threshold: arguments.size("sequential_threshold")?,
-            timeout: crate::time_limit::of(arguments)?,
+            timeout: arguments.time_limit()?,
             ..Options::default()
         })
     }

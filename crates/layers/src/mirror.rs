@@ -200,7 +200,7 @@ fn settings(arguments: &Arguments, names: &[String]) -> Result<Settings> {
         bitmap_delay,
         sync_speed_max: arguments.size("sync_speed_max")?,
         first_leg: arguments.choice("read_policy")? == "first",
-        timeout: crate::time_limit::of(arguments)?,
+        timeout: arguments.time_limit()?,
     })
 }
 

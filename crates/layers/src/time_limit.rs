@@ -12,7 +12,7 @@ use block::{
     PartUse, Payload, ReadOutcome, Result, ZeroMode,
 };
 use runtime::{LimitedRequest, TimeLimit};
-use stack::{Arguments, Key, ValueKind, format_duration};
+use stack::{Key, ValueKind, format_duration};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -23,26 +23,10 @@ use std::time::Duration;
 
 /// Longest discard or write of zeros that is passed on as one request, in bytes.
 const LONGEST_PIECE: u64 = 64 << 20;
-/// Limits of the key `timeout`.
-const LEAST: Duration = Duration::from_millis(10);
-const MOST: Duration = Duration::from_secs(24 * 3600);
 
 /// Declares the key `timeout`.
 pub const fn key(help: &'static str, default: &'static str) -> Key {
     Key::optional("timeout", ValueKind::Duration, help).or(default)
-}
-
-/// Value of the key `timeout`.
-///
-/// # Errors
-/// [`Error::Invalid`] for a value out of range.
-pub fn of(arguments: &Arguments) -> Result<Duration> {
-    let limit = arguments.duration("timeout")?;
-    if (LEAST..=MOST).contains(&limit) {
-        return Ok(limit);
-    }
-    let [limit, least, most] = [limit, LEAST, MOST].map(format_duration);
-    Err(arguments.refuse("timeout", format!("timeout {limit}: expected {least} to {most}")))
 }
 
 /// A device below a layer, with the limit of its requests; shared by all shards.

@@ -225,7 +225,7 @@ fn options(arguments: &Arguments) -> Result<Options> {
         low_watermark,
         cleaner: arguments.boolean("cleaner")?,
         batch,
-        timeout: crate::time_limit::of(arguments)?,
+        timeout: arguments.time_limit()?,
         settings: Settings {
             jobs: arguments.integer("writeback_jobs")? as usize,
             autocommit_blocks: arguments.integer("autocommit_blocks")?,

@@ -7,9 +7,11 @@
 use crate::built::BuiltPart;
 use crate::claims::{Claim, LockFile, LockedFile};
 use crate::kind::{Built, Contract, Key, Kind, Shape};
+use crate::units::format_duration;
 use crate::value::Value;
 use block::{DevicePart, Error, Result, ZonesPart};
 use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -219,6 +221,20 @@ impl Arguments {
     /// Names of the parts that this key names, in order.
     pub fn child_names(&self, key: &str) -> Result<Vec<&str>> {
         Ok(self.children(key)?.map(|child| child.name.as_str()).collect())
+    }
+
+    /// Time limit of requests to a device or server below: value of the key `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a value that isn't 10 ms to 24 h.
+    pub fn time_limit(&self) -> Result<Duration> {
+        const LIMITS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 3600);
+        let limit = self.duration("timeout")?;
+        if LIMITS.contains(&limit) {
+            return Ok(limit);
+        }
+        let [limit, least, most] = [limit, *LIMITS.start(), *LIMITS.end()].map(format_duration);
+        Err(self.refuse("timeout", format!("timeout {limit}: expected {least} to {most}")))
     }
 
     /// Returns an error about the value of a key, which the report then points at: `size 5000: expected a multiple of

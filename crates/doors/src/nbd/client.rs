@@ -20,8 +20,7 @@ use device::RemoteDevice;
 use handshake::{RemoteExport, connect_simple, examine};
 use runtime::net::Address;
 use serde_json::json;
-use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind, format_duration};
-use std::ops::RangeInclusive;
+use stack::{Arguments, Built, Contract, Key, Kind, Shape, ValueKind};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
@@ -46,8 +45,6 @@ pub struct ClientConfig {
 
 /// Default of [`ClientConfig::timeout`].
 pub const USUAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Limits of [`ClientConfig::timeout`].
-const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 3600);
 
 /// A device on an NBD server.
 pub struct NbdClient {
@@ -200,11 +197,7 @@ pub const KIND: Kind = Kind {
 };
 
 fn config_of(arguments: &Arguments) -> Result<ClientConfig> {
-    let timeout = arguments.duration("timeout")?;
-    if !TIMEOUTS.contains(&timeout) {
-        let [given, least, most] = [timeout, *TIMEOUTS.start(), *TIMEOUTS.end()].map(format_duration);
-        return Err(arguments.refuse("timeout", format!("timeout {given}: expected {least} to {most}")));
-    }
+    let timeout = arguments.time_limit()?;
     Ok(ClientConfig {
         address: address_of(arguments, "address", &arguments.text("address")?)?,
         export: arguments.text("export")?,
