@@ -6,7 +6,7 @@ use block::{BlockSize, Error, Result, ZoneIndex, Zones, ZonesPart};
 use logkit::cleaning::Greedy;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::CHECKPOINT_CLASS;
-use logkit::recovery::{self, Opening};
+use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::Found;
 use logkit::{Kit, Layout, Mover, Owner, Parts, cleaner, lane, sums};
 use runtime::{Home, ShardIndex};
@@ -52,7 +52,7 @@ impl Counters {
     /// [`Error::Protocol`] where there are none, [`Error::Corrupt`] for damaged ones; what reading and writing return.
     pub async fn open(zones: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
         let handle = zones.open().await?;
-        let mut opening: Opening<Found> = recovery::open(&*handle, OWNER).await?;
+        let mut opening: Opening<Found> = recovery::open(&*handle, OWNER, Goal::Serve).await?;
         let mut state = State::decode(&opening.own)?;
         let shards = state.places.len() as u32;
         recovery::check_streams(&opening.root, usize::from(user_stream(shards).0))?;

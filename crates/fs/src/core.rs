@@ -31,6 +31,7 @@ use block::{Error, Payload, Result};
 use logkit::cleaning::{Arrival, Policy};
 use logkit::layout::ROOT_ZONES;
 use logkit::readers::ShardReads;
+use logkit::recovery::Goal;
 use logkit::{Appender, Kit, Mover, Owner, StreamId, flusher, lane};
 use runtime::Requests;
 use runtime::range_lock::RangeGuard;
@@ -99,6 +100,8 @@ pub struct Settings {
     /// Number of names above which the names of a directory are divided among [stripes](crate::stripes) on all cores; an estimate if it
     /// is more than 64. `None` for 16384 on several cores; on one core no directory becomes striped then.
     pub stripe_above: Option<u64>,
+    /// What the file system is opened for.
+    pub goal: Goal,
     /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
     #[doc(hidden)]
     pub broken: Option<Broken>,
@@ -159,6 +162,7 @@ impl Default for Settings {
             background_shares: BACKGROUND_SHARES,
             io_depth: IO_DEPTH,
             stripe_above: None,
+            goal: Goal::Serve,
             broken: None,
         }
     }

@@ -263,7 +263,7 @@ async fn start(
 
 /// Finds the file system on zones: its log, and its state at the newest checkpoint. Nothing is written.
 async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>, Properties, State)> {
-    let opening: Opening<Found> = recovery::open(zones, OWNER).await?;
+    let opening: Opening<Found> = recovery::open(zones, OWNER, settings.goal).await?;
     let properties = Properties::decode(&opening.root.own)?;
     recovery::check_streams(&opening.root, STREAMS)?;
     let mut state = State::decode(&opening.own)?;

@@ -13,6 +13,7 @@ use crate::recovery::{Replayed, replay_all};
 use crate::table::{Block, BlockHandle, BlockSource, FOOTER_BYTES, Verified, verify};
 use block::{Error, Result, ZoneIndex, ZoneState, Zones};
 use logkit::Layout;
+use logkit::recovery::Goal;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -119,7 +120,7 @@ impl BlockSource for ExtentSource<'_> {
 /// [`Error::Protocol`] for zones without a store; errors other than damage and failed reads.
 pub async fn check(zones: &dyn Zones, most_problems: usize, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     let mut report = Report { most: most_problems.max(1), ..Report::default() };
-    let (opening, Replayed { shards, .. }) = match replay_all(zones).await {
+    let (opening, Replayed { shards, .. }) = match replay_all(zones, Goal::Serve).await {
         Ok(found) => found,
         Err(error @ (Error::Corrupt(_) | Error::Io(_))) => {
             report.note(None, format!("the log or the manifest can't be read: {error}"));

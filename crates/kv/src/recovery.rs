@@ -12,7 +12,7 @@ use crate::open_zones::{self, OpenZones};
 use crate::settings::Settings;
 use block::{BlockSize, Error, Result, ZoneGeometry, Zones, ZonesPart};
 use logkit::cleaning::Policy;
-use logkit::recovery::{self, Opening};
+use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::{self, Found};
 use logkit::{Kit, Layout, Owner, Parts, StreamId, lane};
 use runtime::{Home, ShardIndex};
@@ -89,8 +89,8 @@ pub(crate) struct Replayed {
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) async fn replay_all(zones: &dyn Zones) -> Result<(Opening<Found>, Replayed)> {
-    let mut opening: Opening<Found> = recovery::open(zones, OWNER).await?;
+pub(crate) async fn replay_all(zones: &dyn Zones, goal: Goal) -> Result<(Opening<Found>, Replayed)> {
+    let mut opening: Opening<Found> = recovery::open(zones, OWNER, goal).await?;
     let State { shards, stale, clock: shown, resets } = State::decode(&opening.own)?;
     recovery::check_streams(&opening.root, 2 * shards.len())?;
     let mut found = Vec::new();
@@ -109,7 +109,8 @@ pub(crate) async fn replay_all(zones: &dyn Zones) -> Result<(Opening<Found>, Rep
 /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
-    let (mut opening, Replayed { shards: found, mut promise, clock }) = replay_all(&*handle).await?;
+    let (mut opening, Replayed { shards: found, mut promise, clock }) =
+        replay_all(&*handle, settings.goal).await?;
     promise.unlisted = std::mem::take(&mut opening.unlisted);
     let zones_before = opening.pool.list().into_iter().map(|(zone, state)| (zone, state.generation));
     let reset_before: Vec<(u32, u64)> = zones_before.filter(|(_, generation)| *generation > 0).collect();

@@ -3,6 +3,7 @@
 use crate::policy::{Compaction, CompactionParameters, Placement, saturation};
 use crate::table;
 use block::{Error, Result};
+use logkit::recovery::Goal;
 use std::time::Duration;
 
 /// Fewest operations within which deletes can be promised to be persistent.
@@ -92,6 +93,8 @@ pub struct Settings {
     pub delete_persistence: Option<DeletePersistence>,
     /// Guarantee of a reset, with `delete_persistence`.
     pub erase: block::EraseGuarantee,
+    /// What the store is opened for.
+    pub goal: Goal,
     /// The rule that is broken, in tests.
     pub broken: Option<Broken>,
 }
@@ -114,6 +117,7 @@ impl Default for Settings {
             compaction_rate: CompactionParameters::default().bytes_per_second,
             delete_persistence: None,
             erase: block::EraseGuarantee::Erased,
+            goal: Goal::Serve,
             broken: None,
         }
     }

@@ -39,6 +39,7 @@ use block::{DevicePart, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones, 
 use logkit::directory::ZoneEntry;
 use logkit::layout::ROOT_ZONES;
 use logkit::record::{Header, Kind};
+use logkit::recovery::Goal;
 use logkit::root::Root;
 use logkit::{Sequences, StreamId, ZonePool};
 use owners::Owners;
@@ -207,8 +208,15 @@ impl Check<'_> {
         versions: &mut Versions,
     ) -> ([u64; STREAMS], [u64; STREAMS]) {
         let (zones, layout, root) = (self.zones, &self.layout, self.root);
-        let scans =
-            logkit::recovery::scan_all::<Replayable>(zones, layout, root, known, self.reports, pool).await;
+        let scans = logkit::recovery::scan_all::<Replayable>(
+            zones,
+            layout,
+            root,
+            known,
+            (self.reports, pool),
+            Goal::Serve,
+        )
+        .await;
         let mut scans = match scans {
             Ok(scans) => scans,
             Err(error) => {
@@ -223,7 +231,7 @@ impl Check<'_> {
         self.recovered.scanned_zones = scans.zones;
         let numbers: Vec<(StreamId, u64)> =
             scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
-        let tail = logkit::recovery::choose(root, scans).and_then(|tail| {
+        let tail = logkit::recovery::choose(root, scans, Goal::Serve).and_then(|tail| {
             self.recovered.note(&tail);
             // An unclean stop leaves such records; damage of the last ones can't be told from them.
             for line in tail.dropped.first().into_iter().flat_map(|_| tail.describe()).take(1) {

@@ -22,7 +22,7 @@ use batched::Batched;
 use block::{Error, Result, ZoneIndex, Zones};
 use logkit::checkpoint::Checkpoints;
 use logkit::directory::ZoneEntry;
-use logkit::recovery::{self, Tail};
+use logkit::recovery::{self, Goal, Tail};
 use logkit::root::{self, Root, RootWriter};
 use logkit::{Parts, Sequences, Streams};
 use std::rc::Rc;
@@ -154,9 +154,10 @@ pub async fn recover(
     let (records, end) = match root.clean {
         true => (Arc::default(), root.covered.clone()),
         false => {
-            let scans = recovery::scan_all(&*zones, &layout, &root, &known, &reports, &pool).await?;
+            let scans =
+                recovery::scan_all(&*zones, &layout, &root, &known, (&reports, &pool), Goal::Serve).await?;
             recovered.scanned_zones = scans.zones;
-            let mut tail = recovery::choose(&root, scans)?;
+            let mut tail = recovery::choose(&root, scans, Goal::Serve)?;
             tail.tell();
             recovered.note(&tail);
             damaged = std::mem::take(&mut tail.damaged);
@@ -185,7 +186,7 @@ pub async fn recover(
         }
     };
     recovery::forget_discarded(&pool, &layout, &end);
-    recovery::settle(&*zones, &pool, &reports, &layout, root.clean).await?;
+    recovery::settle(&*zones, &pool, &reports, &layout, root.clean, Goal::Serve).await?;
     stages.end("the rest of the replay");
     let writer = RootWriter::behind(&found);
     let parts = Parts {

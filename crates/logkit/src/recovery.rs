@@ -9,30 +9,61 @@
 //! An offline zone whose records the checkpoint covers doesn't keep the log from being opened: what is live in it can't be read.
 //! Any other offline zone may have held the newest records.
 //!
+//! A log that isn't whole can be [salvaged](Goal::Salvage): opened as far as it can be read, with a list of what can't.
+//!
 //! An owner calls [`open`], restores its state from its part of the directory, replays the records over it, and calls
 //! [`Opening::finish`]. Owners with a state elsewhere take the same steps one by one.
 //!
 //! Left to the owner: its part of the directory, its pages, and replaying the records.
 
+mod scans;
 mod tail;
+#[cfg(test)]
+mod tests;
 
+pub use scans::{Scans, scan_all};
 pub use tail::{Dropped, Tail};
 
 use crate::checkpoint::Checkpoints;
 use crate::directory::ZoneEntry;
 use crate::kit::Parts;
 use crate::layout::{Layout, ROOT_ZONES};
-use crate::pool::{CHECKPOINT_CLASS, LastRecords, Usage, ZonePool};
-use crate::record::{Identity, Kind, Relation, sum_of};
+use crate::pool::{CHECKPOINT_CLASS, Usage, ZonePool};
+use crate::record::{Identity, Relation, sum_of};
 use crate::root::{self, Boundary, FoundRoot, ROOTS_AHEAD, Root, RootWriter};
-use crate::scan::{self, Kept, Scanned};
+use crate::scan::{self, Kept};
 use crate::stream::{Sequences, StreamId, Streams};
 use block::{EraseGuarantee, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
 use std::sync::Arc;
-use tail::judge_torn;
 
-/// Number of zones that are scanned at a time.
-const ZONES_AT_ONCE: usize = 8;
+/// What a log is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Goal {
+    /// To be used: it has everything that was acknowledged as durable, except data blocks that are damaged, or it isn't opened.
+    #[default]
+    Serve,
+    /// To copy out what can be read: what may be missing is told ([`Opening::lost`]). Its owner takes no changes, and opens it on
+    /// [zones that keep theirs in memory](zones::Overlay).
+    Salvage,
+}
+
+impl Goal {
+    /// An outcome without which the log isn't whole: to salvage, an error is told, and the opening goes on without.
+    ///
+    /// # Errors
+    /// The outcome's, unless the log is salvaged; always those that say nothing of the medium.
+    pub fn tolerate<T>(self, outcome: Result<T>, lost: &mut Vec<String>) -> Result<Option<T>> {
+        match outcome {
+            Ok(value) => Ok(Some(value)),
+            Err(error @ (Error::OutOfMemory(_) | Error::Closed(_))) => Err(error),
+            Err(error) if self == Goal::Salvage => {
+                lost.push(error.detail().to_owned());
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
 
 /// Empties all zones for a new log and returns their pool. What was there is lost.
 ///
@@ -117,6 +148,9 @@ pub struct Opening<K> {
     pub damaged: Vec<(u32, u32)>,
     /// What was dropped at the end of the log and what is damaged, in words.
     pub notes: Vec<String>,
+    /// What can't be read and may have had acknowledged changes, in words; only with [`Goal::Salvage`].
+    pub lost: Vec<String>,
+    goal: Goal,
     found: FoundRoot,
     reports: Vec<ZoneReport>,
     end: Sequences,
@@ -127,13 +161,12 @@ pub struct Opening<K> {
 /// # Errors
 /// [`Error::Protocol`] where there is no log, or one of another owner; [`Error::Corrupt`] for a damaged one; what reading
 /// returns.
-pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8]) -> Result<Opening<K>> {
-    let found = root::find(zones).await?;
+pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Result<Opening<K>> {
+    let mut lost = Vec::new();
+    let (found, directory) = newest_checkpoint(zones, owner, goal, &mut lost).await?;
     let root = found.root.clone();
-    check_owner(&root, owner)?;
     let layout = layout_of(zones, &root)?;
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
-    let directory = read_directory(zones, &layout, &root).await?;
     let (known, own) = crate::directory::decode(&directory)?;
     let pool = known_zones(&layout, &root, &known, &reports);
     let offline = reports.iter().filter(|report| report.state == ZoneState::Offline);
@@ -141,14 +174,15 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8]) -> Result<Opening<
     let tail = match root.clean {
         true => Tail::clean(&root),
         false => {
-            let mut scans = scan_all(zones, &layout, &root, &known, &reports, &pool).await?;
+            let mut scans = scan_all(zones, &layout, &root, &known, (&reports, &pool), goal).await?;
             unlisted.append(&mut scans.unlisted);
-            choose(&root, scans)?
+            choose(&root, scans, goal)?
         }
     };
     tail.tell();
     let notes = tail.describe();
-    let Tail { records, end, damaged, .. } = tail;
+    let Tail { records, end, damaged, lost: of_tail, .. } = tail;
+    lost.extend(of_tail);
     Ok(Opening {
         layout,
         root,
@@ -158,10 +192,52 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8]) -> Result<Opening<
         unlisted,
         damaged,
         notes,
+        lost,
+        goal,
         found,
         reports,
         end,
     })
+}
+
+/// The newest root and its directory; to salvage, the newest root whose directory can be read. A later root than that one is lost,
+/// and records of its epoch with it.
+async fn newest_checkpoint(
+    zones: &dyn Zones,
+    owner: [u8; 8],
+    goal: Goal,
+    lost: &mut Vec<String>,
+) -> Result<(FoundRoot, Vec<u8>)> {
+    let of_root = async |root: &Root| {
+        check_owner(root, owner)?;
+        let layout = layout_of(zones, root)?;
+        read_directory(zones, &layout, root).await
+    };
+    let newest = root::find(zones).await;
+    let outcome = match &newest {
+        Ok(found) => of_root(&found.root).await,
+        Err(error) => Err(error.clone()),
+    };
+    let first = match (newest, outcome) {
+        (Ok(found), Ok(directory)) => return Ok((found, directory)),
+        (_, Err(error)) | (Err(error), _) => error,
+    };
+    if goal == Goal::Serve || !matches!(first, Error::Corrupt(_) | Error::Io(_) | Error::Invalid(_)) {
+        return Err(first);
+    }
+    for mut found in root::all(zones).await? {
+        if let Ok(directory) = of_root(&found.root).await {
+            lost.push(format!(
+                "the newest checkpoint can't be read ({}): what follows is by that of root {}",
+                first.detail(),
+                found.number
+            ));
+            // Records follow it.
+            found.root.clean = false;
+            return Ok((found, directory));
+        }
+    }
+    Err(first)
 }
 
 impl<K> Opening<K> {
@@ -171,9 +247,9 @@ impl<K> Opening<K> {
     /// # Errors
     /// As [`settle`]; what finishing and writing return.
     pub async fn finish(self, zones: &dyn Zones, clock: u64) -> Result<Parts> {
-        let Opening { layout, root, pool, found, reports, end, .. } = self;
+        let Opening { layout, root, pool, found, reports, end, goal, .. } = self;
         forget_discarded(&pool, &layout, &end);
-        settle(zones, &pool, &reports, &layout, root.clean).await?;
+        settle(zones, &pool, &reports, &layout, root.clean, goal).await?;
         let (identity, covered) = (root.identity, root.covered.clone());
         let checkpoints = Checkpoints::new(root, RootWriter::behind(&found));
         let epoch = checkpoints.begin_epoch(zones, &layout, &end).await?;
@@ -319,167 +395,6 @@ pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &
     pool
 }
 
-/// The records of all zones that may have some after the checkpoint, and what they say was durable.
-#[derive(Debug)]
-pub struct Scans<K> {
-    /// In no order.
-    pub records: Vec<K>,
-    /// By stream, the highest number that any record says was durable.
-    pub durable: Sequences,
-    /// Number of zones that were scanned.
-    pub zones: u64,
-    /// Those of them without a summary, with their generations.
-    pub unlisted: Vec<(u32, u64)>,
-    /// Data blocks of records among `records` that differ from their checksums: zone and block, in order.
-    pub damaged: Vec<(u32, u32)>,
-    /// Records with wrong data that no record says had been durable.
-    pub torn: Vec<Dropped>,
-    /// Offline zones, whose records the checkpoint covers.
-    pub offline: Vec<u32>,
-}
-
-/// Scans all zones that may have records after the checkpoint.
-///
-/// # Errors
-/// [`Error::Corrupt`] for records of a later epoch than the newest root; what reading returns.
-pub async fn scan_all<K: Kept>(
-    zones: &dyn Zones,
-    layout: &Layout,
-    root: &Root,
-    known: &[ZoneEntry],
-    reports: &[ZoneReport],
-    pool: &ZonePool,
-) -> Result<Scans<K>> {
-    let mut by_zone: Vec<Option<&ZoneEntry>> = vec![None; reports.len()];
-    for entry in known {
-        if let Some(known) = by_zone.get_mut(entry.zone as usize) {
-            *known = Some(entry);
-        }
-    }
-    let is_covered = |report: &&ZoneReport| {
-        let known = by_zone[report.zone.0 as usize];
-        let known = known.filter(|entry| entry.generation == report.generation && entry.full);
-        // All its records are in the checkpoint.
-        known.is_some_and(|entry| report.state == ZoneState::Full && entry.last.is_within(&root.covered))
-    };
-    let wanted: Vec<&ZoneReport> = reports
-        .iter()
-        .filter(|report| report.zone.0 >= ROOT_ZONES)
-        .filter(|report| report.state != ZoneState::Empty)
-        .filter(|report| !is_covered(report))
-        .collect();
-    let (offline, wanted): (Vec<&ZoneReport>, Vec<&ZoneReport>) =
-        wanted.into_iter().partition(|report| report.state == ZoneState::Offline);
-    for report in &offline {
-        let known = by_zone[report.zone.0 as usize];
-        if known.is_none_or(|entry| !entry.full || !entry.last.is_within(&root.covered)) {
-            // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
-            scan::refuse_offline(zones, report.zone).await?;
-        }
-    }
-    let zones_scanned = wanted.len() as u64;
-    let mut scans = Scans {
-        records: Vec::new(),
-        durable: Sequences::default(),
-        zones: zones_scanned,
-        unlisted: Vec::new(),
-        damaged: Vec::new(),
-        torn: Vec::new(),
-        offline: offline.iter().map(|report| report.zone.0).collect(),
-    };
-    let mut torn = Vec::new();
-    let looks = wanted.iter().map(|report| scan_zone(zones, layout, root, report, pool));
-    for (report, scanned) in wanted.iter().zip(runtime::join_limited(ZONES_AT_ONCE, looks).await) {
-        let mut scanned = scanned?;
-        torn.append(&mut scanned.torn);
-        if !scanned.has_summary {
-            scans.unlisted.push((report.zone.0, report.generation));
-        }
-        take(&mut scans, root, report, scanned, pool)?;
-    }
-    judge_torn(&mut scans, root, torn, pool);
-    Ok(scans)
-}
-
-/// Scans one zone.
-async fn scan_zone<K: Kept>(
-    zones: &dyn Zones,
-    layout: &Layout,
-    root: &Root,
-    report: &ZoneReport,
-    pool: &ZonePool,
-) -> Result<Scanned<K>> {
-    let identity = &root.identity;
-    let known = pool.get(report.zone.0).committed;
-    if report.state != ZoneState::Full
-        && known == 0
-        && let Some(header) = scan::first_header(zones, layout, identity, report).await?
-        && header.class == CHECKPOINT_CLASS
-    {
-        // A zone has one class and is written in one epoch: nothing in this one is replayed, or is newer than its beginning.
-        check_epoch(root, report, header.epoch)?;
-        pool.restore(report.zone.0, |entry| {
-            (entry.class, entry.opened, entry.changed) = (CHECKPOINT_CLASS, header.clock, header.clock);
-        });
-        return Ok(Scanned::default());
-    }
-    scan::replayable(zones, layout, identity, report, root.covered.numbers().len(), known).await
-}
-
-fn check_epoch(root: &Root, report: &ZoneReport, epoch: u64) -> Result<()> {
-    match epoch > root.epoch {
-        true => Err(Error::corrupt(format!(
-            "zone {} holds a record of epoch {epoch}, and the newest root that can be read is of epoch {}: a root is damaged; \
-             restore the disk",
-            report.zone, root.epoch
-        ))),
-        false => Ok(()),
-    }
-}
-
-/// Takes over what was found in one zone.
-fn take<K: Kept>(
-    scans: &mut Scans<K>,
-    root: &Root,
-    report: &ZoneReport,
-    scanned: Scanned<K>,
-    pool: &ZonePool,
-) -> Result<()> {
-    for (stream, durable) in scanned.durable.numbers().iter().enumerate() {
-        scans.durable.raise(StreamId(stream as u16), *durable);
-    }
-    if let Some(first) = scanned.records.first().map(Kept::header) {
-        pool.restore(report.zone.0, |entry| {
-            let written = scanned.records.iter().map(|record| record.header().blocks).sum::<u32>();
-            entry.end = scanned.end;
-            if scanned.first > 0 {
-                entry.written += written;
-                return;
-            }
-            entry.class = first.class;
-            entry.opened = first.clock;
-            entry.changed = first.clock;
-            entry.written = written;
-        });
-    }
-    let mut last = LastRecords::default();
-    let streams = root.covered.numbers().len();
-    for record in scanned.records {
-        let header = record.header();
-        check_epoch(root, report, header.epoch)?;
-        if header.kind != Kind::Entries || header.stream.index() >= streams || !root.admits(header) {
-            continue;
-        }
-        let numbers = || numbers(&record).filter(|(stream, _)| stream.index() < streams);
-        numbers().for_each(|(stream, sequence)| last.note(stream, sequence));
-        if numbers().any(|(stream, sequence)| sequence > root.covered.of(stream)) {
-            scans.records.push(record);
-        }
-    }
-    pool.restore(report.zone.0, |entry| last.iter().for_each(|(stream, it)| entry.last.note(stream, it)));
-    Ok(())
-}
-
 /// The numbers of a record: its own, and those in the streams of which it is a member.
 fn numbers<K: Kept>(record: &K) -> impl Iterator<Item = (StreamId, u64)> {
     let header = record.header();
@@ -529,9 +444,9 @@ fn ends<K: Kept>(covered: &Sequences, records: &[K]) -> Sequences {
 /// record of another stream that is.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where one is missing that had been durable.
-pub fn choose<K: Kept>(root: &Root, scans: Scans<K>) -> Result<Tail<K>> {
-    let mut records = scans.records;
+/// [`Error::Corrupt`] where one is missing that had been durable; with [`Goal::Salvage`] it is told, and the stream ends there.
+pub fn choose<K: Kept>(root: &Root, scans: Scans<K>, goal: Goal) -> Result<Tail<K>> {
+    let (mut records, mut lost) = (scans.records, scans.lost);
     let key = |record: &K| (record.header().stream, record.header().sequence);
     // By its key, which is much smaller than a record: they come zone by zone, and are moved once.
     records.sort_by_cached_key(|record| (key(record), record.header().blocks));
@@ -556,16 +471,16 @@ pub fn choose<K: Kept>(root: &Root, scans: Scans<K>) -> Result<Tail<K>> {
                 [] => String::new(),
                 zones => format!(" (offline zones: {zones:?})"),
             };
-            return Err(Error::corrupt(format!(
+            let missing: Result<()> = Err(Error::corrupt(format!(
                 "record {} of stream {number} is damaged or missing, and {durable} records had been durable: this is not \
-                 the end of the log but damage in its middle{offline}; restore the disk, or look at it with `siltstone \
-                 check`",
+                 the end of the log but damage in its middle{offline}; restore the disk, or salvage what can be read",
                 end + 1,
             )));
+            goal.tolerate(missing, &mut lost)?;
         }
     }
     let discarded = (found - records.len()) as u64;
-    Ok(Tail { records, end, discarded, dropped, damaged: scans.damaged })
+    Ok(Tail { records, end, discarded, dropped, damaged: scans.damaged, lost })
 }
 
 /// Lowers the last records of all zones to the end of the log. Records after the end will never be part of it: a zone needn't
@@ -586,6 +501,7 @@ pub async fn settle(
     reports: &[ZoneReport],
     layout: &Layout,
     is_clean: bool,
+    goal: Goal,
 ) -> Result<()> {
     for report in reports {
         let zone = report.zone.0;
@@ -595,6 +511,11 @@ pub async fn settle(
             continue;
         }
         match report.state {
+            ZoneState::Empty if entry.live > 0 && goal == Goal::Salvage => {
+                tracing::error!("zone {zone} is empty: {} blocks in it can't be read", entry.live);
+                pool.restore(zone, |entry| entry.usage = Usage::Damaged);
+                continue;
+            }
             ZoneState::Empty if entry.live > 0 => {
                 return Err(Error::corrupt(format!(
                     "{} live blocks lie in zone {zone}, which is empty",
@@ -608,7 +529,7 @@ pub async fn settle(
             ZoneState::Offline => {
                 // With live blocks it has not been reset since the checkpoint, which covers all its records. Without any it may have
                 // been, and may have been written again since.
-                if !is_clean && entry.live == 0 {
+                if !is_clean && entry.live == 0 && goal == Goal::Serve {
                     scan::refuse_offline(zones, report.zone).await?;
                 }
                 if entry.live > 0 {
@@ -664,142 +585,4 @@ pub async fn begin(
     let finishes = begun.into_iter().map(|zone| zones.finish(zone));
     runtime::join_all(finishes).await.into_iter().collect::<Result<()>>()?;
     Ok(root)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::record::{Header, Link, Links, Parsed};
-    use block::BlockSize;
-    use zones::on_device::format::Uuid;
-
-    struct Record(Header, Links);
-
-    impl Kept for Record {
-        fn new(parsed: &Parsed<'_>) -> Self {
-            Record(parsed.header, parsed.links())
-        }
-
-        fn header(&self) -> &Header {
-            &self.0
-        }
-
-        fn links(&self) -> &Links {
-            &self.1
-        }
-    }
-
-    fn record(stream: u16, sequence: u64, links: &[(Relation, u16, u64)]) -> Record {
-        let header = Header {
-            kind: Kind::Entries,
-            stream: StreamId(stream),
-            class: 0,
-            epoch: 1,
-            sequence,
-            durable: 0,
-            clock: 0,
-            zone: 2,
-            generation: 0,
-            position: 0,
-            blocks: 0,
-        };
-        let link = |(relation, stream, sequence): &(Relation, u16, u64)| Link {
-            relation: *relation,
-            stream: StreamId(*stream),
-            sequence: *sequence,
-        };
-        Record(header, links.iter().map(link).collect())
-    }
-
-    /// Root of a checkpoint that covers these records.
-    fn root(covered: &Sequences) -> Root {
-        Root {
-            owner: *b"test    ",
-            identity: Identity { uuid: Uuid::from_bytes([7; 16]), key: 99 },
-            block_size: BlockSize::default(),
-            zone_blocks: 64,
-            zones: 8,
-            epoch: 1,
-            clean: false,
-            covered: covered.clone(),
-            checkpoint: 1,
-            clock: 0,
-            boundaries: Vec::new(),
-            directory_length: 0,
-            directory: Vec::new(),
-            own: Vec::new(),
-        }
-    }
-
-    fn end_of(records: &[Record]) -> Vec<u64> {
-        ends(&Sequences::new(&[10, 20, 30]), records).numbers().to_vec()
-    }
-
-    #[test]
-    fn a_stream_ends_at_the_first_record_that_is_missing() {
-        let records = [record(0, 11, &[]), record(0, 12, &[]), record(0, 14, &[]), record(1, 22, &[])];
-        assert_eq!(end_of(&records), [12, 20, 30]);
-        assert_eq!(end_of(&[]), [10, 20, 30]);
-    }
-
-    #[test]
-    fn a_record_without_the_one_that_it_follows_ends_its_stream_and_so_on() {
-        let follows = |stream, sequence| (Relation::Follows, stream, sequence);
-        let chain = [
-            record(0, 11, &[follows(1, 21)]),
-            record(0, 12, &[]),
-            record(1, 21, &[follows(2, 31)]),
-            record(1, 22, &[]),
-            record(2, 31, &[follows(0, 9)]),
-        ];
-        assert_eq!(end_of(&chain), [12, 22, 31], "all are there, or covered");
-        assert_eq!(end_of(&chain[..4]), [10, 20, 30], "the last one of the chain is missing");
-    }
-
-    #[test]
-    fn a_member_of_two_streams_counts_in_both_or_in_none() {
-        let member = record(0, 12, &[(Relation::Member, 1, 21)]);
-        let after = record(1, 22, &[]);
-        assert_eq!(end_of(&[record(0, 11, &[]), member, after]), [12, 22, 30]);
-        // Record 11 of its own stream is missing.
-        let member = record(0, 12, &[(Relation::Member, 1, 21)]);
-        assert_eq!(end_of(&[member, record(1, 22, &[])]), [10, 20, 30]);
-        // Record 21 of the other stream is missing.
-        let member = record(0, 11, &[(Relation::Member, 1, 22)]);
-        assert_eq!(end_of(&[member, record(0, 12, &[]), record(1, 23, &[])]), [10, 20, 30]);
-    }
-
-    #[test]
-    fn links_to_anything_end_the_search() {
-        let hostile = [
-            record(0, 11, &[(Relation::Member, 0, 11), (Relation::Follows, 0, 99)]),
-            record(0, 12, &[(Relation::Member, 60_000, 1)]),
-            record(1, 21, &[(Relation::Member, 1, 3), (Relation::Follows, 1, 21)]),
-        ];
-        assert_eq!(end_of(&hostile), [10, 21, 30]);
-    }
-
-    #[test]
-    fn of_two_records_with_one_number_the_one_without_the_refused_data_is_part_of_the_log() {
-        let refused = |blocks, zone| {
-            let mut record = record(0, 11, &[]);
-            (record.0.blocks, record.0.zone) = (blocks, zone);
-            record
-        };
-        let covered = Sequences::new(&[10, 20, 30]);
-        for records in [[refused(3, 4), refused(0, 5)], [refused(0, 5), refused(3, 4)]] {
-            let scans = Scans {
-                records: records.into(),
-                durable: Sequences::default(),
-                zones: 2,
-                unlisted: Vec::new(),
-                damaged: Vec::new(),
-                torn: Vec::new(),
-                offline: Vec::new(),
-            };
-            let tail = choose(&root(&covered), scans).expect("a log");
-            assert_eq!((tail.end.of(StreamId(0)), tail.records.len(), tail.discarded), (11, 1, 0));
-            assert_eq!((tail.records[0].0.blocks, tail.records[0].0.zone), (0, 5));
-        }
-    }
 }

@@ -247,6 +247,32 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     })
 }
 
+/// Reads all roots that can be read of a log, the newest first, to salvage one whose newest root or checkpoint is damaged. Roots of a
+/// log that was there before are left out.
+///
+/// # Errors
+/// What reporting the zones returns.
+pub async fn all(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
+    let mut found = Vec::new();
+    for report in zones.report(ZoneIndex(0), ROOT_ZONES).await? {
+        let unit = zones.geometry().read_granularity.max(4096) as usize;
+        for at in (0..report.write_pointer).step_by(unit) {
+            if at + unit as u64 > report.write_pointer {
+                break;
+            }
+            let address = ZoneAddress { zone: report.zone, offset: block::ByteOffset(at) };
+            let (outcome, buffer) = zones.read(address, Buffer::new(unit)).await;
+            if let (Ok(()), Ok(Some(root))) = (outcome, decode_at(buffer.filled(), &report, at)) {
+                found.push(root);
+            }
+        }
+    }
+    found.sort_by_key(|found| std::cmp::Reverse(found.number));
+    let identity = found.first().map(|newest| newest.root.identity);
+    found.retain(|it| Some(it.root.identity) == identity);
+    Ok(found)
+}
+
 /// Returns the last valid root of one zone; `None` if the zone begins with something else than a root.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 //! - [`on_device`]: divides any [`Device`](block::Device) into zones, with a format of its own on the medium.
 //! - [`ram`]: zones in memory with the weakest guarantees of the contract: appends land out of order and are durable
 //!   only once their zone is finished. A part that works on it works on an object store.
+//! - [`overlay`]: zones whose changes stay in memory, for a look at what lies below.
 //! - [`bytes`]: encoding and decoding of formats without a fixed length.
 //! - [`sector`]: superblocks and other records of one sector.
 //!
@@ -12,6 +13,7 @@ pub mod bytes;
 pub mod gate;
 mod limits;
 pub mod on_device;
+pub mod overlay;
 pub mod ram;
 pub mod sector;
 
@@ -24,4 +26,5 @@ fn misplaced(zone: block::ZoneIndex, wanted: u64, write_pointer: u64) -> block::
 }
 
 pub use on_device::OnDevice;
+pub use overlay::Overlay;
 pub use ram::RamZones;

@@ -43,18 +43,28 @@ pub struct Tail<K> {
     pub dropped: Vec<Dropped>,
     /// Data blocks of `records` that differ from their checksums: zone and block, in order.
     pub damaged: Vec<(u32, u32)>,
+    /// What can't be read and may have had records of the log, in words; only with [`Goal::Salvage`](super::Goal::Salvage).
+    pub lost: Vec<String>,
 }
 
 impl<K> Tail<K> {
     /// Nothing after a checkpoint of everything.
     pub(super) fn clean(root: &Root) -> Self {
         let end = root.covered.clone();
-        Tail { records: Vec::new(), end, discarded: 0, dropped: Vec::new(), damaged: Vec::new() }
+        Tail {
+            records: Vec::new(),
+            end,
+            discarded: 0,
+            dropped: Vec::new(),
+            damaged: Vec::new(),
+            lost: Vec::new(),
+        }
     }
 
     /// Logs what was dropped, and what is damaged.
     pub fn tell(&self) {
         self.describe().iter().for_each(|line| tracing::warn!("opening the log: {line}"));
+        self.lost.iter().for_each(|line| tracing::error!("opening the log: {line}"));
     }
 
     /// Describes what was dropped, and what is damaged, for operators; nothing where the log ends at a whole record.

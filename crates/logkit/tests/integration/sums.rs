@@ -6,7 +6,7 @@ use block::{
     Zones,
 };
 use disks::ram::RamPart;
-use logkit::recovery::{self, Opening};
+use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::Found;
 use logkit::{Mover, Owner, ZoneSums, sums};
 use std::collections::BTreeMap;
@@ -175,7 +175,7 @@ fn a_recovery_names_the_zones_without_a_summary() {
                 open.push((zone, report.generation));
             }
         }
-        let opening: Opening<Found> = recovery::open(&*written.zones, KIND).await?;
+        let opening: Opening<Found> = recovery::open(&*written.zones, KIND, Goal::Serve).await?;
         let (mut unlisted, pool) = (opening.unlisted, &written.owner.kit().pool);
         // The zone of the checkpoint is open, too.
         unlisted.retain(|(zone, _)| pool.get(*zone).class != logkit::pool::CHECKPOINT_CLASS);

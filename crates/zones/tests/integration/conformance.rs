@@ -6,9 +6,9 @@ use conformance::zones::{Options, run};
 use runtime::Random;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use zones::OnDevice;
 use zones::on_device;
 use zones::ram::{self, RamZones};
+use zones::{OnDevice, Overlay};
 
 fn shards(number: usize) -> runtime::Config {
     runtime::Config::default().with_shards(number)
@@ -95,6 +95,52 @@ fn zones_in_memory_keep_the_promises() {
     for (number, options) in [(1, usual), (2, usual), (2, bytes), (1, limited), (2, limited), (2, odd)] {
         runtime::run(shards(number), move || in_ram(options)).unwrap().unwrap();
     }
+}
+
+/// Zones in memory over zones on a device, which stay as they are.
+#[test]
+fn an_overlay_keeps_the_promises_and_changes_nothing_below() {
+    let judged = runtime::run(shards(2), || async {
+        let disk: Arc<dyn DevicePart> =
+            Arc::new(disks::ram::RamPart::new(10 << 20, BlockSize::default()).unwrap());
+        let options = on_device::Options { format: true, zone_size: Some(512 << 10), ..Default::default() };
+        let below: Arc<dyn ZonesPart> = Arc::new(OnDevice::open(disk.clone(), options).await.unwrap());
+        let lower = below.open().await.unwrap();
+        let payload = || block::Data::copy_of(&[7; 8192]).into();
+        let at = lower.append(block::ZoneIndex(3), payload()).await.unwrap();
+        lower.append(block::ZoneIndex(4), payload()).await.unwrap();
+        lower.finish(block::ZoneIndex(4)).await.unwrap();
+        let count = below.geometry().zones;
+        let before = lower.report(block::ZoneIndex(0), count).await.unwrap();
+        let overlay: Arc<dyn ZonesPart> = Arc::new(Overlay::new(below.clone(), 64 << 20));
+        let upper = overlay.open().await.unwrap();
+        // What was begun below is read, finished and reset, and takes no appends.
+        let refused = upper.append(block::ZoneIndex(3), payload()).await.unwrap_err();
+        assert!(matches!(refused, block::Error::Invalid(_)), "{refused}");
+        let (outcome, found) = upper.read(at, block::Buffer::new(8192)).await;
+        outcome.unwrap();
+        assert_eq!(found.filled(), [7; 8192]);
+        upper.finish(block::ZoneIndex(3)).await.unwrap();
+        assert_eq!(upper.report(block::ZoneIndex(3), 1).await.unwrap()[0].state, block::ZoneState::Full);
+        for zone in [3, 4].map(block::ZoneIndex) {
+            let generation = upper.reset(zone, block::EraseGuarantee::None).await.unwrap();
+            assert_eq!(generation, before[zone.0 as usize].generation + 1);
+        }
+        drop(upper);
+        run(async || overlay.clone(), Options { persistent: true, ..Options::default() }).await?;
+        assert_eq!(lower.report(block::ZoneIndex(0), count).await.unwrap(), before);
+        let (outcome, found) = lower.read(at, block::Buffer::new(8192)).await;
+        outcome.unwrap();
+        assert_eq!(found.filled(), [7; 8192]);
+        // More than it may hold is refused.
+        let small = Overlay::new(below, 12 << 10);
+        let upper = small.open().await.unwrap();
+        upper.append(block::ZoneIndex(5), payload()).await.unwrap();
+        let refused = upper.append(block::ZoneIndex(6), payload()).await.unwrap_err();
+        assert!(matches!(refused, block::Error::NoSpace(_)), "{refused}");
+        Ok::<_, String>(())
+    });
+    judged.unwrap().unwrap();
 }
 
 #[test]

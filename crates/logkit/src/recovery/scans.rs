@@ -1,0 +1,191 @@
+//! The records of all zones that may have some after the checkpoint.
+
+use super::tail::judge_torn;
+use super::{Dropped, Goal, numbers};
+use crate::directory::ZoneEntry;
+use crate::layout::{Layout, ROOT_ZONES};
+use crate::pool::{CHECKPOINT_CLASS, LastRecords, ZonePool};
+use crate::record::Kind;
+use crate::root::Root;
+use crate::scan::{self, Kept, Scanned};
+use crate::stream::{Sequences, StreamId};
+use block::{Error, Result, ZoneReport, ZoneState, Zones};
+
+/// Number of zones that are scanned at a time.
+const ZONES_AT_ONCE: usize = 8;
+
+/// The records of all zones that may have some after the checkpoint, and what they say was durable.
+#[derive(Debug)]
+pub struct Scans<K> {
+    /// In no order.
+    pub records: Vec<K>,
+    /// By stream, the highest number that any record says was durable.
+    pub durable: Sequences,
+    /// Number of zones that were scanned.
+    pub zones: u64,
+    /// Those of them without a summary, with their generations.
+    pub unlisted: Vec<(u32, u64)>,
+    /// Data blocks of records among `records` that differ from their checksums: zone and block, in order.
+    pub damaged: Vec<(u32, u32)>,
+    /// Records with wrong data that no record says had been durable.
+    pub torn: Vec<Dropped>,
+    /// Offline zones, whose records the checkpoint covers.
+    pub offline: Vec<u32>,
+    /// What can't be read and may have had records, in words; only with [`Goal::Salvage`].
+    pub lost: Vec<String>,
+}
+
+impl<K> Scans<K> {
+    pub(super) fn new() -> Self {
+        Scans {
+            records: Vec::new(),
+            durable: Sequences::default(),
+            zones: 0,
+            unlisted: Vec::new(),
+            damaged: Vec::new(),
+            torn: Vec::new(),
+            offline: Vec::new(),
+            lost: Vec::new(),
+        }
+    }
+}
+
+/// Scans all zones that may have records after the checkpoint.
+///
+/// # Errors
+/// [`Error::Corrupt`] for records of a later epoch than the newest root; what reading returns. With [`Goal::Salvage`] these are told.
+pub async fn scan_all<K: Kept>(
+    zones: &dyn Zones,
+    layout: &Layout,
+    root: &Root,
+    known: &[ZoneEntry],
+    (reports, pool): (&[ZoneReport], &ZonePool),
+    goal: Goal,
+) -> Result<Scans<K>> {
+    let mut by_zone: Vec<Option<&ZoneEntry>> = vec![None; reports.len()];
+    for entry in known {
+        if let Some(known) = by_zone.get_mut(entry.zone as usize) {
+            *known = Some(entry);
+        }
+    }
+    let is_covered = |report: &&ZoneReport| {
+        let known = by_zone[report.zone.0 as usize];
+        let known = known.filter(|entry| entry.generation == report.generation && entry.full);
+        // All its records are in the checkpoint.
+        known.is_some_and(|entry| report.state == ZoneState::Full && entry.last.is_within(&root.covered))
+    };
+    let wanted: Vec<&ZoneReport> = reports
+        .iter()
+        .filter(|report| report.zone.0 >= ROOT_ZONES)
+        .filter(|report| report.state != ZoneState::Empty)
+        .filter(|report| !is_covered(report))
+        .collect();
+    let (offline, wanted): (Vec<&ZoneReport>, Vec<&ZoneReport>) =
+        wanted.into_iter().partition(|report| report.state == ZoneState::Offline);
+    let mut scans = Scans::new();
+    for report in &offline {
+        let known = by_zone[report.zone.0 as usize];
+        if known.is_none_or(|entry| !entry.full || !entry.last.is_within(&root.covered)) {
+            // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
+            goal.tolerate(scan::refuse_offline(zones, report.zone).await, &mut scans.lost)?;
+        }
+    }
+    scans.zones = wanted.len() as u64;
+    scans.offline = offline.iter().map(|report| report.zone.0).collect();
+    let mut torn = Vec::new();
+    let looks = wanted.iter().map(|report| scan_zone(zones, layout, root, report, pool));
+    for (report, scanned) in wanted.iter().zip(runtime::join_limited(ZONES_AT_ONCE, looks).await) {
+        let Some(mut scanned) = goal.tolerate(scanned, &mut scans.lost)? else {
+            scans.unlisted.push((report.zone.0, report.generation));
+            continue;
+        };
+        torn.append(&mut scanned.torn);
+        if !scanned.has_summary {
+            scans.unlisted.push((report.zone.0, report.generation));
+        }
+        let taken = take(&mut scans, root, report, scanned, pool);
+        goal.tolerate(taken, &mut scans.lost)?;
+    }
+    judge_torn(&mut scans, root, torn, pool);
+    Ok(scans)
+}
+
+/// Scans one zone.
+async fn scan_zone<K: Kept>(
+    zones: &dyn Zones,
+    layout: &Layout,
+    root: &Root,
+    report: &ZoneReport,
+    pool: &ZonePool,
+) -> Result<Scanned<K>> {
+    let identity = &root.identity;
+    let known = pool.get(report.zone.0).committed;
+    if report.state != ZoneState::Full
+        && known == 0
+        && let Some(header) = scan::first_header(zones, layout, identity, report).await?
+        && header.class == CHECKPOINT_CLASS
+    {
+        // A zone has one class and is written in one epoch: nothing in this one is replayed, or is newer than its beginning.
+        check_epoch(root, report, header.epoch)?;
+        pool.restore(report.zone.0, |entry| {
+            (entry.class, entry.opened, entry.changed) = (CHECKPOINT_CLASS, header.clock, header.clock);
+        });
+        return Ok(Scanned::default());
+    }
+    scan::replayable(zones, layout, identity, report, root.covered.numbers().len(), known).await
+}
+
+fn check_epoch(root: &Root, report: &ZoneReport, epoch: u64) -> Result<()> {
+    match epoch > root.epoch {
+        true => Err(Error::corrupt(format!(
+            "zone {} holds a record of epoch {epoch}, and the newest root that can be read is of epoch {}: a root is damaged; \
+             restore the disk",
+            report.zone, root.epoch
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Takes over what was found in one zone. Returns the error of the first record of a later epoch, after all others are taken.
+fn take<K: Kept>(
+    scans: &mut Scans<K>,
+    root: &Root,
+    report: &ZoneReport,
+    scanned: Scanned<K>,
+    pool: &ZonePool,
+) -> Result<()> {
+    for (stream, durable) in scanned.durable.numbers().iter().enumerate() {
+        scans.durable.raise(StreamId(stream as u16), *durable);
+    }
+    if let Some(first) = scanned.records.first().map(Kept::header) {
+        pool.restore(report.zone.0, |entry| {
+            let written = scanned.records.iter().map(|record| record.header().blocks).sum::<u32>();
+            entry.end = scanned.end;
+            if scanned.first > 0 {
+                entry.written += written;
+                return;
+            }
+            entry.class = first.class;
+            entry.opened = first.clock;
+            entry.changed = first.clock;
+            entry.written = written;
+        });
+    }
+    let mut last = LastRecords::default();
+    let streams = root.covered.numbers().len();
+    let mut outcome = Ok(());
+    for record in scanned.records {
+        let header = record.header();
+        outcome = outcome.and(check_epoch(root, report, header.epoch));
+        if header.kind != Kind::Entries || header.stream.index() >= streams || !root.admits(header) {
+            continue;
+        }
+        let numbers = || numbers(&record).filter(|(stream, _)| stream.index() < streams);
+        numbers().for_each(|(stream, sequence)| last.note(stream, sequence));
+        if numbers().any(|(stream, sequence)| sequence > root.covered.of(stream)) {
+            scans.records.push(record);
+        }
+    }
+    pool.restore(report.zone.0, |entry| last.iter().for_each(|(stream, it)| entry.last.note(stream, it)));
+    outcome
+}
