@@ -127,7 +127,7 @@ fn an_overlay_keeps_the_promises_and_changes_nothing_below() {
             assert_eq!(generation, before[zone.0 as usize].generation + 1);
         }
         drop(upper);
-        run(async || overlay.clone(), Options { persistent: true, ..Options::default() }).await?;
+        run(async || overlay.clone(), Options::default()).await?;
         assert_eq!(lower.report(block::ZoneIndex(0), count).await.unwrap(), before);
         let (outcome, found) = lower.read(at, block::Buffer::new(8192)).await;
         outcome.unwrap();
