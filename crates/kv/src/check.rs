@@ -120,7 +120,7 @@ impl BlockSource for ExtentSource<'_> {
 /// [`Error::Protocol`] for zones without a store; errors other than damage and failed reads.
 pub async fn check(zones: &dyn Zones, most_problems: usize, progress: &dyn Fn(u64, u64)) -> Result<Report> {
     let mut report = Report { most: most_problems.max(1), ..Report::default() };
-    let (opening, Replayed { shards, .. }) = match replay_all(zones, Goal::Serve).await {
+    let (opening, Replayed { shards, .. }) = match replay_all(zones, Goal::Salvage).await {
         Ok(found) => found,
         Err(error @ (Error::Corrupt(_) | Error::Io(_))) => {
             report.note(None, format!("the log or the manifest can't be read: {error}"));
@@ -131,6 +131,9 @@ pub async fn check(zones: &dyn Zones, most_problems: usize, progress: &dyn Fn(u6
     report.is_clean = opening.root.clean;
     report.notes.clone_from(&opening.notes);
     report.shards = shards.len() as u64;
+    for line in shards.iter().flat_map(|shard| &shard.lost) {
+        report.note(None, line.clone());
+    }
     check_extents(zones, &opening.layout, &opening.pool, &shards, &mut report).await?;
     let all: u64 =
         shards.iter().flat_map(|shard| &shard.manifest.tables).map(|table| table.summary.length).sum();

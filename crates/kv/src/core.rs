@@ -20,11 +20,13 @@ use crate::manifest::{Manifest, TableId, table_stream, write_stream};
 use crate::memtable::Memtable;
 use crate::open_zones::{LANES, OpenZones};
 use crate::policy::{Compaction, Lifetimes, Placement};
+use crate::salvage::{self, Lost};
 use crate::settings::{Acknowledge, Settings};
 use crate::tables::{BlockCache, Table, TableFile};
 use block::{Error, Result};
 use logkit::cleaning::Policy;
 use logkit::readers::ShardReads;
+use logkit::recovery::Goal;
 use logkit::{Appender, Kit, Mover, Owner, flusher, lane};
 use runtime::sync::{Notify, Semaphore};
 use runtime::{Home, RequestKey, Requests};
@@ -185,6 +187,8 @@ pub struct Core {
     pub(crate) next_cross_shard: Cell<u64>,
     /// What batches for several shards hold of the gate.
     pub(crate) entered: RefCell<BTreeMap<u64, Entered>>,
+    /// What can't be read of a store that is salvaged; `None` for one that is used.
+    pub(crate) lost: Option<Rc<Lost>>,
 }
 
 /// Settings of the kit for a shard.
@@ -232,6 +236,8 @@ pub struct RecoveredShard {
     pub manifest: Manifest,
     /// Writes after those in tables, in the order of the log.
     pub writes: Vec<ReplayedWrites>,
+    /// What can't be read of it, with [`Goal::Salvage`].
+    pub lost: Vec<String>,
 }
 
 /// An item of writes that was found in the log.
@@ -263,7 +269,8 @@ impl Core {
         let erasure = erasure(&kit);
         let own = [write_stream(shard), table_stream(shard)];
         let (lanes, steps) = (kit.settings.appends_in_flight, kit.settings.most_steps);
-        let RecoveredShard { manifest, writes } = found;
+        let RecoveredShard { manifest, writes, lost } = found;
+        let lost = (settings.goal == Goal::Salvage).then(|| Rc::new(Lost::new(lost)));
         if !erasure.counts_operations() {
             manifest.tables.iter().for_each(|table| erasure.clock().raise(table.created));
         }
@@ -312,13 +319,14 @@ impl Core {
             cross_shard: Semaphore::new(crate::cross_shard::MOST_CROSS_SHARD),
             next_cross_shard: Cell::new(0),
             entered: RefCell::default(),
+            lost,
             settings: settings.clone(),
             kit,
         });
         let tables = manifest.tables.into_iter().map(|meta| {
             let file = TableFile::with(meta.id, &core.kit, &core.erasure, meta.extents.clone());
             core.files.borrow_mut().insert(meta.id, Rc::downgrade(&file));
-            Table::new(meta, file, &core.cache, &core.reads)
+            Table::new(meta, file, &core.cache, &core.reads, core.lost.as_ref())
         });
         let tables: Vec<_> = tables.collect();
         let deletes = tables.iter().filter_map(|table| core.erasure.oldest_delete(&table.meta.summary));
@@ -510,6 +518,9 @@ impl Core {
         }
         if self.kit.is_closing() {
             return Err(Error::closed("the store is closed"));
+        }
+        if self.lost.is_some() {
+            return Err(salvage::refusal());
         }
         self.kit.space.check()
     }

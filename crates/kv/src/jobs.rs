@@ -617,6 +617,10 @@ impl Core {
 
     /// Freezes the active buffer, and waits until all buffers are in tables.
     pub(crate) async fn flush_buffers(self: &Rc<Self>) -> Result<()> {
+        if self.lost.is_some() {
+            // What was replayed stays in memory.
+            return Ok(());
+        }
         self.freeze();
         while !self.frozen.borrow().is_empty() {
             if let Some(error) = self.kit.failure() {

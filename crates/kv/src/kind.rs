@@ -10,6 +10,7 @@ use block::{
     Buffer, Call, DevicePart, EraseGuarantee, Error, Part, Result, Status, ZoneGeometry, ZoneIndex,
     ZoneState, ZonesPart,
 };
+use logkit::recovery::Goal;
 use runtime::net::Address;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, DurationOrCount, Key, Kind, Shape, ValueKind};
@@ -105,6 +106,12 @@ pub const KIND: Kind = Kind {
             ValueKind::Size,
             "the size of a zone, for a store on a device; default: 1/256 of a new one, 128KiB to 64MiB",
         ),
+        Key::optional(
+            "salvage",
+            ValueKind::Bool,
+            "open a damaged store to copy what can be read: nothing is written to its storage, and writes are refused",
+        )
+        .or("false"),
     ],
     messages: &[],
     shareable: false,
@@ -184,6 +191,7 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
         multiplier: arguments.integer("multiplier")?,
         delete_persistence,
         erase,
+        goal: if arguments.boolean("salvage")? { Goal::Salvage } else { Goal::Serve },
         ..defaults
     };
     let shown = stack::format_size;
@@ -360,8 +368,17 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
         )),
         other => other,
     };
+    let is_salvage = arguments.boolean("salvage")?;
+    if is_salvage && format {
+        return refuse(
+            arguments,
+            "salvage",
+            "salvage: a store that is formatted has nothing to copy; expected one of them".to_owned(),
+        );
+    }
     let zones = match is_lent {
         true => arguments.zones("on")?,
+        false if is_salvage => zones_to_read(arguments).await.map_err(none)?,
         false => {
             let device = arguments.device("on")?;
             zones_on(device, format, arguments.optional_size("zone_size")?).await.map_err(none)?

@@ -30,6 +30,7 @@ impl Core {
     /// # Errors
     /// [`Error::NoSpace`]; the failure of the log; [`Error::Closed`] where the store is closed meanwhile.
     pub(crate) async fn compact_all(self: &Rc<Self>) -> Result<()> {
+        self.check_open()?;
         self.settle().await?;
         self.flush_buffers().await?;
         let (last, end) = self.with_tree(|tree| {

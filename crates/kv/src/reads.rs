@@ -148,7 +148,7 @@ impl Core {
             !summary.ends_before(&scan.from) && scan.to.as_ref().is_none_or(|to| summary.smallest < *to)
         };
         for table in levels.all().filter(|table| table.meta.summary.range_tombstones > 0 && is_in(table)) {
-            let found = table.reader().range_tombstones().await?;
+            let found = table.reader().scanned_range_tombstones().await?;
             ranges.push(Rc::new(RangeTombstones::from_iter(found.iter().cloned())));
         }
         push_cursors(&levels, is_in, &mut cursors);

@@ -42,7 +42,11 @@ pub async fn format(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<V
     check_new(handle.geometry(), shards)?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, 2 * usize::from(shards), OWNER, Vec::new());
-    let found = (0..shards).map(|_| RecoveredShard { manifest: Manifest::default(), writes: Vec::new() });
+    let found = (0..shards).map(|_| RecoveredShard {
+        manifest: Manifest::default(),
+        writes: Vec::new(),
+        lost: Vec::new(),
+    });
     let homes =
         start((zones, handle), parts, (found.collect(), FoundPromise::new(settings.guarantee())), settings)
             .await?;
@@ -93,10 +97,13 @@ pub(crate) async fn replay_all(zones: &dyn Zones, goal: Goal) -> Result<(Opening
     let mut opening: Opening<Found> = recovery::open(zones, OWNER, goal).await?;
     let State { shards, stale, clock: shown, resets } = State::decode(&opening.own)?;
     recovery::check_streams(&opening.root, 2 * shards.len())?;
-    let mut found = Vec::new();
+    let mut found: Vec<RecoveredShard> = Vec::new();
     let mut clock = opening.root.clock;
     for (shard, manifest) in (0..).zip(shards) {
-        found.push(replay(zones, &mut opening, shard, manifest, &mut clock).await?);
+        found.push(replay(zones, &mut opening, (shard, manifest), &mut clock, goal).await?);
+    }
+    if let Some(first) = found.first_mut() {
+        first.lost.splice(0..0, std::mem::take(&mut opening.lost));
     }
     let operations = found.iter().map(|shard: &RecoveredShard| shard.manifest.flushed.sequence).sum();
     let promise = FoundPromise { operations, stale, unlisted: Vec::new(), clock: shown, resets };
@@ -117,6 +124,10 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec
     let is_new_guarantee = promise.resets.begin(settings.guarantee(), &reset_before);
     let parts = opening.finish(&*handle, clock).await?;
     let homes = start((zones, handle), parts, (found, promise), settings).await?;
+    if settings.goal == Goal::Salvage {
+        // What was replayed stays in memory, and nothing else is to be written.
+        return Ok(homes);
+    }
     for home in &homes {
         let flush = |core: Rc<Core>| async move { core.flush_replayed().await };
         home.with(flush).await?;
@@ -184,10 +195,10 @@ fn damaged_in(damaged: &[(u32, u32)], zone: u32, position: u32, blocks: u32) -> 
 
 /// The error for a record that had been durable and whose contents are damaged. Without it, older values would be shown, or deleted
 /// keys.
-fn lost(shard: u16, number: u64, what: &str, (zone, position): (u32, u32)) -> Error {
+fn gone(shard: u16, number: u64, what: &str, (zone, position): (u32, u32)) -> Error {
     Error::corrupt(format!(
         "block {position} of zone {zone} is damaged: it has a part of record {number} of shard {shard}, with {what}; restore the store \
-         from a backup"
+         from a backup, or copy what can be read with the key salvage"
     ))
 }
 
@@ -195,10 +206,11 @@ fn lost(shard: u16, number: u64, what: &str, (zone, position): (u32, u32)) -> Er
 async fn replay(
     zones: &dyn Zones,
     opening: &mut Opening<Found>,
-    shard: u16,
-    mut manifest: Manifest,
+    (shard, mut manifest): (u16, Manifest),
     clock: &mut u64,
+    goal: Goal,
 ) -> Result<RecoveredShard> {
+    let mut lost: Vec<String> = Vec::new();
     let (users, tables) = (write_stream(shard), table_stream(shard));
     let covered = &opening.root.covered;
     let is_own = |record: &&Found| {
@@ -214,7 +226,7 @@ async fn replay(
     let (mut written, mut edited) = (Assembly::default(), Assembly::default());
     for record in &records {
         let (zone, mut position) = (record.header.zone, record.header.position + 1);
-        for item in Recorded::decode_all(record)? {
+        for item in goal.tolerate(Recorded::decode_all(record), &mut lost)?.unwrap_or_default() {
             let blocks = item.blocks();
             *clock += u64::from(blocks);
             match item {
@@ -228,30 +240,42 @@ async fn replay(
                 }
                 Recorded::Body { is_edit, length, offset, inline, blocks } => {
                     let part = match inline {
-                        Some(inline) => inline,
-                        None => scan::read(zones, &opening.layout, zone, position, blocks)
-                            .await
-                            .map(|it| it.to_vec())?,
+                        Some(inline) => Ok(inline),
+                        None => scan::read(zones, &opening.layout, zone, position, blocks).await,
                     };
-                    let damaged = damaged_in(&opening.damaged, zone, position, blocks);
+                    let mut damaged = damaged_in(&opening.damaged, zone, position, blocks);
+                    let part = goal.tolerate(part, &mut lost)?.unwrap_or_else(|| {
+                        damaged = damaged.or(Some((zone, position)));
+                        vec![0; length as usize]
+                    });
                     let assembly = if is_edit { &mut edited } else { &mut written };
                     let number = recovery::number_in(record, if is_edit { tables } else { users });
                     let number =
                         number.ok_or_else(|| Error::corrupt("an item in a record of another stream"))?;
                     match assembly.add(&part, offset, length, (zone, number), damaged) {
                         Some(Assembly { damaged: Some(at), .. }) if is_edit => {
-                            return Err(lost(shard, number, "the list of tables", at));
+                            goal.tolerate(
+                                Err::<(), _>(gone(shard, number, "the list of tables", at)),
+                                &mut lost,
+                            )?;
                         }
                         // Its writes may be in tables already.
                         Some(Assembly { damaged: Some(at), .. }) => lost_writes.push((number, at)),
-                        Some(whole) if is_edit => manifest.apply(Edit::decode(&whole.bytes)?),
-                        Some(Assembly { bytes, zones, first, .. }) => decode_parts(&bytes, |part| {
-                            if part.shard == shard {
-                                let (bytes, zones) = (part.bytes.to_vec(), zones.clone());
-                                writes.push(ReplayedWrites { bytes, zones, first, record: number });
+                        Some(whole) if is_edit => {
+                            if let Some(edit) = goal.tolerate(Edit::decode(&whole.bytes), &mut lost)? {
+                                manifest.apply(edit);
                             }
-                            Ok(())
-                        })?,
+                        }
+                        Some(Assembly { bytes, zones, first, .. }) => {
+                            let decoded = decode_parts(&bytes, |part| {
+                                if part.shard == shard {
+                                    let (bytes, zones) = (part.bytes.to_vec(), zones.clone());
+                                    writes.push(ReplayedWrites { bytes, zones, first, record: number });
+                                }
+                                Ok(())
+                            });
+                            goal.tolerate(decoded, &mut lost)?;
+                        }
                         None => {}
                     }
                 }
@@ -259,27 +283,34 @@ async fn replay(
             position += blocks;
         }
     }
-    if let Some((number, at)) = lost_writes.iter().find(|(number, _)| *number > manifest.flushed.record) {
-        return Err(lost(shard, *number, "writes, whose keys are unknown", *at));
+    for (number, at) in lost_writes.iter().filter(|(number, _)| *number > manifest.flushed.record) {
+        let is_gone = gone(shard, *number, "writes, whose keys are unknown", *at);
+        goal.tolerate(Err::<(), _>(is_gone), &mut lost)?;
     }
     let mut accounts = opening.pool.accounts();
-    for extent in manifest.tables.iter().flat_map(|table| &table.extents) {
-        if extent.place.zone >= opening.layout.zones
-            || extent
-                .place
-                .position
-                .checked_add(extent.blocks)
-                .is_none_or(|end| end > opening.layout.zone_blocks)
-        {
-            return Err(Error::corrupt(format!(
-                "the manifest of shard {shard} names blocks outside the zones: {extent:?}"
-            )));
+    let mut tables = std::mem::take(&mut manifest.tables);
+    for table in tables.drain(..) {
+        let checked =
+            table.extents.iter().try_for_each(|extent| check_extent(shard, extent, &opening.layout));
+        if goal.tolerate(checked, &mut lost)?.is_some() {
+            table.extents.iter().for_each(|extent| accounts.add_live(extent.place.zone, extent.blocks));
+            manifest.tables.push(table);
         }
-        accounts.add_live(extent.place.zone, extent.blocks);
     }
     drop(accounts);
     writes.retain(|replayed| replayed.record > manifest.flushed.record);
-    Ok(RecoveredShard { manifest, writes })
+    Ok(RecoveredShard { manifest, writes, lost })
+}
+
+/// Refuses blocks of a table that are outside of the zones.
+fn check_extent(shard: u16, extent: &Extent, layout: &Layout) -> Result<()> {
+    let end = extent.place.position.checked_add(extent.blocks);
+    match extent.place.zone < layout.zones && end.is_some_and(|end| end <= layout.zone_blocks) {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!(
+            "the manifest of shard {shard} names blocks outside the zones: {extent:?}"
+        ))),
+    }
 }
 
 /// The shard of the runtime on which a shard of the store is.
@@ -334,13 +365,17 @@ async fn start(
         let homes = homes.clone();
         let begin = |core: Rc<Core>| async move {
             core.set_homes(homes);
-            lane::start(&core);
-            core.start_tasks();
+            if core.lost.is_none() {
+                lane::start(&core);
+                core.start_tasks();
+            }
             Ok(())
         };
         home.with(begin).await?;
     }
-    core.note_directory();
-    logkit::cleaner::start(&core);
+    if core.lost.is_none() {
+        core.note_directory();
+        logkit::cleaner::start(&core);
+    }
     Ok(homes)
 }

@@ -86,6 +86,11 @@ impl Store {
         status.extend(home);
         let levels = shards.iter().filter_map(|shard| shard.get("levels").cloned());
         status.insert("levels".into(), levels.collect());
+        if shards.iter().any(|shard| shard.contains_key("lost")) {
+            let lines = shards.iter().filter_map(|shard| shard.get("lost")?.as_array()).flatten().cloned();
+            status.insert("lost".into(), lines.collect());
+            status.insert("lost_count".into(), json!(sum("lost_count")));
+        }
         Ok(status)
     }
 }
@@ -140,6 +145,10 @@ impl Core {
             json!({"tables": level.len(), "bytes": level.iter().map(|table| table.meta.summary.length).sum::<u64>()})
         });
         status.insert("levels".into(), levels.collect());
+        if let Some(lost) = &self.lost {
+            status.insert("lost".into(), json!(lost.lines()));
+            status.insert("lost_count".into(), json!(lost.count()));
+        }
         status
     }
 

@@ -10,12 +10,15 @@ use crate::iterator::Iterator;
 use crate::pairs::{Pair, Pairs};
 use crate::reads::{Scan, Stored};
 use crate::recovery;
+use crate::salvage;
 use crate::settings::{Acknowledge, Settings};
 use block::{Error, Result, ZonesPart};
+use logkit::recovery::Goal;
 use logkit::{Mover, Owner};
 use runtime::Home;
 use std::rc::Rc;
 use std::sync::Arc;
+use zones::Overlay;
 
 /// Most bytes of a scan's answer from one shard.
 const SCAN_BYTES: usize = 1 << 20;
@@ -94,11 +97,15 @@ impl Store {
         Ok(Store { homes: homes.into(), zones, acknowledge: settings.acknowledge, is_lent: false })
     }
 
-    /// Opens the store on these zones.
+    /// Opens the store on these zones; with [`Goal::Salvage`] to read what can be read of a damaged one, without a change to the zones.
     ///
     /// # Errors
     /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
     pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
+        let zones = match settings.goal {
+            Goal::Serve => zones,
+            Goal::Salvage => Arc::new(Overlay::new(zones, salvage::MOST_BYTES)),
+        };
         let homes = recovery::open(&zones, settings).await?;
         Ok(Store { homes: homes.into(), zones, acknowledge: settings.acknowledge, is_lent: false })
     }
@@ -455,7 +462,12 @@ impl Store {
         for home in self.homes.iter() {
             clean &= home.with(is_clean).await.unwrap_or(false);
         }
-        let last = move |core: Rc<Core>| async move { core.take_checkpoint(clean).await };
+        let last = move |core: Rc<Core>| async move {
+            match core.lost.is_some() {
+                true => Ok(()),
+                false => core.take_checkpoint(clean).await,
+            }
+        };
         closed = closed.and(self.homes[0].with(last).await);
         for home in self.homes.iter() {
             closed = closed.and(home.forget().await);

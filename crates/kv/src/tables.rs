@@ -5,7 +5,8 @@ use crate::erasure::Erasure;
 use crate::extents::{Extent, ReadAhead, place, read_runs, runs};
 use crate::item::Place;
 use crate::manifest::{TableId, TableMeta};
-use crate::table::{Block, BlockHandle, BlockSource, Reader, TableCursor};
+use crate::salvage::Lost;
+use crate::table::{Block, BlockHandle, BlockSource, Reader, Summary, TableCursor};
 use block::{Buffer, Error, Result};
 use logkit::Kit;
 use logkit::readers::ShardReads;
@@ -229,6 +230,8 @@ pub struct Cached {
     file: Rc<TableFile>,
     cache: Rc<BlockCache>,
     reads: Arc<ShardReads>,
+    /// In a store that is salvaged: what can't be read, and the bounds of the table.
+    lost: Option<Rc<(Rc<Lost>, Summary)>>,
 }
 
 impl BlockSource for Cached {
@@ -251,6 +254,13 @@ impl BlockSource for Cached {
             self.cache.kept.set(kept);
         }
         fits
+    }
+
+    fn skips(&self, handle: BlockHandle, error: &Error) -> bool {
+        let Some(lost) = self.lost.as_deref() else { return false };
+        let (lost, summary) = lost;
+        lost.note_block((self.file.id, handle.offset), summary, error);
+        true
     }
 
     fn dropped(&self, bytes: usize) {
@@ -304,14 +314,16 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table that is written.
+    /// A table that is written; `lost` gets what scans of it can't read, in a store that is salvaged.
     pub fn new(
         meta: TableMeta,
         file: Rc<TableFile>,
         cache: &Rc<BlockCache>,
         reads: &Arc<ShardReads>,
+        lost: Option<&Rc<Lost>>,
     ) -> Rc<Self> {
-        let source = Cached { file: file.clone(), cache: cache.clone(), reads: reads.clone() };
+        let lost = lost.map(|lost| Rc::new((lost.clone(), meta.summary.clone())));
+        let source = Cached { file: file.clone(), cache: cache.clone(), reads: reads.clone(), lost };
         let reader = Reader::new(source, &meta.summary);
         Rc::new(Table { meta, file, reader })
     }

@@ -237,7 +237,7 @@ async fn newest_checkpoint(
             return Ok((found, directory));
         }
     }
-    Err(first)
+    Err(first.in_context("no checkpoint of the log can be read, so that nothing can be salvaged"))
 }
 
 impl<K> Opening<K> {

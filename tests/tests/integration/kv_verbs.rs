@@ -194,6 +194,21 @@ fn a_check_names_the_table_of_a_flipped_byte_and_other_keys_stay_readable() {
     let error = store.verb("get", &["needle"]);
     assert!(error.code == Some(1) && error.err.contains("checksum"), "{error:#?}");
     assert_eq!(store.ok("get", &["key1"]), "1".repeat(3000) + "\n");
+
+    // A backup doesn't leave keys out unasked; to salvage the store, it copies the others, and says what is missing.
+    let copy = Store::new("compression = \"none\"");
+    let refused = store.verb("backup", &[&copy.stack]);
+    assert!(refused.code == Some(1) && refused.err.contains("checksum"), "{refused:#?}");
+    let text = std::fs::read_to_string(&store.stack).unwrap();
+    std::fs::write(&store.stack, text + "salvage = true\n").unwrap();
+    let told = store.verb("backup", &[&copy.stack, "--format"]);
+    assert!(told.err.contains("salvaged: 1 parts can't be read"), "{told:#?}");
+    let copied = told.ok();
+    assert!(copied.starts_with("copied "), "{copied}");
+    assert_eq!(copy.ok("get", &["key1"]), "1".repeat(3000) + "\n");
+    assert!(copy.json("check", &[])["sound"].as_bool().unwrap());
+    let refused = store.verb("put", &["key1", "x"]).refused();
+    assert!(refused.contains("takes no writes"), "{refused}");
 }
 
 #[test]

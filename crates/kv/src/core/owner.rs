@@ -104,7 +104,7 @@ impl Core {
             let file = known
                 .or_else(|| moved.iter().find(|table| table.meta.id == meta.id).map(|it| it.file.clone()));
             let file = file.expect("an edit adds tables that were written, or are in another level");
-            tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads));
+            tables.push(Table::new(meta.clone(), file, &self.cache, &self.reads, None));
         }
         let is_kept = |id: TableId| edit.added.iter().any(|added| added.id == id);
         let died = || moved.iter().filter(|table| !is_kept(table.meta.id));

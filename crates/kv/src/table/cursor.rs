@@ -53,7 +53,7 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         self.entry = None;
         self.block = None;
         self.path.clear();
-        if let Some(root) = self.reader.root().await? {
+        if let Some(root) = self.reader.cursor_root().await? {
             let at = choose(root.index()?)?;
             self.path.push((root, at));
             self.read_below(choose).await?;
@@ -61,10 +61,10 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         Ok(())
     }
 
-    /// Reads the blocks below the last one of the path.
+    /// Reads the blocks below the last one of the path, as far as none is skipped.
     async fn read_below(&mut self, choose: impl Fn(&Entries) -> Result<usize>) -> Result<()> {
         while let Some((index, at)) = self.path.last() {
-            let block = self.reader.read_child(index, *at).await?;
+            let Some(block) = self.reader.read_child(index, *at).await? else { break };
             if self.path.len() == self.reader.levels() {
                 self.block = Some(block);
                 break;
@@ -90,6 +90,9 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
             if let Some(next) = next {
                 *at = next;
                 self.read_below(edge_child(enter_at)).await?;
+                if self.block.is_none() {
+                    continue;
+                }
                 return self.enter(enter_at, after);
             }
             self.path.pop();
@@ -107,6 +110,14 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> TableCursor<R> {
         }
         self.block = Some(block);
         Ok(())
+    }
+
+    /// Goes to the first or last entry of the block, or of the nearest one in that direction where it is skipped.
+    async fn enter_or_go_on(&mut self, edge: Edge) -> Result<()> {
+        match self.block.is_some() {
+            true => self.enter(edge, None),
+            false => self.go_to_neighbour(edge, None).await,
+        }
     }
 
     /// Goes to the entry that ends at `end`, from the restart point before it.
@@ -197,12 +208,12 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> Cursor for TableCursor<R> {
 
     async fn seek_first(&mut self) -> Result<()> {
         self.descend(edge_child(Edge::First)).await?;
-        self.enter(Edge::First, None)
+        self.enter_or_go_on(Edge::First).await
     }
 
     async fn seek_last(&mut self) -> Result<()> {
         self.descend(edge_child(Edge::Last)).await?;
-        self.enter(Edge::Last, None)
+        self.enter_or_go_on(Edge::Last).await
     }
 
     async fn seek(&mut self, key: &[u8], sequence: Sequence) -> Result<()> {
@@ -223,7 +234,7 @@ impl<S: BlockSource, R: Deref<Target = Reader<S>>> Cursor for TableCursor<R> {
                 let (at, restart) = (*at, *restart);
                 self.go_before(at, restart).await
             }
-            None => self.enter(Edge::Last, None),
+            None => self.enter_or_go_on(Edge::Last).await,
         }
     }
 

@@ -6,7 +6,7 @@ use super::entries::Body;
 use super::stored::BlockHandle;
 use super::summary::Summary;
 use crate::entry::{RangeTombstone, Sequence, Value};
-use block::Result;
+use block::{Error, Result};
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
@@ -20,6 +20,11 @@ pub trait BlockSource {
 
     /// Whether a reader may keep this many bytes of blocks for as long as it lives, by itself; it then says when it has dropped them.
     fn may_keep(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    /// Whether a cursor goes on behind a block that can't be read. Only where that is told, since entries are missing then.
+    fn skips(&self, _handle: BlockHandle, _error: &Error) -> bool {
         false
     }
 
@@ -164,9 +169,31 @@ impl<S: BlockSource> Reader<S> {
         Ok(Some(block))
     }
 
-    /// Reads the block that is child `at` of an index block.
-    pub(super) async fn read_child(&self, index: &Block, at: usize) -> Result<Arc<Block>> {
-        self.source.read(index.index()?.child(at, self.salt)?).await
+    /// Root of the index for a cursor; `None` without entries, or where the source skips it.
+    pub(super) async fn cursor_root(&self) -> Result<Option<Arc<Block>>> {
+        self.unless_skipped(self.index, self.root().await)
+    }
+
+    /// Reads the block that is child `at` of an index block; `None` where the source skips it.
+    pub(super) async fn read_child(&self, index: &Block, at: usize) -> Result<Option<Arc<Block>>> {
+        let handle = index.index()?.child(at, self.salt)?;
+        self.unless_skipped(Some(handle), self.source.read(handle).await.map(Some))
+    }
+
+    fn unless_skipped<T>(&self, at: Option<BlockHandle>, found: Result<Option<T>>) -> Result<Option<T>> {
+        match (found, at) {
+            (Err(error), Some(handle)) if self.source.skips(handle, &error) => Ok(None),
+            (found, _) => found,
+        }
+    }
+
+    /// Range tombstones for a scan, which goes on without them where the source skips them.
+    ///
+    /// # Errors
+    /// What reading returns.
+    pub async fn scanned_range_tombstones(&self) -> Result<Arc<[RangeTombstone]>> {
+        let found = self.range_tombstones().await.map(Some);
+        Ok(self.unless_skipped(self.range_tombstones, found)?.unwrap_or_else(|| Arc::new([])))
     }
 
     /// Levels of the index.

@@ -230,6 +230,7 @@ impl Planned {
                 let mut reached = Reached::Own(Box::new(store.clone()), None);
                 let worked = work(&mut reached).await;
                 drop(reached);
+                tell_lost(&store).await;
                 let closed = store.close().await;
                 worked.and_then(|value| closed.map(|()| value).map_err(Failure::from))
             }
@@ -255,6 +256,19 @@ impl Planned {
         })?;
         say(&format!("live: answered by its server, at {address}"));
         Ok(Reached::Served(Box::new(client)))
+    }
+}
+
+/// Says how much of a store that is salvaged couldn't be read; each part was logged.
+async fn tell_lost(store: &Store) {
+    let status = store.status().await.unwrap_or_default();
+    if let Some(lost) = status.get("lost_count").and_then(serde_json::Value::as_u64) {
+        say(&match lost {
+            0 => "salvaged: everything could be read".to_owned(),
+            _ => format!(
+                "salvaged: {lost} parts can't be read; keys in them may be missing, or have older values"
+            ),
+        });
     }
 }
 
