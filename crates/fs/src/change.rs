@@ -544,9 +544,19 @@ impl Change {
             Change::Unmap { from, to, .. } if from > to => {
                 Err(numbers.strange(&format!("takes blocks {from} to {to} from a file")))
             }
-            Change::Grow { size, .. } if *size > LARGEST_FILE => Err(numbers.strange(&format!(
-                "raises the size of a file to {size} bytes; expected at most {LARGEST_FILE}"
-            ))),
+            Change::Grow { size, .. } | Change::Map { size, .. } | Change::Share { size, .. }
+                if *size > LARGEST_FILE =>
+            {
+                Err(numbers.strange(&format!(
+                    "raises the size of a file to {size} bytes; expected at most {LARGEST_FILE}"
+                )))
+            }
+            Change::Set { attributes, .. } if attributes.size.is_some_and(|size| size > LARGEST_FILE) => {
+                Err(numbers.strange(&format!(
+                    "sets the size of a file to {:?} bytes; expected at most {LARGEST_FILE}",
+                    attributes.size
+                )))
+            }
             // Blocks are preallocated one extent after another.
             Change::Preallocate { from, to, .. } if from > to || *to > LARGEST_FILE.div_ceil(BLOCK) => {
                 Err(numbers.strange(&format!("preallocates blocks {from} to {to} of a file")))
@@ -694,7 +704,13 @@ mod tests {
             is_refused(Change::Preallocate { inode: 7, from: 0, to: u64::MAX }),
             "more than any file has"
         );
-        assert!(is_refused(Change::Grow { inode: 7, size: LARGEST_FILE + 1 }));
+        let size = LARGEST_FILE + 1;
+        assert!(is_refused(Change::Grow { inode: 7, size }));
+        assert!(is_refused(Change::Map { inode: 7, block: 0, blocks: 1, size, modified: 0 }));
+        let share =
+            Change::Share { inode: 7, block: 0, count: 1, from_inode: 8, from_block: 0, size, modified: 0 };
+        assert!(is_refused(share));
+        assert!(is_refused(Change::set(7, Attributes { size: Some(size), ..Attributes::default() })));
     }
 
     #[test]

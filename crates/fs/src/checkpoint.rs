@@ -19,6 +19,7 @@ use crate::snapshot_list::SnapshotInfo;
 use crate::snapshots::SnapshotNumber;
 use crate::tree::{PAGE, Page, Place, Stored, Tree, Unstored};
 use block::{Buffer, Error, Result};
+use logkit::Owner;
 use logkit::StreamId;
 use logkit::checkpoint::{self, Cut};
 use logkit::pool::{CHECKPOINT_CLASS, Usage};
@@ -136,6 +137,7 @@ impl Core {
     /// Errors of writing. The previous checkpoint stays authoritative, unless the log has failed.
     pub(crate) async fn write_checkpoint(self: &Rc<Self>, clean: bool) -> Result<()> {
         checkpoint::take(self, async || {
+            self.check_space_for_pages()?;
             let mut cut = Cut::now(&self.kit);
             let (mut shown, mut memory) = (Vec::new(), 0);
             let emptiest: Arc<[u32]> = self.emptiest_zones().into();
@@ -177,6 +179,18 @@ impl Core {
             committed
         })
         .await
+    }
+
+    /// Refuses a checkpoint for whose pages there is no space: it would take the last zones, and nothing would be freed.
+    fn check_space_for_pages(&self) -> Result<()> {
+        let (free, pages) = (u64::from(self.kit.pool.free()), self.totals.sum(|used| &used.unstored));
+        // The zone that is open for checkpoints has some, and so have zones that wait for a reset.
+        match pages <= (free + 2) * u64::from(self.kit.layout.zone_blocks) {
+            true => Ok(()),
+            false => Err(Error::no_space(format!(
+                "a checkpoint has {pages} pages of metadata to write, and {free} zones are free; remove files or snapshots"
+            ))),
+        }
     }
 
     /// Clones the trees of this core for a checkpoint.
@@ -346,6 +360,16 @@ impl Core {
         // The number of zones at which a third of their space is unused; the emptiest zones beyond it are rewritten.
         let enough = (live + live / 2).div_ceil(u64::from(self.kit.layout.zone_blocks)) as usize + 1;
         let surplus = zones.len().saturating_sub(enough);
-        zones[..surplus].iter().map(|(_, zone)| *zone).collect()
+        // Their pages need space, too: as much as is free beyond what is kept, or half a zone.
+        let spare = pool.free().saturating_sub(self.kept_zones());
+        let most = (u64::from(spare) * u64::from(self.kit.layout.zone_blocks))
+            .max(u64::from(self.kit.layout.zone_blocks))
+            / 2;
+        let mut pages = 0;
+        let fits = |(live, _): &&(u32, u32)| {
+            pages += u64::from(*live);
+            pages <= most
+        };
+        zones[..surplus].iter().take_while(fits).map(|(_, zone)| *zone).collect()
     }
 }

@@ -32,7 +32,7 @@ use logkit::cleaning::{Arrival, Policy};
 use logkit::layout::ROOT_ZONES;
 use logkit::readers::ShardReads;
 use logkit::recovery::Goal;
-use logkit::{Appender, Kit, Mover, Owner, StreamId, flusher, lane};
+use logkit::{Appender, Kit, Mover, Owner, StreamId, flusher, lane, mover};
 use runtime::Requests;
 use runtime::range_lock::RangeGuard;
 use runtime::sync::{Permit, Semaphore};
@@ -63,6 +63,9 @@ const SHORT: u64 = 256 << 20;
 
 /// Zones for the records of removals, which the cleaner leaves: blocks of removed files are dying until these are written.
 pub(crate) const REMOVAL_RESERVE: u32 = 1;
+
+/// Free zones beyond those for a checkpoint at which operations wait for one.
+const CHECKPOINT_MARGIN: u32 = REMOVAL_RESERVE + 1;
 
 /// Number of zones that users leave to the cleaner: one is filled, one is being sealed, and the blocks of a victim go to a zone of each core; and to
 /// records of removals.
@@ -245,6 +248,8 @@ pub struct Core {
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
+    /// Turns of operations that write a checkpoint before they begin.
+    storing: Rc<Semaphore>,
     /// Permits for reads of checksums from zones.
     pub(crate) loading: Rc<Semaphore>,
     /// Blocks of capacity that are reserved for writes in flight.
@@ -353,6 +358,7 @@ impl Core {
             dirty: Semaphore::new(dirty_blocks as usize),
             dirty_blocks,
             loading: Semaphore::new(2),
+            storing: Semaphore::new(1),
             queued: Semaphore::new(settings.queued_operations.max(1) as usize),
             growing: Cell::new(0),
             tickets: RefCell::default(),
@@ -420,16 +426,25 @@ impl Core {
         &self.nodes
     }
 
-    /// Refuses operations on a file system that has failed or is closed.
+    /// Refuses reads of a file system that has failed or is closed.
     ///
     /// # Errors
     /// The failure of the log; [`Error::Closed`].
-    pub fn check_open(&self) -> Result<()> {
+    pub fn check_alive(&self) -> Result<()> {
         match self.kit.failure() {
             Some(error) => Err(error),
             None if self.kit.is_closing() => Err(Error::closed("the file system is closed; open it again")),
-            None => self.kit.space.check(),
+            None => Ok(()),
         }
+    }
+
+    /// Refuses changes of a file system that has failed or is closed, or whose device has no space for a record that waits for some.
+    ///
+    /// # Errors
+    /// As [`check_alive`](Self::check_alive); [`Error::NoSpace`].
+    pub fn check_open(&self) -> Result<()> {
+        self.check_alive()?;
+        self.kit.space.check()
     }
 
     /// Most blocks of files: those of all zones, less the pages of checkpoints, the reserve of the cleaner, and zones that are being written.
@@ -489,15 +504,50 @@ impl Core {
     /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
     pub fn check_space_for_item(&self) -> Result<()> {
         self.kit.check_known_space(self.kept_zones())?;
+        // An eighth is left to writes and removals.
+        self.check_memory(8)?;
+        self.check_space(1)
+    }
+
+    /// Refuses operations that need memory for metadata, of whose budget they leave one of so many parts to others.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] with both numbers.
+    pub(crate) fn check_memory(&self, parts: u64) -> Result<()> {
+        let left = self.metadata_bytes / parts;
         let memory = self.totals.sum(|used| &used.memory);
-        // Writes and removals aren't refused, and a file system that needs more than the budget isn't opened again: an eighth is left to them.
-        match memory < self.metadata_bytes - self.metadata_bytes / 8 {
-            true => self.check_space(1),
+        match memory < self.metadata_bytes - left {
+            true => Ok(()),
             false => Err(Error::no_space(format!(
-                "the metadata takes {memory} bytes of memory, and its budget is {}, of which new files leave an eighth; remove files or \
+                "the metadata takes {memory} bytes of memory, and its budget is {}, of which this operation leaves {left} bytes; remove files or \
                  snapshots, or mount it with a larger budget",
                 self.metadata_bytes
             ))),
+        }
+    }
+
+    /// Writes a checkpoint before the pages in memory that it writes need more zones than are left to it: changes without data fill hardly any
+    /// zone, and dirty as many pages as there are.
+    ///
+    /// # Errors
+    /// The failure of the log. A checkpoint that finds no space is tried again by the next operation.
+    async fn leave_space_for_pages(&self) -> Result<()> {
+        let is_due = || {
+            let unstored = self.totals.sum(|used| &used.unstored);
+            let least = u64::from(self.kit.layout.zone_blocks / 2).max(16);
+            unstored >= least && self.kit.pool.free() <= self.checkpoint_zones() + CHECKPOINT_MARGIN
+        };
+        if !is_due() {
+            return Ok(());
+        }
+        let _alone = self.storing.acquire(1).await;
+        if !is_due() {
+            return Ok(());
+        }
+        let write = |core: Rc<Core>| async move { mover::free_dead(&core).await };
+        match Box::pin(self.cores().first().with(write)).await {
+            Ok(()) | Err(Error::NoSpace(_)) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -507,6 +557,7 @@ impl Core {
     /// As [`check_open`](Self::check_open).
     pub async fn admit(&self) -> Result<Permit> {
         self.check_open()?;
+        self.leave_space_for_pages().await?;
         let permit = match self.queued.try_acquire(1) {
             Some(permit) => permit,
             None => self.queued.acquire(1).await,

@@ -171,6 +171,7 @@ impl Core {
 
     /// Refuses a write that needs more space than is free, blocks that it replaces not counted.
     fn check_growth(&self, inode: InodeNumber, blocks: Range<u64>) -> Result<()> {
+        self.check_memory_for_extent(inode, &blocks)?;
         let count = blocks.end - blocks.start;
         if self.check_space(count).is_ok() {
             return Ok(());
@@ -184,6 +185,26 @@ impl Core {
         match count - replaced {
             0 => Ok(()),
             more => self.check_space(more),
+        }
+    }
+
+    /// Refuses a write that makes another extent where the memory for metadata is used up: a file system that needs more than its budget isn't
+    /// opened again. One that replaces whole extents needs no more.
+    fn check_memory_for_extent(&self, inode: InodeNumber, blocks: &Range<u64>) -> Result<()> {
+        let Err(error) = self.check_memory(32) else { return Ok(()) };
+        let metadata = self.metadata.borrow();
+        let mut replaced = 0;
+        for extent in extents(&metadata.items, inode, blocks.clone()) {
+            let extent = extent?;
+            let (first, end) = (extent.block, extent.block + u64::from(extent.blocks));
+            replaced += u64::from(extent.blocks);
+            if first < blocks.start || end > blocks.end || extent.is_preallocated() {
+                return Err(error);
+            }
+        }
+        match replaced == blocks.end - blocks.start {
+            true => Ok(()),
+            false => Err(error),
         }
     }
 

@@ -422,6 +422,11 @@ impl FileSystem {
         if core.inode(inode)?.is_directory() {
             return Err(Error::from_errno(libc::EISDIR, format!("inode {inode} is a directory")));
         }
+        let found = core.inode(inode)?;
+        if found.links == 0 && !core.nodes().is_open(inode) {
+            // Its last name was removed since it was looked up, and its blocks may be, too.
+            return Err(Error::not_found(format!("inode {inode} was removed meanwhile")));
+        }
         let node = core.open(inode)?;
         // From here on it is closed, whatever becomes of this call.
         let file = self.opened(inode);

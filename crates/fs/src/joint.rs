@@ -258,7 +258,11 @@ impl Core {
                 let inode = match view.metadata.inode(at) {
                     Ok(inode) => inode,
                     Err(_) => {
-                        let read = move |core: Rc<Core>| async move { core.inode(at) };
+                        let read = move |core: Rc<Core>| async move {
+                            // A move before this one has been decided, and may not have taken effect there.
+                            lane::commit(&*core, user_stream(core.index));
+                            core.inode(at)
+                        };
                         let inode = self.cores().of(at).with(read).await?;
                         view.metadata.put(&Inode::key(at), &inode.encode());
                         inode

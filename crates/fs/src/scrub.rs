@@ -72,7 +72,7 @@ impl Core {
                 let extents;
                 (extents, from) = self.extents_from(shard, &first, &mut found);
                 for (inode, extent) in extents {
-                    self.check_open()?;
+                    self.check_alive()?;
                     self.scrub_extent(None, inode, &extent, progress, &mut found).await;
                 }
                 // There may be many items without data.
@@ -98,7 +98,7 @@ impl Core {
         self.scrub_pages(Some(number), shard, found).await?;
         let Some(extents) = self.own_of(number, shard, found) else { return Ok(()) };
         for (inode, extent) in extents {
-            self.check_open()?;
+            self.check_alive()?;
             self.scrub_extent(Some(number), inode, &extent, progress, found).await;
         }
         Ok(())
@@ -183,7 +183,7 @@ impl Core {
     ) -> Result<()> {
         let mut from = Some(Key::MIN);
         while let Some(first) = from {
-            self.check_open()?;
+            self.check_alive()?;
             // The turn comes before zones are kept from being reset: writes that wait for zones hold turns.
             let _turn = self.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;
             // Until these pages have been read, no zone with one of them is reset. Writers may wait for that.

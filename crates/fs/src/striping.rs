@@ -17,6 +17,7 @@ use crate::forest::Shard;
 use crate::inode::{FileType, Inode, InodeNumber, kind};
 use crate::joint::{View, Wanted};
 use crate::metadata::{Metadata, orphan};
+use crate::operations::BETWEEN_ATTEMPTS;
 use crate::stripes::{self, Holder, MOST_STRIPES, Striped, Stripes};
 use crate::tree::Key;
 use block::{Error, Result};
@@ -217,7 +218,16 @@ impl Core {
     fn remove_leftovers(self: &Rc<Self>, directory: InodeNumber) {
         let core = self.clone();
         let removing = async move {
-            while let Ok(permit) = core.admit().await {
+            loop {
+                let permit = match core.admit().await {
+                    Ok(permit) => permit,
+                    // Nothing else would remove them before the file system is opened again.
+                    Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
+                        runtime::sleep(BETWEEN_ATTEMPTS).await;
+                        continue;
+                    }
+                    Err(_) => break,
+                };
                 if core.locks.holds_any([directory]) {
                     let released = core.locks.released();
                     drop(permit);

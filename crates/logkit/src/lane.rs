@@ -92,6 +92,13 @@ async fn lane<O: Owner>(owner: Rc<O>) {
                         }
                         _ => refuse_queued(&*owner, class, &error).await,
                     };
+                    if zones[usize::from(class)].is_none()
+                        && !appender.is_empty(class)
+                        && appender.is_appending()
+                    {
+                        // What was kept goes to the zone of the lane whose append is in flight.
+                        kit.events.work.notified().await;
+                    }
                     continue;
                 }
             },
@@ -175,14 +182,19 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWrit
 }
 
 /// Refuses what is queued under a class because no zone is free. Entries that free space stay, and get one of the
-/// cleaner's zones: else a full log could never be emptied.
+/// cleaner's zones: else a full log could never be emptied. Acknowledged ones without data also stay while another lane
+/// writes: its zone takes them.
 async fn refuse_queued<O: Owner>(owner: &O, class: u8, error: &Error) -> Option<ZoneWriter> {
     let appender = owner.appender();
     let zone = match appender.any(class, O::Entry::frees_space) {
         true => owner.kit().open_zone(class, owner.freeing_zones()).await,
         false => None,
     };
-    let entries = appender.take_refused(Some(class), |entry| zone.is_some() && entry.frees_space());
+    let is_kept = |entry: &O::Entry| match zone.is_some() {
+        true => entry.frees_space(),
+        false => appender.is_appending() && entry.is_acknowledged() && entry.blocks() == 0,
+    };
+    let entries = appender.take_refused(Some(class), is_kept);
     entries.iter().for_each(|entry| owner.refuse(entry, error));
     // What was acknowledged can't be refused: reads find it as long as the log is open, and nothing is added.
     if entries.iter().any(Entry::is_acknowledged) {

@@ -103,7 +103,7 @@ pub(super) async fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
 
 /// Looks a name up; one that isn't there is cached, too.
 pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Result<Entry> {
-    core.check_open()?;
+    core.check_alive()?;
     loop {
         let inode = match core.lookup(parent, name).await {
             Ok(inode) => inode,
@@ -218,7 +218,7 @@ async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(
 
 /// Opens a file.
 pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<Opened> {
-    core.check_open()?;
+    core.check_alive()?;
     let node = core.open(inode)?;
     let truncates = flags & libc::O_TRUNC != 0 && core.inode(inode)?.file_type() == FileType::Regular;
     if truncates && let Err(error) = core.truncate(&node, 0).await {
@@ -231,7 +231,7 @@ pub(super) async fn open(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Res
 
 /// Opens a directory.
 pub(super) fn open_directory(core: &Core, inode: InodeNumber) -> Result<()> {
-    core.check_open()?;
+    core.check_alive()?;
     match core.inode(inode)?.is_directory() {
         true => core.open(inode).map(drop),
         false => Err(os(libc::ENOTDIR, format!("inode {inode} isn't a directory"))),

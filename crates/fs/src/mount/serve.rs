@@ -272,7 +272,7 @@ impl FileSystem for Served {
 
     fn read(&self, _: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
         self.at(node, move |core| async move {
-            core.check_open()?;
+            core.check_alive()?;
             actions::read_by_program(core.read(node, read.offset, read.size as usize).await)
         })
     }

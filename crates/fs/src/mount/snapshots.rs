@@ -82,7 +82,7 @@ impl WithSnapshots {
     ) -> Call<'_, Result<R>> {
         let core = self.cores().of(inode);
         let read = move |core: Rc<Core>| async move {
-            core.check_open()?;
+            core.check_alive()?;
             core.in_version(Some(number), |metadata| work(&core, metadata))
         };
         Call::new(async move { core.with(read).await })
@@ -445,7 +445,7 @@ impl FileSystem for WithSnapshots {
             Place::Snapshot(number, inode) => {
                 let core = self.cores().of(inode);
                 let work = move |core: Rc<Core>| async move {
-                    core.check_open()?;
+                    core.check_alive()?;
                     let (offset, length) = (read.offset, read.size as usize);
                     read_by_program(core.read_in(DEFAULT, Some(number), inode, offset, length).await)
                 };

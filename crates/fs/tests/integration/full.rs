@@ -4,6 +4,7 @@ use crate::model::{Bytes, Model, Operation, apply, is_alike, is_of_medium, view_
 use crate::sequences::{operations, owned, start, zones_on};
 use crate::world::{Setup, checked, empty};
 use block::{BlockCount, BlockSize, Data, DeviceGeometry, DevicePart, Error};
+use fs::change::Attributes;
 use fs::namespace::Renaming;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
 use layers::fault::{FaultDevicePart, parse_rules};
@@ -207,7 +208,9 @@ fn a_device_below_that_dies_makes_every_fsync_fail_and_loses_nothing_that_was_sy
                 && let Ok(files) = FileSystem::open(zones, &settings).await
             {
                 for number in 0..40_u8 {
-                    let Ok(file) = files.create(&format!("/{number}")).await else { break };
+                    let Ok(file) = files.create(&format!("/{number}")).await else {
+                        break;
+                    };
                     let written = file.write_at(0, Data::copy_of(&[number; 5000])).await;
                     let done = file.sync().await;
                     assert!(
@@ -247,4 +250,60 @@ fn a_device_below_that_dies_makes_every_fsync_fail_and_loses_nothing_that_was_sy
         failed += u32::from(runtime::simulate(world(1), main).unwrap().value);
     }
     assert!(failed > 20, "an fsync failed in {failed} of 40 runs");
+}
+
+/// Changes of attributes fill hardly any zone, and dirty all pages of metadata: checkpoints are written before these need more zones than are
+/// free.
+#[test]
+fn attributes_of_all_files_of_a_full_file_system_change_and_are_kept() {
+    let setup =
+        Setup { disk: 24 << 20, zone: 128 << 10, block_size: 4096, ..Setup::draw(&mut Random::new(1)) };
+    let main = move || async move {
+        let files = setup.format().await.unwrap();
+        let data = Data::copy_of(&[7; 4096]);
+        let mut made = 0;
+        for number in 0.. {
+            let file = match files.create(&format!("/{number}{}", "n".repeat(200))).await {
+                Ok(file) => file,
+                Err(Error::NoSpace(_)) => break,
+                Err(error) => panic!("file {number}: {error}"),
+            };
+            made = number + 1;
+            match file.write_at(0, data.clone()).await {
+                Ok(()) => {}
+                Err(Error::NoSpace(_)) => break,
+                Err(error) => panic!("file {number}: {error}"),
+            }
+        }
+        // Zones have dead blocks everywhere, and only those that are kept are free.
+        for step in 0..made {
+            let path = format!("/{}{}", step * 7919 % made, "n".repeat(200));
+            let file = files.open_file(&path, OpenOptions::default()).await.unwrap();
+            match file.write_at(0, data.clone()).await {
+                Ok(()) | Err(Error::NoSpace(_)) => {}
+                Err(error) => panic!("file {path}: {error}"),
+            }
+        }
+        files.sync().await.unwrap();
+        for mode in [0o600, 0o640, 0o644] {
+            for number in 0..made {
+                let file = files
+                    .open_file(&format!("/{number}{}", "n".repeat(200)), OpenOptions::default())
+                    .await
+                    .unwrap();
+                let attributes = Attributes { mode: Some(0o100_000 | mode), ..Attributes::default() };
+                let set = file.set_attributes(attributes).await;
+                set.unwrap_or_else(|error| panic!("file {number} of {made}, mode {mode:o}: {error}"));
+            }
+        }
+        files.sync().await.unwrap();
+        for number in 0..made {
+            files.unlink(&format!("/{number}{}", "n".repeat(200))).await.unwrap();
+        }
+        files.sync().await.unwrap();
+        files.create("/again").await.unwrap().write_at(0, data).await.unwrap();
+        files.close().await.unwrap();
+        println!("{made} files");
+    };
+    runtime::simulate(world(1).with_files(empty(setup.disk)), main).unwrap();
 }

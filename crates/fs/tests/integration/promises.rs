@@ -572,6 +572,7 @@ fn a_file_system_whose_budget_is_used_up_is_opened_again() {
                 _ => FileSystem::open(zones(None).await.unwrap(), &settings).await,
             };
             let files = files.unwrap_or_else(|error| panic!("life {life}: {error}"));
+            let data = files.create(&format!("/data-{life}")).await.ok();
             let full = loop {
                 let made =
                     files.create(&format!("/{life}-{}", files.statistics().await.unwrap().inodes)).await;
@@ -580,6 +581,21 @@ fn a_file_system_whose_budget_is_used_up_is_opened_again() {
                 }
             };
             assert!(matches!(full, Error::NoSpace(_)), "{full}");
+            // Each block by itself is an extent; a block that is there is replaced.
+            let Some(data) = data else {
+                files.close().await.unwrap();
+                continue;
+            };
+            let block = || Data::copy_of(&[7; 4096]);
+            let refused = async {
+                for number in 0..5000 {
+                    data.write_at(number * 8192, block()).await?;
+                }
+                Ok(())
+            };
+            let refused = refused.await;
+            assert!(matches!(refused, Err(Error::NoSpace(_))), "{refused:?}");
+            data.write_at(0, block()).await.unwrap();
             files.close().await.unwrap();
         }
     });
