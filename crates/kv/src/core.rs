@@ -22,6 +22,7 @@ use crate::open_zones::{LANES, OpenZones};
 use crate::policy::{Compaction, Lifetimes, Placement};
 use crate::settings::{Acknowledge, Settings};
 use crate::tables::{BlockCache, Table, TableFile};
+use crate::write_controller::WriteController;
 use block::{Error, Result};
 use logkit::cleaning::Policy;
 use logkit::readers::ShardReads;
@@ -43,7 +44,7 @@ const BUFFERED_TIME: Duration = Duration::from_millis(10);
 /// Time between two looks whether the log has failed.
 const FAILURE_LOOK: Duration = Duration::from_millis(200);
 /// Most frozen buffers: with more, writes wait for a flush.
-const MOST_FROZEN: usize = 3;
+pub(crate) const MOST_FROZEN: usize = 3;
 
 /// The tables of a shard, by level. Level 0 has the newest table first, and its ranges overlap; those of other levels are sorted, and don't.
 #[derive(Debug, Clone, Default)]
@@ -107,6 +108,8 @@ pub struct Work {
     pub compactions: Cell<u64>,
     /// Number of times that writes waited for a flush or a compaction.
     pub stalls: Cell<u64>,
+    /// Writes that were slowed because level 0 has many tables.
+    pub slowed: Cell<u64>,
 }
 
 /// Adds to a counter.
@@ -146,6 +149,7 @@ pub struct Core {
     pub(crate) compaction: Box<dyn Compaction>,
     /// Held during a compaction: there is one at a time.
     pub(crate) compacting: Rc<Semaphore>,
+    pub(crate) controller: WriteController,
     pub(crate) placement: Box<dyn Placement>,
     pub(crate) lifetimes: RefCell<Lifetimes>,
     /// Buffers or tables have changed.
@@ -288,6 +292,7 @@ impl Core {
             open_zones,
             compaction: settings.compaction(shards, u64::from(kit.layout.zones) * zone_bytes(&kit.layout))?,
             compacting: Semaphore::new(1),
+            controller: settings.write_controller(shards),
             placement,
             lifetimes: RefCell::default(),
             changed: Notify::new(),
@@ -514,33 +519,6 @@ impl Core {
         self.kit.space.check()
     }
 
-    /// Waits while [`MOST_FROZEN`] buffers are frozen, level 0 has `stop_tables` tables, or the eraser grants no operation; puts wait for free zones, too.
-    /// Deletes don't wait for a compaction that a full store has no space for. Returns the error of the background, if there is one.
-    pub(crate) async fn stall(&self, frees: bool) -> Result<()> {
-        if !frees {
-            self.admit_puts().await?;
-        }
-        let mut has_counted = false;
-        loop {
-            self.ask_for_operations();
-            let level0 = self.levels.borrow().0.first().map_or(0, Vec::len);
-            let is_behind = self.frozen.borrow().len() >= MOST_FROZEN
-                || level0 >= self.settings.stop_tables && !(frees && self.is_low())
-                || !self.erasure.may_write();
-            if !is_behind {
-                return Ok(());
-            }
-            if let Some(error) = self.background_error() {
-                return Err(error);
-            }
-            self.check_open()?;
-            if !std::mem::replace(&mut has_counted, true) {
-                add(&self.work.stalls, 1);
-            }
-            self.changed.notified().await;
-        }
-    }
-
     /// Writes to this shard: all take effect together. How far they have come when this returns is what `acknowledge` says.
     pub(crate) async fn write(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         self.check_open()?;
@@ -561,7 +539,7 @@ impl Core {
     }
 
     async fn write_once(&self, batch: &Batch, frees: bool, acknowledge: Acknowledge) -> Result<()> {
-        self.stall(frees).await?;
+        self.stall(frees, batch.bytes().len()).await?;
         while self.pending.borrow().bytes.len() >= MOST_PENDING {
             self.check_open()?;
             self.changed.notified().await;
