@@ -183,7 +183,7 @@ mod tests {
             controller.admit(12, 1, at_second(10 * number));
             note(10 * number);
         }
-        assert_eq!(controller.compaction_rate.get().div_ceil(MIB / 10), 4);
+        assert_eq!((controller.compaction_rate.get() * 10 + MIB / 2) / MIB, 4);
     }
 
     #[test]
