@@ -25,6 +25,7 @@ use crate::tables::{BlockCache, Table, TableFile};
 use crate::write_controller::WriteController;
 use block::{Error, Result};
 use logkit::cleaning::Policy;
+use logkit::pool::budget::Purpose;
 use logkit::readers::ShardReads;
 use logkit::{Appender, Kit, Mover, Owner, flusher, lane};
 use runtime::sync::{Notify, Semaphore};
@@ -384,7 +385,8 @@ impl Core {
             tasks.spawn(self.clone().run_eraser()).detach();
         }
         if !self.open_zones.is_unlimited() {
-            tasks.spawn(self.clone().run_turns()).detach();
+            tasks.spawn(self.clone().run_turns(Purpose::Log)).detach();
+            tasks.spawn(self.clone().run_turns(Purpose::Tables)).detach();
         }
         // A failure of the log, also on another shard, wakes all that wait here, and so does a lack of space below it.
         let core = Rc::downgrade(self);
@@ -404,13 +406,18 @@ impl Core {
     }
 
     /// Seals the open zones of this shard whenever another one finds that none is left to it, until the store is closed.
-    async fn run_turns(self: Rc<Self>) {
+    async fn run_turns(self: Rc<Self>, purpose: Purpose) {
         let mut seen = 0;
         while !self.kit.is_closing() && self.kit.failure().is_none() {
             seen = self.kit.budget().wanted(seen).await;
-            self.kit.seal_lanes();
-            let _alone = self.mover.acquire(1).await;
-            self.close_zones().await;
+            match purpose {
+                Purpose::Log => self.kit.seal_lanes(),
+                // A task of this shard may wait for a permit meanwhile, which another one's lane holds back.
+                _ => {
+                    let _alone = self.mover.acquire(1).await;
+                    self.close_zones().await;
+                }
+            }
         }
     }
 

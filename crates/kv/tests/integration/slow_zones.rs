@@ -36,7 +36,7 @@ impl Link {
 }
 
 impl SlowZones {
-    pub fn new(inner: Arc<dyn ZonesPart>, bytes_per_second: u64) -> Arc<dyn ZonesPart> {
+    pub fn with_bandwidth(inner: Arc<dyn ZonesPart>, bytes_per_second: u64) -> Arc<dyn ZonesPart> {
         Arc::new(SlowZones { inner, link: Arc::new(Link { bytes_per_second, free: AtomicU64::new(0) }) })
     }
 }

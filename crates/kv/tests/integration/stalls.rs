@@ -57,7 +57,7 @@ async fn put_from_all(store: &Store, ends: &Rc<Cell<bool>>, most: u64) -> (Durat
 fn no_put_waits_longer_than_is_stated_while_all_tables_are_compacted() {
     let seed = 1;
     simulate(seed, 1, move || async move {
-        let zones = SlowZones::new(limited_drive(128, MIB, 0), BANDWIDTH);
+        let zones = SlowZones::with_bandwidth(limited_drive(128, MIB, 0), BANDWIDTH);
         let store = format(&zones, &settings()).await;
         let ends: Rc<Cell<bool>> = Rc::default();
         put_from_all(&store, &ends, 3 * KEYS / WRITERS).await;
