@@ -23,8 +23,10 @@ use crate::policy::{Compaction, Lifetimes, Placement};
 use crate::salvage::{self, Lost};
 use crate::settings::{Acknowledge, Settings};
 use crate::tables::{BlockCache, Table, TableFile};
+use crate::write_controller::WriteController;
 use block::{Error, Result};
 use logkit::cleaning::Policy;
+use logkit::pool::budget::Purpose;
 use logkit::readers::ShardReads;
 use logkit::recovery::Goal;
 use logkit::{Appender, Kit, Mover, Owner, flusher, lane};
@@ -45,7 +47,7 @@ const BUFFERED_TIME: Duration = Duration::from_millis(10);
 /// Time between two looks whether the log has failed.
 const FAILURE_LOOK: Duration = Duration::from_millis(200);
 /// Most frozen buffers: with more, writes wait for a flush.
-const MOST_FROZEN: usize = 3;
+pub(crate) const MOST_FROZEN: usize = 3;
 
 /// The tables of a shard, by level. Level 0 has the newest table first, and its ranges overlap; those of other levels are sorted, and don't.
 #[derive(Debug, Clone, Default)]
@@ -109,6 +111,8 @@ pub struct Work {
     pub compactions: Cell<u64>,
     /// Number of times that writes waited for a flush or a compaction.
     pub stalls: Cell<u64>,
+    /// Writes that were slowed because level 0 has many tables.
+    pub slowed: Cell<u64>,
 }
 
 /// Adds to a counter.
@@ -148,6 +152,7 @@ pub struct Core {
     pub(crate) compaction: Box<dyn Compaction>,
     /// Held during a compaction: there is one at a time.
     pub(crate) compacting: Rc<Semaphore>,
+    pub(crate) controller: WriteController,
     pub(crate) placement: Box<dyn Placement>,
     pub(crate) lifetimes: RefCell<Lifetimes>,
     /// Buffers or tables have changed.
@@ -295,6 +300,7 @@ impl Core {
             open_zones,
             compaction: settings.compaction(shards, u64::from(kit.layout.zones) * zone_bytes(&kit.layout))?,
             compacting: Semaphore::new(1),
+            controller: settings.write_controller(shards),
             placement,
             lifetimes: RefCell::default(),
             changed: Notify::new(),
@@ -387,7 +393,8 @@ impl Core {
             tasks.spawn(self.clone().run_eraser()).detach();
         }
         if !self.open_zones.is_unlimited() {
-            tasks.spawn(self.clone().run_turns()).detach();
+            tasks.spawn(self.clone().run_turns(Purpose::Log)).detach();
+            tasks.spawn(self.clone().run_turns(Purpose::Tables)).detach();
         }
         // A failure of the log, also on another shard, wakes all that wait here, and so does a lack of space below it.
         let core = Rc::downgrade(self);
@@ -407,13 +414,18 @@ impl Core {
     }
 
     /// Seals the open zones of this shard whenever another one finds that none is left to it, until the store is closed.
-    async fn run_turns(self: Rc<Self>) {
+    async fn run_turns(self: Rc<Self>, purpose: Purpose) {
         let mut seen = 0;
         while !self.kit.is_closing() && self.kit.failure().is_none() {
             seen = self.kit.budget().wanted(seen).await;
-            self.kit.seal_lanes();
-            let _alone = self.mover.acquire(1).await;
-            self.close_zones().await;
+            match purpose {
+                Purpose::Log => self.kit.seal_lanes(),
+                // A task of this shard may wait for a permit meanwhile, which another one's lane holds back.
+                _ => {
+                    let _alone = self.mover.acquire(1).await;
+                    self.close_zones().await;
+                }
+            }
         }
     }
 
@@ -525,33 +537,6 @@ impl Core {
         self.kit.space.check()
     }
 
-    /// Waits while [`MOST_FROZEN`] buffers are frozen, level 0 has `stop_tables` tables, or the eraser grants no operation; puts wait for free zones, too.
-    /// Deletes don't wait for a compaction that a full store has no space for. Returns the error of the background, if there is one.
-    pub(crate) async fn stall(&self, frees: bool) -> Result<()> {
-        if !frees {
-            self.admit_puts().await?;
-        }
-        let mut has_counted = false;
-        loop {
-            self.ask_for_operations();
-            let level0 = self.levels.borrow().0.first().map_or(0, Vec::len);
-            let is_behind = self.frozen.borrow().len() >= MOST_FROZEN
-                || level0 >= self.settings.stop_tables && !(frees && self.is_low())
-                || !self.erasure.may_write();
-            if !is_behind {
-                return Ok(());
-            }
-            if let Some(error) = self.background_error() {
-                return Err(error);
-            }
-            self.check_open()?;
-            if !std::mem::replace(&mut has_counted, true) {
-                add(&self.work.stalls, 1);
-            }
-            self.changed.notified().await;
-        }
-    }
-
     /// Writes to this shard: all take effect together. How far they have come when this returns is what `acknowledge` says.
     pub(crate) async fn write(self: &Rc<Self>, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         self.check_open()?;
@@ -572,7 +557,7 @@ impl Core {
     }
 
     async fn write_once(&self, batch: &Batch, frees: bool, acknowledge: Acknowledge) -> Result<()> {
-        self.stall(frees).await?;
+        self.stall(frees, batch.bytes().len()).await?;
         while self.pending.borrow().bytes.len() >= MOST_PENDING {
             self.check_open()?;
             self.changed.notified().await;

@@ -38,7 +38,7 @@ impl Core {
     /// Enters the gate for a batch of several shards that begins, until [`leave`](Self::leave). Returns whether its condition is met.
     async fn enter(self: Rc<Self>, number: u64, batch: Batch, condition: BatchCondition) -> Result<bool> {
         // Before it holds back others.
-        self.stall(batch.only_deletes()).await?;
+        self.stall(batch.only_deletes(), batch.bytes().len()).await?;
         let entered = match condition {
             BatchCondition::Always => self.gate.enter(&batch).await,
             BatchCondition::AllAbsent => self.gate.enter_alone(batch.keys().into_iter()).await,

@@ -603,6 +603,8 @@ impl Core {
         let is_bottom = |key: &[u8]| !below.iter().any(|table| table.may_have(key));
         let breaks = self.settings.breaks(crate::settings::Broken::DropsTombstones);
         let read: u64 = inputs.iter().map(|table| table.meta.summary.length).sum();
+        let (begun, level0) = (runtime::now(), inputs.iter().filter(|table| table.meta.level == 0));
+        let level0: u64 = level0.map(|table| table.meta.summary.length).sum();
         let output = self
             .rewrite((Merge::new(cursors), Sequence::MAX), tombstones, job.target, class, |key| {
                 breaks || is_bottom(key)
@@ -612,7 +614,11 @@ impl Core {
         add(&self.work.written_bytes, output.1);
         add(&self.work.compactions, 1);
         let edit = Edit { removed: inputs.iter().map(|table| table.meta.id).collect(), ..Edit::default() };
-        self.append_edit(edit, output.0, job.target, class).await
+        self.append_edit(edit, output.0, job.target, class).await?;
+        if level0 > 0 {
+            self.controller.note_compaction(level0, begun, runtime::now());
+        }
+        Ok(())
     }
 
     /// Freezes the active buffer, and waits until all buffers are in tables.

@@ -13,7 +13,7 @@
 //!
 //! A shard:
 //! - `core`: the owner of the log; `buffer`: write buffers; `tables`: tables in zones, and the block cache; `extents`: where their blocks are; `gate`: writes of
-//!   a key take turns.
+//!   a key take turns; `write_controller`: writes are slowed before they stop.
 //! - `jobs`: flushes and compactions; `manual_compaction`: compaction on request; `reads`: gets and scans, `pairs`: what scans return; `level_cursor`: cursors
 //!   of levels; `cross_shard`: batches and snapshots of several shards; `status`: numbers for operators.
 //! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage; `salvage`: what of a damaged store can't be read. `erasure`, `eraser`: deletes are persistent in time, by `clock`; `reset_history`:
@@ -69,6 +69,7 @@ mod store;
 mod table;
 mod tables;
 mod visible;
+mod write_controller;
 
 pub use batch::{Batch, Write, now};
 pub use entry::{MOST_KEY_BYTES, MOST_VALUE_BYTES, Timestamp};

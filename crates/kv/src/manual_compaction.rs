@@ -1,6 +1,9 @@
 //! Compaction of a whole shard on request: all tables are merged down to the last level, which drops what was overwritten or deleted.
 //!
-//! It goes level by level and table by table, so it needs no more free space than a job of a policy. Tables that are flushed meanwhile stay where they are.
+//! It passes each level once, in the order of keys, table by table, so it needs no more free space than a job of a policy, and ends whatever is written
+//! meanwhile: what comes to a level behind the pass was written after the beginning.
+//!
+//! Before each piece, level 0 is merged where that is due: writers wait for it, and for no more than one piece.
 
 use crate::core::Core;
 use crate::jobs::Reclaimed;
@@ -10,18 +13,44 @@ use crate::policy::{Job, TableView, Tree};
 use block::{Error, Result};
 use std::rc::Rc;
 
-/// The next merge of a compaction down to `last`, of tables numbered below `end` in level 0; `None` if only the last level has any.
-fn next(tree: &Tree<'_>, last: usize, end: TableId) -> Option<Job> {
-    let mut old = tree.level(0).iter().filter(|table| table.id < end).peekable();
-    let (level, inputs) = match old.peek() {
-        Some(_) => (0, old.collect::<Vec<_>>()),
-        None => {
-            let level = (1..last).find(|level| !tree.level(*level).is_empty())?;
-            (level, tree.level(level).iter().take(1).collect())
-        }
-    };
+/// How far a compaction has come.
+#[derive(Debug, Default, Clone)]
+struct Pass {
+    /// Tables of level 0 with lower numbers are merged.
+    end: TableId,
+    /// The level that it passes; it has passed those before.
+    level: usize,
+    /// Largest key that it has passed there.
+    passed: Option<Vec<u8>>,
+}
+
+/// The next merge of a compaction down to `last`; `None` once it has passed all levels before that.
+fn next(tree: &Tree<'_>, last: usize, pass: &mut Pass) -> Option<Job> {
     // A table that is moved as it is would keep what was overwritten.
-    Some(Job { is_trivial_move: false, ..merge(tree, level, &inputs, level + 1) })
+    let whole = |job| Job { is_trivial_move: false, ..job };
+    while pass.level < last {
+        if pass.level == 0 {
+            let old: Vec<_> = tree.level(0).iter().filter(|table| table.id < pass.end).collect();
+            if !old.is_empty() {
+                return Some(whole(merge(tree, 0, &old, 1)));
+            }
+        } else {
+            let is_left =
+                |table: &&TableView<'_>| pass.passed.as_deref().is_none_or(|passed| table.largest > passed);
+            if let Some(table) = tree.level(pass.level).iter().find(is_left) {
+                pass.passed = Some(table.largest.to_vec());
+                return Some(whole(merge(tree, pass.level, &[table], pass.level + 1)));
+            }
+        }
+        (pass.level, pass.passed) = (pass.level + 1, None);
+    }
+    None
+}
+
+/// The merge of all tables of level 0, if it has so many that it is due.
+fn level0(tree: &Tree<'_>, due: usize) -> Option<Job> {
+    let tables: Vec<_> = tree.level(0).iter().collect();
+    (tables.len() >= due.max(1)).then(|| merge(tree, 0, &tables, 1))
 }
 
 impl Core {
@@ -37,12 +66,16 @@ impl Core {
             let newest = tree.level(0).iter().map(|table| table.id).max();
             (tree.last().max(1), newest.map_or(0, |newest| newest + 1))
         });
+        let mut pass = Pass { end, ..Pass::default() };
         loop {
-            // Between two jobs the policy may carry out one of level 0, for which writers wait.
+            // Between two pieces the policy may carry out a job.
             let _alone = self.compacting.acquire(1).await;
-            self.check_compacts()?;
-            let Some(job) = self.with_tree(|tree| next(tree, last, end)) else { break };
-            self.compact_or_reclaim(job).await?;
+            self.compact_level0().await?;
+            let before = pass.clone();
+            let Some(job) = self.with_tree(|tree| next(tree, last, &mut pass)) else { break };
+            if !self.compact_or_reclaim(job).await? {
+                pass = before;
+            }
         }
         // Tombstones come to the last level without a merge where a table was moved there as it is.
         let now = self.erasure.now();
@@ -54,7 +87,7 @@ impl Core {
         });
         for id in deletes {
             let _alone = self.compacting.acquire(1).await;
-            self.check_compacts()?;
+            self.compact_level0().await?;
             let find = |tree: &Tree<'_>| tree.level(last).iter().position(|table| table.id == id);
             // It may have been compacted meanwhile.
             let job = self.with_tree(|tree| find(tree).map(|index| rewrite(tree, last, index)));
@@ -65,14 +98,26 @@ impl Core {
         Ok(())
     }
 
-    /// Carries out a job. Where there is no space for it, space is reclaimed first.
-    async fn compact_or_reclaim(self: &Rc<Self>, job: Job) -> Result<()> {
+    /// Merges level 0 where that is due, for a caller that compacts alone.
+    async fn compact_level0(self: &Rc<Self>) -> Result<()> {
+        self.check_compacts()?;
+        let job = self.with_tree(|tree| level0(tree, self.settings.level0_tables));
+        // Where there is no space, the policy reclaims it.
+        match job.and_then(|job| self.fit(job)) {
+            Some((job, _claim)) => self.compact(&job).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Carries out a job. Where there is no space for it, space is reclaimed first. Returns false where that made the job needless, or another one.
+    async fn compact_or_reclaim(self: &Rc<Self>, job: Job) -> Result<bool> {
         let fitting = self.fit(job.clone());
         match fitting {
-            Some((job, _claim)) => self.compact(&job).await,
-            None if self.reclaim().await? == Reclaimed::Some => Ok(()),
-            None => self.compact(&job).await,
+            Some((job, _claim)) => self.compact(&job).await?,
+            None if self.reclaim().await? == Reclaimed::Some => return Ok(false),
+            None => self.compact(&job).await?,
         }
+        Ok(true)
     }
 
     fn check_compacts(&self) -> Result<()> {
@@ -109,14 +154,32 @@ mod tests {
             vec![table(1, "a", "a"), table(2, "b", "c"), table(3, "d", "f"), table(4, "g", "h")],
             vec![table(5, "c", "d"), table(6, "h", "z")],
         ]);
-        let found =
-            |tree: &Tree<'_>| next(tree, 2, 9).map(|job| (job.level, job.inputs, job.target, job.overlapped));
+        let mut pass = Pass { end: 9, ..Pass::default() };
+        let mut found = |tree: &Tree<'_>| {
+            next(tree, 2, &mut pass).map(|job| (job.level, job.inputs, job.target, job.overlapped))
+        };
         assert_eq!(found(&tree), Some((0, vec![8, 7], 1, vec![2, 3])), "9 is newer");
-        tree.levels[0].clear();
+        tree.levels[0].truncate(1);
         assert_eq!(found(&tree), Some((1, vec![1], 2, vec![])), "nothing overlaps it");
-        tree.levels[1].drain(..1);
+        // What comes behind the pass is newer; a table that reaches beyond it may have older keys.
+        tree.levels[1][0] = table(10, "a", "a");
         assert_eq!(found(&tree), Some((1, vec![2], 2, vec![5])));
-        tree.levels[1].clear();
-        assert_eq!(found(&tree), None);
+        tree.levels[1] = vec![table(10, "a", "a"), table(11, "b", "e"), table(4, "g", "h")];
+        assert_eq!(found(&tree), Some((1, vec![11], 2, vec![5])));
+        tree.levels[1].remove(1);
+        assert_eq!(found(&tree), Some((1, vec![4], 2, vec![6])));
+        assert_eq!(found(&tree), None, "10 and 9 are newer");
+    }
+
+    #[test]
+    fn level_0_is_merged_as_a_whole_once_it_is_due() {
+        let tree = Tree::of(vec![
+            vec![table(9, "e", "z"), table(8, "c", "d")],
+            vec![table(1, "a", "a"), table(2, "c", "c"), table(3, "d", "f")],
+        ]);
+        assert_eq!(level0(&tree, 3), None);
+        let job = level0(&tree, 2).expect("it is due");
+        assert_eq!((job.level, job.inputs, job.target, job.overlapped), (0, vec![9, 8], 1, vec![2, 3]));
+        assert_eq!(level0(&Tree::default(), 0), None);
     }
 }

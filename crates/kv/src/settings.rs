@@ -2,6 +2,7 @@
 
 use crate::policy::{Compaction, CompactionParameters, Placement, saturation};
 use crate::table;
+use crate::write_controller::WriteController;
 use block::{Error, Result};
 use logkit::recovery::Goal;
 use std::time::Duration;
@@ -81,7 +82,7 @@ pub struct Settings {
     pub placement: String,
     /// Number of tables in level 0 that starts a compaction.
     pub level0_tables: usize,
-    /// Number of tables in level 0 with which writes wait.
+    /// Number of tables in level 0 with which writes wait; from halfway on between this and `level0_tables` they are slowed.
     pub stop_tables: usize,
     /// Size of level 1, in bytes, of all shards.
     pub level_bytes: u64,
@@ -142,6 +143,12 @@ impl Settings {
             )));
         }
         crate::policy::compaction(&self.compaction, self.parameters(shards, drive_bytes))
+    }
+
+    /// What slows the writes of one of `shards` shards.
+    pub(crate) fn write_controller(&self, shards: u16) -> WriteController {
+        let rate = (self.compaction_rate / u64::from(shards)).max(1);
+        WriteController::new(self.level0_tables, self.stop_tables, rate)
     }
 
     /// The placement policy.

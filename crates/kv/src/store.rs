@@ -442,6 +442,9 @@ impl Store {
             core.kit().begin_closing();
             core.wake();
             core.kit().tasks.ended().await;
+            // Other shards may wait for their permits.
+            let _alone = core.mover.acquire(1).await;
+            core.close_zones().await;
             Ok(())
         };
         for home in self.homes.iter().rev() {

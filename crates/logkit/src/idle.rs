@@ -8,6 +8,10 @@
 //! There is at most one mark per stream and idle period, and none for what only marks changed: an idle log doesn't write on. There is none
 //! after the device below had no space, until the log is opened again. The lane that has a zone open appends it; where no lane has
 //! one, the last records are in zones with summaries, which are believed without reading their data.
+//!
+//! A flush that fails ends the log, as that of a client does: what it should have written may be lost. A mark for which there is no space doesn't: nothing is
+//! lost with it. Its number must be filled as that of any record ([`space`](crate::space)), except when the log is closed and no record follows it. A mark goes
+//! to an open zone, so no limit of open zones refuses it.
 
 use crate::entry::{Batch, Frozen};
 use crate::flusher;
@@ -122,10 +126,9 @@ pub(crate) async fn append<O: Owner>(owner: &Rc<O>, zones: &mut [Option<ZoneWrit
     marks.is_wanted.set(false);
     for (stream, last) in &marks.streams {
         while kit.streams.committed(*stream) > last.get() {
-            let open = |zone: &&mut Option<ZoneWriter>| zone.as_ref().is_some_and(|zone| !zone.is_empty());
-            let Some((zone, place)) =
-                zones.iter_mut().find(open).and_then(|place| Some((place.take()?, place)))
-            else {
+            let open = |zone: &Option<ZoneWriter>| zone.as_ref().is_some_and(|zone| !zone.is_empty());
+            let place = zones.iter().position(open);
+            let Some((zone, place)) = place.and_then(|place| Some((zones[place].take()?, place))) else {
                 marks.is_wanted.set(true);
                 return kit.events.work.notify_all();
             };
@@ -133,8 +136,9 @@ pub(crate) async fn append<O: Owner>(owner: &Rc<O>, zones: &mut [Option<ZoneWrit
                 kit.seal(zone).await;
                 continue;
             }
-            *place = write_record(owner, *stream, Batch::default(), zone, frozen).await.zone;
-            if place.is_none() {
+            let written = write_record(owner, *stream, Batch::default(), zone, frozen, zones).await;
+            zones[place] = written.zone;
+            if zones[place].is_none() {
                 return;
             }
             last.set(kit.streams.committed(*stream));

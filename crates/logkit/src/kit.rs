@@ -16,17 +16,24 @@ use crate::readers::Readers;
 use crate::record::Identity;
 use crate::root::{Root, RootWriter};
 use crate::shards::{self, Event, Member, Shared};
-use crate::space::Space;
+use crate::space::{Space, seal_filler};
 use crate::stream::{StreamId, Streams};
 use crate::summary::Builder;
 use crate::zone_writer::ZoneWriter;
-use block::{Error, Result, ZoneIndex, Zones};
+use block::{Error, Payload, Result, ZoneIndex, Zones};
 use runtime::TaskGroup;
 use runtime::sync::{Notify, Semaphore};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Time between attempts to append to a zone that the drive refuses to open because as many are open as it allows, and longest time for them.
+const BETWEEN_BUSY: Duration = Duration::from_millis(10);
+const MOST_BUSY: Duration = Duration::from_secs(10);
+/// Attempts between two requests to other shards to seal their zones.
+const ATTEMPTS_TO_ASK: u32 = 100;
 
 /// Settings of an open log; none of them is on the medium.
 #[derive(Debug, Clone)]
@@ -444,6 +451,65 @@ impl Kit {
     pub async fn open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
         let permit = self.budget().take(self.purpose(class)).await;
         self.open_with(permit, class, keep)
+    }
+
+    /// Opens a zone as [`open_zone`](Self::open_zone) does, for a task that holds other zones. Where it has to wait for a permit, it seals these first, because
+    /// their permits are what other tasks, or it itself, may wait for.
+    pub(crate) async fn open_zone_beside(
+        &self,
+        class: u8,
+        keep: u32,
+        held: &mut [Option<ZoneWriter>],
+    ) -> Option<ZoneWriter> {
+        let purpose = self.purpose(class);
+        let permit = match self.budget().try_take(purpose) {
+            Some(permit) => permit,
+            None => {
+                self.seal_all(held).await;
+                seal_filler(self).await;
+                self.budget().take(purpose).await
+            }
+        };
+        self.open_with(permit, class, keep)
+    }
+
+    /// Seals these zones.
+    pub(crate) async fn seal_all(&self, held: &mut [Option<ZoneWriter>]) {
+        for zone in held.iter_mut().filter_map(Option::take) {
+            self.seal_now(zone).await;
+        }
+    }
+
+    /// Appends a record, whose header is given beside the payload, to a zone, for a task that holds other zones. Where the drive has as many open zones as it
+    /// permits, more are open than the budget knows of: then these zones are sealed, other shards are asked to do the same, and the append is tried again.
+    /// So does every append that may open a zone.
+    ///
+    /// # Errors
+    /// Errors of the append, [`Error::Busy`] after 10 s. The zone must not be appended to afterwards.
+    pub(crate) async fn append(
+        &self,
+        zone: &mut ZoneWriter,
+        header: &[u8],
+        payload: Payload,
+        held: &mut [Option<ZoneWriter>],
+    ) -> Result<()> {
+        if !zone.is_empty() {
+            return zone.append(&*self.zones, &self.layout, header, payload).await;
+        }
+        let (begun, mut attempts) = (runtime::now(), 0);
+        loop {
+            let outcome = zone.append(&*self.zones, &self.layout, header, payload.clone()).await;
+            if !matches!(outcome, Err(Error::Busy(_))) || begun.elapsed() >= MOST_BUSY {
+                return outcome;
+            }
+            if attempts % ATTEMPTS_TO_ASK == 0 {
+                tracing::debug!("zone {} can't be opened yet: {outcome:?}", zone.zone());
+                self.seal_all(held).await;
+                self.budget().ask();
+            }
+            attempts += 1;
+            runtime::sleep(BETWEEN_BUSY).await;
+        }
     }
 
     fn open_with(&self, permit: Permit, class: u8, keep: u32) -> Option<ZoneWriter> {

@@ -19,13 +19,9 @@ use block::{Error, Result};
 use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Attempts to append one record, each in another zone, before the log fails.
 const MOST_ATTEMPTS: usize = 4;
-/// Time between attempts to append to a zone that the drive refuses to open because as many are open as it allows, and longest time for them.
-const BETWEEN_BUSY: Duration = Duration::from_millis(10);
-const MOST_BUSY: Duration = Duration::from_secs(10);
 
 /// Queues an entry for a class. An entry that no record can carry is refused at once.
 #[inline]
@@ -54,9 +50,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     let mut sealed = kit.seals_asked();
     loop {
         if std::mem::replace(&mut sealed, kit.seals_asked()) != sealed {
-            for zone in zones.iter_mut().filter_map(Option::take) {
-                kit.seal_now(zone).await;
-            }
+            kit.seal_all(&mut zones).await;
             space::seal_filler(kit).await;
         }
         let Some(class) = appender.ready_class() else {
@@ -74,23 +68,23 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         };
         let zone = match zones[usize::from(class)].take() {
             Some(zone) => zone,
-            None => match open_zone(&owner, class).await {
+            None => match open_zone(&owner, class, &mut zones).await {
                 Ok(Some(zone)) => zone,
                 Ok(None) => continue,
                 Err(error) => {
                     let is_short = kit.space.is_short();
                     let acknowledged = is_short && appender.any(class, has_acknowledged_data);
                     let opened = match acknowledged {
-                        true => Some(kit.open_zone(class, 1).await),
+                        true => Some(kit.open_zone_beside(class, 1, &mut zones).await),
                         false => None,
                     };
                     zones[usize::from(class)] = match opened {
                         Some(Some(zone)) => Some(zone),
                         None if is_short => {
-                            space::write_without_data(&owner, class, &mut frozen, &error).await;
+                            space::write_without_data(&owner, class, &mut frozen, &error, &mut zones).await;
                             None
                         }
-                        _ => refuse_queued(&*owner, class, &error).await,
+                        _ => refuse_queued(&*owner, class, &error, &mut zones).await,
                     };
                     if zones[usize::from(class)].is_none()
                         && !appender.is_empty(class)
@@ -117,7 +111,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         }
         let entries = batch.entries.len();
         appender.submitted(entries);
-        let mut written = write_record(&owner, stream, batch, zone, &mut frozen).await.zone;
+        let mut written = write_record(&owner, stream, batch, zone, &mut frozen, &mut zones).await.zone;
         if let Some(zone) = &mut written {
             prepare::look_ahead(&owner, zone, 1 + frozen.blocks());
         }
@@ -129,9 +123,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     kit.events.work.notify_all();
     kit.events.cleaner.notify_all();
     kit.events.freed.notify_all();
-    for zone in zones.into_iter().flatten() {
-        kit.seal_now(zone).await;
-    }
+    kit.seal_all(&mut zones).await;
     space::seal_filler(kit).await;
     prepare::put_back(kit).await;
 }
@@ -150,11 +142,15 @@ pub(crate) fn completed<O: Owner>(owner: &O, entries: usize) {
     owner.kit().events.work.notify_one();
 }
 
-/// Opens a zone for users, waiting until one is free; `None` if the queue of its class is empty.
+/// Opens a zone for users, waiting until one is free; `None` if the queue of its class is empty. The lane holds other zones.
 ///
 /// # Errors
 /// [`Error::NoSpace`] if the cleaner can't free any; the failure of the log.
-async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWriter>> {
+async fn open_zone<O: Owner>(
+    owner: &Rc<O>,
+    class: u8,
+    held: &mut [Option<ZoneWriter>],
+) -> Result<Option<ZoneWriter>> {
     let kit = owner.kit();
     let mut has_waited = false;
     loop {
@@ -164,7 +160,7 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWrit
         if owner.appender().is_empty(class) {
             return Ok(None);
         }
-        if let Some(zone) = kit.open_zone(class, owner.kept_zones()).await {
+        if let Some(zone) = kit.open_zone_beside(class, owner.kept_zones(), held).await {
             kit.events.cleaner.notify_all();
             return Ok(Some(zone));
         }
@@ -184,10 +180,15 @@ async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<Option<ZoneWrit
 /// Refuses what is queued under a class because no zone is free. Entries that free space stay, and get one of the
 /// cleaner's zones: else a full log could never be emptied. Acknowledged ones without data also stay while another lane
 /// writes: its zone takes them.
-async fn refuse_queued<O: Owner>(owner: &O, class: u8, error: &Error) -> Option<ZoneWriter> {
+async fn refuse_queued<O: Owner>(
+    owner: &O,
+    class: u8,
+    error: &Error,
+    held: &mut [Option<ZoneWriter>],
+) -> Option<ZoneWriter> {
     let appender = owner.appender();
     let zone = match appender.any(class, O::Entry::frees_space) {
-        true => owner.kit().open_zone(class, owner.freeing_zones()).await,
+        true => owner.kit().open_zone_beside(class, owner.freeing_zones(), held).await,
         false => None,
     };
     let is_kept = |entry: &O::Entry| match zone.is_some() {
@@ -236,6 +237,11 @@ pub(crate) struct Number {
 }
 
 impl Number {
+    /// Whether it is a number in one stream only.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.joint.is_none()
+    }
+
     /// All its numbers.
     fn all(&self) -> SmallVec<[(StreamId, u64); 2]> {
         match &self.joint {
@@ -296,24 +302,24 @@ pub(crate) fn freeze<O: Owner>(
 }
 
 /// Writes a record and lets it commit. Of one for which the device below has no space, the data is refused. One that can't
-/// be written anywhere for another reason makes the log fail.
+/// be written anywhere for another reason makes the log fail. `held` are other zones of the caller.
 pub async fn write_record<O: Owner>(
     owner: &Rc<O>,
     stream: StreamId,
     mut batch: Batch<O::Entry>,
     zone: ZoneWriter,
     frozen: &mut Frozen,
+    held: &mut [Option<ZoneWriter>],
 ) -> Written {
     let kit = owner.kit();
     let class = zone.class();
     let mut zone = zone;
     let number = freeze(&**owner, stream, &batch, class, frozen);
     let mut attempts = 0;
-    let busy = runtime::now();
     loop {
         attempts += 1;
         let position = zone.position() + 1;
-        let error = match append(&**owner, &number, &batch, &mut zone, frozen).await {
+        let error = match append(&**owner, &number, &batch, &mut zone, frozen, held).await {
             Ok(()) => {
                 (batch.zone, batch.position) = (zone.zone(), position);
                 kit.note_space();
@@ -322,25 +328,18 @@ pub async fn write_record<O: Owner>(
             }
             Err(error) => error,
         };
-        if matches!(error, Error::Busy(_)) && busy.elapsed() < MOST_BUSY {
-            // The zone is as it was: more zones are open than the budget knows of. One of them may be finished meanwhile.
-            kit.pool.restore(zone.zone(), |entry| entry.written -= frozen.blocks());
-            runtime::sleep(BETWEEN_BUSY).await;
-            attempts -= 1;
-            continue;
-        }
         tracing::warn!("a record could not be written to zone {}: {error}", zone.zone());
         kit.abandon(zone.zone(), zone.position()).await;
         drop(zone);
         kit.note_no_space(&error);
         // Acknowledged data can't be refused; entries without data are written elsewhere.
         if matches!(error, Error::NoSpace(_)) && !batch.entries.iter().any(has_acknowledged_data) {
-            space::refuse_record(owner, number, batch, frozen, &error).await;
+            space::refuse_record(owner, number, batch, frozen, &error, held).await;
             return Written { zone: None, refused: Some(error) };
         }
         // The number was issued, so the record must be written to another zone, or no record after it can commit.
         let another = match attempts < MOST_ATTEMPTS {
-            true => kit.open_zone(class, 1).await,
+            true => kit.open_zone_beside(class, 1, held).await,
             false => None,
         };
         match another {
@@ -364,6 +363,7 @@ pub(crate) async fn append<O: Owner>(
     batch: &Batch<O::Entry>,
     zone: &mut ZoneWriter,
     frozen: &mut Frozen,
+    held: &mut [Option<ZoneWriter>],
 ) -> Result<()> {
     let kit = owner.kit();
     let blocks = frozen.blocks();
@@ -375,7 +375,7 @@ pub(crate) async fn append<O: Owner>(
     let moved = batch.entries.iter().filter(|entry| entry.is_moved()).map(Entry::blocks).sum();
     kit.pool.note_append(zone.zone(), &number.all(), blocks, moved);
     let payload = frozen.encode(&kit.identity, zone, &batch.entries, kit.layout.block_bytes());
-    let outcome = zone.append(&*kit.zones, &kit.layout, frozen.encoded(), payload).await;
+    let outcome = kit.append(zone, frozen.encoded(), payload, held).await;
     kit.flusher.appended(zone.zone());
     if !batch.entries.is_empty() {
         kit.marks.appended();

@@ -99,7 +99,7 @@ impl Mover {
         while !rest.is_empty() {
             let zone = match self.zones[usize::from(class)].take() {
                 Some(zone) => zone,
-                None => open_zone(owner, class).await?,
+                None => open_zone(owner, class, &mut self.zones).await?,
             };
             let mut batch = Batch::default();
             // The record follows a record of users.
@@ -132,8 +132,15 @@ impl Mover {
             }
             let moving = begin_moves(&**owner).await;
             kit.pace.moved(blocks);
-            let written =
-                write_record(owner, kit.settings.cleaner_stream, batch, zone, &mut self.frozen).await;
+            let written = write_record(
+                owner,
+                kit.settings.cleaner_stream,
+                batch,
+                zone,
+                &mut self.frozen,
+                &mut self.zones,
+            )
+            .await;
             self.zones[usize::from(class)] = written.zone;
             drop(moving);
             if let Some(error) = written.refused {
@@ -170,9 +177,7 @@ impl Mover {
 
     /// Seals the open zones.
     pub async fn close<O: Owner>(&mut self, owner: &O) {
-        for zone in self.zones.iter_mut().filter_map(Option::take) {
-            owner.kit().seal_now(zone).await;
-        }
+        owner.kit().seal_all(&mut self.zones).await;
     }
 }
 
@@ -185,14 +190,18 @@ fn too_large(kit: &Kit, meta: usize) -> Error {
     ))
 }
 
-/// Opens a zone for moves; zones that users leave to the cleaner may be used for it.
-async fn open_zone<O: Owner>(owner: &Rc<O>, class: u8) -> Result<ZoneWriter> {
+/// Opens a zone for moves; zones that users leave to the cleaner may be used for it. The mover holds other zones.
+async fn open_zone<O: Owner>(
+    owner: &Rc<O>,
+    class: u8,
+    held: &mut [Option<ZoneWriter>],
+) -> Result<ZoneWriter> {
     let kit = owner.kit();
-    if let Some(zone) = kit.open_zone(class, owner.zones_left_by_cleaner()).await {
+    if let Some(zone) = kit.open_zone_beside(class, owner.zones_left_by_cleaner(), held).await {
         return Ok(zone);
     }
     owner.free_dead().await?;
-    kit.open_zone(class, owner.zones_left_by_cleaner())
+    kit.open_zone_beside(class, owner.zones_left_by_cleaner(), held)
         .await
         .ok_or_else(|| Error::no_space("no zone is free for moves of the cleaner"))
 }

@@ -242,16 +242,16 @@ impl Kit {
 
     /// Takes the filler, or opens one if more than `keep` zones are free. Without a free zone with known space, space is reserved first: a zone
     /// whose first append failed can't be reset before the record is written elsewhere.
-    async fn filler_zone(&self, keep: u32) -> Option<ZoneWriter> {
+    async fn filler_zone(&self, keep: u32, held: &mut [Option<ZoneWriter>]) -> Option<ZoneWriter> {
         let open = self.space.filler.borrow_mut().take();
         if open.is_some() {
             return open;
         }
-        if let Some(zone) = self.open_zone(0, keep).await {
+        if let Some(zone) = self.open_zone_beside(0, keep, held).await {
             return Some(zone);
         }
         match self.back_reserve().await {
-            true => self.open_zone(0, keep).await,
+            true => self.open_zone_beside(0, keep, held).await,
             false => None,
         }
     }
@@ -272,12 +272,13 @@ pub(crate) async fn refuse_record<O: Owner>(
     mut batch: Batch<O::Entry>,
     frozen: &mut Frozen,
     error: &Error,
+    held: &mut [Option<ZoneWriter>],
 ) {
     for entry in batch.entries.extract_if(.., |entry| entry.blocks() > 0) {
         owner.refuse(&entry, error);
     }
     frozen.refreeze(&batch.entries, owner.kit().layout.block_bytes());
-    fill(owner, number, batch, frozen, error).await;
+    fill(owner, number, batch, frozen, error, held).await;
 }
 
 /// Refuses the entries queued under this class, except entries that only free blocks: these go to the filler.
@@ -286,6 +287,7 @@ pub(crate) async fn write_without_data<O: Owner>(
     class: u8,
     frozen: &mut Frozen,
     error: &Error,
+    held: &mut [Option<ZoneWriter>],
 ) {
     let appender = owner.appender();
     let (batch, refused) =
@@ -298,7 +300,7 @@ pub(crate) async fn write_without_data<O: Owner>(
     appender.submitted(entries);
     let stream = owner.kit().settings.user_stream;
     let number = freeze(&**owner, stream, &batch, class, frozen);
-    fill(owner, number, batch, frozen, error).await;
+    fill(owner, number, batch, frozen, error, held).await;
     completed(&**owner, entries);
 }
 
@@ -321,6 +323,7 @@ async fn fill<O: Owner>(
     mut batch: Batch<O::Entry>,
     frozen: &mut Frozen,
     error: &Error,
+    held: &mut [Option<ZoneWriter>],
 ) {
     let sequence = number.sequence;
     let kit = owner.kit();
@@ -349,13 +352,13 @@ async fn fill<O: Owner>(
             (false, false) => MOST_ATTEMPTS,
         };
         for _ in 0..attempts {
-            let Some(mut zone) = kit.filler_zone(keep).await else { break };
+            let Some(mut zone) = kit.filler_zone(keep, held).await else { break };
             if !zone.takes(&kit.layout, 0, frozen.meta_length()) {
                 kit.seal(zone).await;
                 continue;
             }
             let position = zone.position() + 1;
-            match append(&**owner, &number, &batch, &mut zone, frozen).await {
+            match append(&**owner, &number, &batch, &mut zone, frozen, held).await {
                 Ok(()) => {
                     (batch.zone, batch.position, batch.is_unordered) = (zone.zone(), position, true);
                     *space.filler.borrow_mut() = Some(zone);
@@ -388,6 +391,15 @@ async fn fill<O: Owner>(
             return;
         }
         if kit.is_closing() {
+            // A mark that no record follows: the next epoch gives its number again, as that of a record that was cut off.
+            let appender = owner.appender();
+            let is_last = appender.in_flight().0 == 0 && appender.queued() == 0 && !appender.has_waiting();
+            if batch.entries.is_empty() && number.is_alone() && is_last {
+                if is_unfilled {
+                    space.shared().unfilled.fetch_sub(1, Ordering::AcqRel);
+                }
+                return;
+            }
             batch.entries.iter().for_each(|entry| owner.refuse(entry, error));
             return owner.fail(&error.in_context(format!("record {sequence} can't be written")));
         }

@@ -166,6 +166,10 @@ impl Core {
         let class = self.open_zones.class(class.min(self.placement.classes() - 1));
         let mut zones = self.zones.replace(Mover::new(0));
         let outcome = zones.append(self, class, items).await;
+        // From here on no task of this shard seals them for others: the cleaner of the home may still move tables of this shard.
+        if self.kit.is_closing() && !self.open_zones.is_unlimited() {
+            zones.close(&**self).await;
+        }
         self.zones.replace(zones);
         outcome
     }

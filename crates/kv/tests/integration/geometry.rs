@@ -1,10 +1,12 @@
 //! Grid of geometries: numbers of shards, zones and open zones with which a store works, or is refused with the numbers.
 
-use super::common::{limited_drive, simulate, small};
-use block::ZonesPart;
+use super::common::{format, limited_drive, open, simulate, small};
+use block::{BlockSize, DevicePart, ZonesPart};
+use disks::ram::RamPart;
 use kv::{Acknowledge, Settings, Store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Tasks that write at a time.
 const WRITERS: u32 = 4;
@@ -230,5 +232,96 @@ fn the_default_number_of_shards_fits_the_zones() {
             assert_eq!(store.shards(), shards, "most_open={most_open}");
             store.close().await.unwrap();
         });
+    }
+}
+
+/// Zones on a disk in memory, of which so many may be open at a time, whatever the limit was before.
+async fn zones_on(disk: &Arc<dyn DevicePart>, most_open: u32, format: bool) -> Arc<dyn ZonesPart> {
+    let options = zones::on_device::Options {
+        format,
+        zone_size: format.then_some(MIB / 2),
+        max_open: most_open,
+        max_active: most_open,
+        ..Default::default()
+    };
+    Arc::new(zones::OnDevice::open(disk.clone(), options).await.unwrap())
+}
+
+/// A store of so many shards, made without a limit, on a drive that permits the fewest open zones of any store.
+async fn in_turns(shards: u16, acknowledge: Acknowledge) {
+    let zones = 2 * kv::fewest_zones(shards);
+    let disk = RamPart::new(u64::from(zones + 1) * MIB / 2, BlockSize::default()).unwrap();
+    let disk: Arc<dyn DevicePart> = Arc::new(disk);
+    let line = Line {
+        shards,
+        zones,
+        zone_size: MIB / 2,
+        most_open: FEWEST_OPEN,
+        value: 1000,
+        bytes: 1 << 20,
+        acknowledge,
+    };
+    let settings = line.settings();
+    let unlimited = zones_on(&disk, 0, true).await;
+    let store = format(&unlimited, &settings).await;
+    let model = write_all(&store, line, 0).await;
+    store.close().await.unwrap();
+    unlimited.close().await.unwrap();
+    drop(unlimited);
+
+    let limited = zones_on(&disk, FEWEST_OPEN, false).await;
+    let store = open(&limited, &settings).await;
+    check(&store, &line, &model).await;
+    let model = write_all(&store, line, 1000).await;
+    store.compact().await.unwrap();
+    check(&store, &line, &model).await;
+    store.close().await.unwrap();
+    let store = open(&limited, &settings).await;
+    check(&store, &line, &model).await;
+    // As FLUSHALL, with a write beside it.
+    let beside = b"a write beside".to_vec();
+    let put = {
+        let (store, beside) = (store.clone(), beside.clone());
+        runtime::spawn(async move { store.put(b"other", &beside).await })
+    };
+    store.delete_range(b"key 0", b"key 9").await.unwrap();
+    put.await.unwrap();
+    check(&store, &line, &Model::new()).await;
+    let model = write_all(&store, line, 2000).await;
+    store.close().await.unwrap();
+    let store = open(&limited, &settings).await;
+    check(&store, &line, &model).await;
+    assert_eq!(store.get(b"other").await.unwrap().unwrap().value, beside);
+    store.close().await.unwrap();
+    limited.close().await.unwrap();
+}
+
+/// Fewest open zones with which a store is opened.
+const FEWEST_OPEN: u32 = 5;
+
+fn in_turns_ends(shards: u16, acknowledge: Acknowledge) {
+    simulate(11, 2, move || async move {
+        let ended = runtime::timeout(Duration::from_secs(3600), in_turns(shards, acknowledge)).await;
+        assert!(ended.is_ok(), "{shards} shards, {acknowledge:?}: it waits for ever");
+    });
+}
+
+#[test]
+fn stores_with_more_shards_than_open_zones_use_zones_in_turns() {
+    for shards in [1, 3, 7, 9] {
+        in_turns_ends(shards, Acknowledge::Written);
+    }
+    in_turns_ends(16, Acknowledge::Buffered);
+}
+
+#[test]
+fn stores_of_every_number_of_shards_use_zones_in_turns() {
+    if conformance::budget::is_left_out() {
+        return;
+    }
+    for shards in 1..=kv::MOST_SHARDS {
+        for acknowledge in [Acknowledge::Written, Acknowledge::Buffered, Acknowledge::Flushed] {
+            in_turns_ends(shards, acknowledge);
+        }
     }
 }

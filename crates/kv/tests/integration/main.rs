@@ -16,3 +16,5 @@ mod model;
 mod persistence;
 mod quiet;
 mod redis;
+mod slow_zones;
+mod stalls;

@@ -5,7 +5,7 @@
 //! tables never hold back the log, nor the flush that frees it. Without a permit a task waits, and nothing has failed.
 //!
 //! Where the shares are smaller than what the shards hold at a time, zones are used in turns: a task that finds no permit asks the holders to seal their zones
-//! ([`Budget::wanted`]).
+//! ([`Budget::wanted`]). It asks again whenever another task was faster. A task seals its own zones before it waits, so no two wait for each other.
 //!
 //! Zones of roots are left out of the budget from the beginning. A zone that can't be finished stays open on the drive, and the budget shrinks by it.
 
@@ -61,6 +61,8 @@ struct State {
     held: [u32; PURPOSES],
     /// Number of times that a task found no permit while zones are used in turns.
     asked: u64,
+    /// Number of permits that were returned.
+    returned: u64,
     /// Tasks that wait for a permit, or for others that do.
     waiters: Vec<Waker>,
 }
@@ -84,7 +86,7 @@ impl Default for Budget {
     /// Without a limit.
     fn default() -> Self {
         let demand = Demand { limit: None, log: 0, tables: 0 };
-        Budget(Mutex::new(State { demand, held: [0; PURPOSES], asked: 0, waiters: Vec::new() }))
+        Budget(Mutex::new(State { demand, held: [0; PURPOSES], asked: 0, returned: 0, waiters: Vec::new() }))
     }
 }
 
@@ -99,6 +101,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.budget.lock();
         state.held[self.purpose as usize] -= 1;
+        state.returned += 1;
         wake(state);
     }
 }
@@ -136,15 +139,17 @@ impl Budget {
 
     /// Takes a permit, waiting until one is left to this purpose.
     pub async fn take(self: &Arc<Self>, purpose: Purpose) -> Permit {
-        let mut has_asked = false;
+        // Number of permits that had been returned when it asked: the next one may go to another task, which keeps its zone.
+        let mut asked_at = None;
         poll_fn(|context| {
             let mut state = self.lock();
             if state.permits(purpose) {
                 state.held[purpose as usize] += 1;
                 return Poll::Ready(Permit { budget: self.clone(), purpose });
             }
-            let asks = state.demand.is_scarce() && !std::mem::replace(&mut has_asked, true);
+            let asks = state.demand.is_scarce() && asked_at != Some(state.returned);
             if asks {
+                asked_at = Some(state.returned);
                 state.asked += 1;
                 let waiters = std::mem::take(&mut state.waiters);
                 register(&mut state, context);
@@ -171,6 +176,13 @@ impl Budget {
         .await
     }
 
+    /// Asks the holders of zones to seal them, though there is a permit: the drive refuses to open another zone.
+    pub fn ask(&self) {
+        let mut state = self.lock();
+        state.asked += 1;
+        wake(state);
+    }
+
     /// Wakes those that wait in [`wanted`](Self::wanted), to end.
     pub fn end(&self) {
         let mut state = self.lock();
@@ -184,6 +196,8 @@ impl Budget {
         if let Some(limit) = &mut state.demand.limit {
             *limit = limit.saturating_sub(1).max(Demand::FEWEST);
         }
+        // Zones may be used in turns from now on: those that wait have to ask.
+        wake(state);
     }
 
     /// Number of permits that are held.
@@ -241,6 +255,40 @@ mod tests {
         assert_eq!(wanted.poll(&mut context), Poll::Ready(1));
         drop(log);
         assert!(taken.poll(&mut context).is_ready());
+    }
+
+    #[test]
+    fn a_task_that_was_overtaken_asks_again_and_others_do_not_make_it() {
+        let budget = budget(3, 8, 8);
+        let mut context = Context::from_waker(Waker::noop());
+        let first = budget.try_take(Tables);
+        let mut waiting = pin!(budget.take(Tables));
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        drop(first);
+        let faster = budget.try_take(Tables);
+        assert!(faster.is_some() && waiting.as_mut().poll(&mut context).is_pending());
+        let mut wanted = pin!(budget.wanted(1));
+        assert_eq!(wanted.as_mut().poll(&mut context), Poll::Ready(2), "it asked again");
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        assert!(pin!(budget.wanted(2)).poll(&mut context).is_pending(), "nothing was returned since");
+        drop(faster);
+        assert!(waiting.poll(&mut context).is_ready());
+    }
+
+    #[test]
+    fn tasks_that_wait_when_a_zone_is_lost_ask_from_then_on() {
+        let budget = budget(4, 1, 2);
+        let held = [budget.try_take(Tables), budget.try_take(Tables)];
+        let mut context = Context::from_waker(Waker::noop());
+        let mut waiting = pin!(budget.take(Tables));
+        let mut wanted = pin!(budget.wanted(0));
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        assert!(wanted.as_mut().poll(&mut context).is_pending(), "there are enough");
+        budget.lose();
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        assert!(wanted.as_mut().poll(&mut context).is_ready());
+        drop(held);
+        assert!(waiting.poll(&mut context).is_ready());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use block::{BlockSize, Data, DevicePart, Error, Payload, Result, Zones, ZonesPart};
 use disks::ram::RamPart;
 use logkit::checkpoint::{self, Cut};
-use logkit::cleaning::Greedy;
+use logkit::cleaning::{Greedy, Policy};
 use logkit::record::sum_of;
 use logkit::{Appender, Entry, Kit, Layout, Mover, Owner, Piece, Settings, StreamId, Victim, lane, recovery};
 use runtime::sync::Notify;
@@ -18,7 +18,6 @@ pub const MOVED: u8 = 1;
 pub const KIND: [u8; 8] = *b"bare    ";
 /// Lanes of the owner.
 pub const LANES: u32 = 2;
-const CLASSES: u8 = 2;
 const BLOCK: usize = 4096;
 
 /// An entry with data and meta of any length.
@@ -85,6 +84,15 @@ pub struct Bare {
 impl Bare {
     /// A new log on these zones.
     pub async fn format(zones: Rc<dyn Zones>, prepare_zones: bool) -> Result<Rc<Self>> {
+        Self::with_policy(zones, prepare_zones, Box::new(Greedy)).await
+    }
+
+    /// A new log on these zones, with the classes of this policy.
+    pub async fn with_policy(
+        zones: Rc<dyn Zones>,
+        prepare_zones: bool,
+        policy: Box<dyn Policy>,
+    ) -> Result<Rc<Self>> {
         let layout = Layout::new(zones.geometry(), BlockSize::default())?;
         let (pool, identity) = recovery::format(&*zones, &layout).await?;
         let parts = recovery::create(layout, pool, identity, 2, KIND, Vec::new());
@@ -102,9 +110,9 @@ impl Bare {
             read_request_bytes: logkit::READ_REQUEST_BYTES,
             prepare_zones,
         };
-        let own = [USER, CLEANER];
-        let kit = Kit::new(parts, zones, settings, Box::new(Greedy), &own);
-        let appender = Appender::new(layout, CLASSES, LANES, u64::MAX, &kit.streams, &own);
+        let (own, classes) = ([USER, CLEANER], policy.classes());
+        let kit = Kit::new(parts, zones, settings, policy, &own);
+        let appender = Appender::new(layout, classes, LANES, u64::MAX, &kit.streams, &own);
         let owner = Rc::new(Bare { kit, appender, seen: RefCell::default(), changed: Notify::new() });
         owner.take_checkpoint(false).await?;
         Ok(owner)
@@ -112,9 +120,14 @@ impl Bare {
 
     /// Appends an entry as users do, and waits until it has committed or was refused.
     pub async fn append(&self, item: Item) {
+        self.append_to(0, item).await;
+    }
+
+    /// Appends an entry as users do, to zones of a class, and waits until it has committed or was refused.
+    pub async fn append_to(&self, class: u8, item: Item) {
         let ended = || self.seen.borrow().committed.len() + self.seen.borrow().refused.len();
         let before = ended();
-        lane::push(self, 0, item);
+        lane::push(self, class, item);
         self.kit.events.work.notify_one();
         while ended() == before {
             self.changed.notified().await;

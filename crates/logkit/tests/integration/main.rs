@@ -6,5 +6,6 @@ mod cleaning_policies;
 mod cleaning_simulation;
 mod idle;
 mod moves;
+mod open_zones;
 mod prepare;
 mod sums;

@@ -1,0 +1,268 @@
+//! Zones that the drive or the budget doesn't let open: whoever needs one seals first and waits, and nothing fails.
+
+use crate::bare::{Bare, Item, LANES, USER, zones};
+use block::{
+    Buffer, Call, EraseGuarantee, Error, Payload, ReadOutcome, Result, ZoneAddress, ZoneGeometry, ZoneIndex,
+    ZoneReport, Zones,
+};
+use logkit::cleaning::{Candidate, Policy, Pressure};
+use logkit::layout::ROOT_ZONES;
+use logkit::pool::budget::Demand;
+use logkit::{Mover, Owner, checkpoint, lane};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Time in which everything here ends.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Zones whose next appends fail, those to zones of roots excluded.
+struct Failing {
+    inner: Rc<dyn Zones>,
+    next: RefCell<VecDeque<Error>>,
+    /// Whether appends of one block fail for lack of space: marks, and records without data.
+    refuses_marks: Cell<bool>,
+}
+
+impl Failing {
+    async fn new() -> Result<Rc<Self>> {
+        let inner = zones(40, 64 << 10, 0).await?.open().await?;
+        Ok(Rc::new(Failing { inner, next: RefCell::default(), refuses_marks: Cell::new(false) }))
+    }
+
+    fn fail(&self, errors: impl IntoIterator<Item = Error>) {
+        self.next.borrow_mut().extend(errors);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.next.borrow().is_empty()
+    }
+}
+
+fn busy(times: usize) -> impl Iterator<Item = Error> {
+    std::iter::repeat_with(|| Error::busy("14 zones are open")).take(times)
+}
+
+impl Zones for Failing {
+    fn geometry(&self) -> &ZoneGeometry {
+        self.inner.geometry()
+    }
+
+    fn append(&self, zone: ZoneIndex, payload: Payload) -> Call<'_, Result<ZoneAddress>> {
+        let next = if zone.0 < ROOT_ZONES { None } else { self.next.borrow_mut().pop_front() };
+        let is_refused = self.refuses_marks.get() && payload.len() <= 4096;
+        match next.or_else(|| is_refused.then(|| Error::no_space("the file system is full"))) {
+            Some(error) => Call::ready(Err(error)),
+            None => self.inner.append(zone, payload),
+        }
+    }
+
+    fn append_at(&self, at: ZoneAddress, payload: Payload) -> Call<'_, Result<()>> {
+        self.inner.append_at(at, payload)
+    }
+
+    fn open(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.inner.open(zone)
+    }
+
+    fn close(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.inner.close(zone)
+    }
+
+    fn read(&self, at: ZoneAddress, buffer: Buffer) -> Call<'_, ReadOutcome> {
+        self.inner.read(at, buffer)
+    }
+
+    fn flush<'a>(&'a self, zones: &'a [ZoneIndex]) -> Call<'a, Result<()>> {
+        self.inner.flush(zones)
+    }
+
+    fn finish(&self, zone: ZoneIndex) -> Call<'_, Result<()>> {
+        self.inner.finish(zone)
+    }
+
+    fn reset(&self, zone: ZoneIndex, erase: EraseGuarantee) -> Call<'_, Result<u64>> {
+        self.inner.reset(zone, erase)
+    }
+
+    fn report(&self, first: ZoneIndex, count: u32) -> Call<'_, Result<Vec<ZoneReport>>> {
+        self.inner.report(first, count)
+    }
+}
+
+/// A policy with classes of users, and others of moves.
+#[derive(Debug)]
+struct Classes {
+    users: u8,
+    all: u8,
+}
+
+impl Policy for Classes {
+    fn name(&self) -> &'static str {
+        "classes"
+    }
+
+    fn classes(&self) -> u8 {
+        self.all
+    }
+
+    fn is_users(&self, class: u8) -> bool {
+        class < self.users
+    }
+
+    fn choose(
+        &mut self,
+        _candidates: &mut dyn Iterator<Item = Candidate>,
+        _pressure: Pressure,
+        _now: u64,
+    ) -> Option<ZoneIndex> {
+        None
+    }
+}
+
+fn simulate<F: Future<Output = Result<()>> + 'static>(main: impl FnOnce() -> F + Send + 'static) {
+    let world = runtime::Simulation::new(1);
+    let ends = async move || {
+        let ended = runtime::timeout(PATIENCE, main()).await;
+        ended.unwrap_or_else(|_| panic!("it waits for ever"))
+    };
+    runtime::simulate(world, ends).expect("the world runs").value.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn movers_of_several_classes_seal_their_zones_before_they_wait_for_a_permit() {
+    simulate(async || {
+        let zones = zones(40, 64 << 10, 0).await?.open().await?;
+        let owner = Bare::with_policy(zones, false, Box::new(Classes { users: 1, all: 4 })).await?;
+        owner.kit().budget().set(Demand { limit: Some(7), log: LANES, tables: 3 });
+        let (mut mover, mut idle) = (Mover::new(4), Mover::new(4));
+        mover.append(&owner, 1, [Item::new(1, 1, 8)]).await?;
+        mover.append(&owner, 2, [Item::new(2, 1, 8)]).await?;
+        idle.append(&owner, 1, [Item::new(3, 1, 8)]).await?;
+        // Zones that could not be finished stay open on the drive.
+        (0..4).for_each(|_| owner.kit().budget().lose());
+        let turns = {
+            let owner = owner.clone();
+            async move {
+                owner.kit().budget().wanted(0).await;
+                idle.close(&*owner).await;
+            }
+        };
+        let turns = runtime::spawn(turns);
+        for class in [3, 1, 2, 3] {
+            mover.append(&owner, class, [Item::new(class, 1, 8)]).await?;
+        }
+        turns.await;
+        mover.close(&*owner).await;
+        assert_eq!(owner.kit().budget().held(), 1, "the zone of checkpoints");
+        Ok(())
+    });
+}
+
+#[test]
+fn two_movers_that_need_each_others_permits_go_on() {
+    simulate(async || {
+        let zones = zones(40, 64 << 10, 0).await?.open().await?;
+        let owner = Bare::with_policy(zones, false, Box::new(Classes { users: 1, all: 3 })).await?;
+        owner.kit().budget().set(Demand { limit: Some(5), log: LANES, tables: 2 });
+        let (mut first, mut second) = (Mover::new(3), Mover::new(3));
+        first.append(&owner, 1, [Item::new(1, 1, 8)]).await?;
+        second.append(&owner, 2, [Item::new(2, 1, 8)]).await?;
+        (0..2).for_each(|_| owner.kit().budget().lose());
+        let other = {
+            let owner = owner.clone();
+            runtime::spawn(async move {
+                second.append(&owner, 1, [Item::new(3, 1, 8)]).await?;
+                second.close(&*owner).await;
+                Ok::<_, Error>(())
+            })
+        };
+        first.append(&owner, 2, [Item::new(4, 1, 8)]).await?;
+        first.close(&*owner).await;
+        other.await
+    });
+}
+
+#[test]
+fn lanes_of_several_classes_seal_their_zones_before_they_wait_for_a_permit() {
+    simulate(async || {
+        let zones = zones(40, 64 << 10, 0).await?.open().await?;
+        let owner = Bare::with_policy(zones, false, Box::new(Classes { users: 3, all: 4 })).await?;
+        owner.kit().budget().set(Demand { limit: Some(3), log: LANES * 3, tables: 1 });
+        lane::start(&owner);
+        for number in 0..12 {
+            owner.append_to(number % 3, Item::new(number, 1, 8)).await;
+        }
+        assert_eq!(owner.seen.borrow().committed.len(), 12);
+        owner.close().await;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_drive_that_opens_no_zone_at_the_moment_fails_no_append() {
+    simulate(async || {
+        let failing = Failing::new().await?;
+        let owner = Bare::format(failing.clone(), false).await?;
+        lane::start(&owner);
+        // More attempts than a record has.
+        failing.fail(busy(20));
+        let begun = runtime::now();
+        owner.append(Item::new(1, 2, 8)).await;
+        assert!(failing.is_empty() && begun.elapsed() >= Duration::from_millis(200));
+        let (zone, ..) = owner.seen.borrow().committed[0];
+        assert_eq!(owner.kit().pool.get(zone).written, 2, "each data block counts once");
+        failing.fail(busy(20));
+        let mut mover = Mover::new(2);
+        mover.append(&owner, crate::bare::MOVED, [Item::new(2, 1, 8)]).await?;
+        checkpoint::seal(owner.kit()).await;
+        failing.fail(busy(20));
+        owner.take_checkpoint(false).await?;
+        mover.close(&*owner).await;
+        owner.close().await;
+        let seen = owner.seen.borrow();
+        assert!(seen.refused.is_empty() && failing.is_empty() && owner.kit().failure().is_none());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_record_without_space_waits_until_the_drive_opens_a_zone_for_it() {
+    simulate(async || {
+        let failing = Failing::new().await?;
+        let owner = Bare::format(failing.clone(), false).await?;
+        lane::start(&owner);
+        failing.fail([Error::no_space("the file system is full")].into_iter().chain(busy(20)));
+        owner.append(Item::new(1, 2, 8)).await;
+        while !failing.is_empty() || owner.kit().streams.committed(USER) == 0 {
+            runtime::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!((owner.seen.borrow().refused.len(), owner.kit().failure()), (1, None));
+        owner.close().await;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_mark_of_an_idle_log_for_which_there_is_no_space_ends_nothing() {
+    for has_space_again in [true, false] {
+        simulate(async move || {
+            let failing = Failing::new().await?;
+            let owner = Bare::format(failing.clone(), false).await?;
+            lane::start(&owner);
+            owner.append(Item::new(1, 2, 8)).await;
+            failing.refuses_marks.set(true);
+            runtime::sleep(Duration::from_secs(20)).await;
+            assert_eq!(owner.kit().failure(), None);
+            failing.refuses_marks.set(!has_space_again);
+            if has_space_again {
+                runtime::sleep(Duration::from_secs(60)).await;
+                assert_eq!(owner.kit().streams.committed(USER), 2, "the mark keeps its number");
+            }
+            owner.close().await;
+            assert_eq!(owner.kit().failure(), None, "has_space_again={has_space_again}");
+            Ok(())
+        });
+    }
+}
