@@ -50,6 +50,7 @@ pub mod namespace;
 pub mod node;
 pub mod operations;
 pub mod path;
+mod path_of;
 mod recovery;
 pub mod scrub;
 pub mod shared;
