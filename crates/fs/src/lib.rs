@@ -39,6 +39,7 @@ pub mod file_system;
 mod forest;
 pub mod format;
 pub mod gate;
+pub mod geometry;
 pub mod inode;
 pub mod item;
 mod joint;

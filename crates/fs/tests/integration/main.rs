@@ -6,6 +6,7 @@ mod classes;
 mod clones;
 mod damage;
 mod full;
+mod geometry;
 mod grids;
 mod joint;
 mod lives;
