@@ -14,6 +14,7 @@ mod model;
 mod mount;
 mod original;
 mod promises;
+mod quiet;
 mod sequences;
 mod snapshots;
 mod stripes;
