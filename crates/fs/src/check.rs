@@ -15,7 +15,9 @@ use crate::cores::core_of;
 use crate::data::sums_in;
 use crate::extents::{Extent, Place};
 use crate::forest::Forest;
+use crate::inode::InodeNumber;
 use crate::metadata::{Inodes, Metadata};
+use crate::path_of::{self, Whole};
 use crate::recovery::{self, Recovered};
 use crate::snapshot_list::SnapshotInfo;
 use crate::snapshots::SnapshotNumber;
@@ -25,7 +27,7 @@ use logkit::Layout;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::{CHECKPOINT_CLASS, ZonePool};
 use logkit::record::{Identity, sum_of};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
 
@@ -141,6 +143,46 @@ pub struct Report {
     /// Number of blocks that were read and compared with their checksums.
     pub verified: u64,
     most: usize,
+    /// Problems of files whose paths haven't been found.
+    unnamed: Vec<Unnamed>,
+}
+
+/// File that a problem is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Inode(InodeNumber),
+    /// A block of a file, by its place: a block that files share or that only snapshots have may be of another file by now.
+    Block {
+        place: Place,
+        inode: InodeNumber,
+        block: u64,
+    },
+}
+
+impl Subject {
+    /// The subject in words; `file` has that for the inode.
+    fn show(self, file: &str) -> String {
+        match self {
+            Subject::Inode(_) => file.to_owned(),
+            Subject::Block { block, .. } => format!("{file}, block {block}"),
+        }
+    }
+
+    fn inode(self) -> InodeNumber {
+        match self {
+            Subject::Inode(inode) | Subject::Block { inode, .. } => inode,
+        }
+    }
+}
+
+/// A problem of a file that has no path in its description.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Unnamed {
+    /// Index of the problem.
+    problem: usize,
+    subject: Subject,
+    /// The description after the subject.
+    rest: String,
 }
 
 impl Report {
@@ -165,6 +207,56 @@ impl Report {
             false => self.further += 1,
         }
     }
+
+    /// Notes a problem of a file; `rest` follows the file in the description.
+    #[cold]
+    fn note_of(&mut self, kind: Kind, subject: Subject, rest: impl Into<String>) {
+        let rest = rest.into();
+        if self.problems.len() < self.most {
+            self.unnamed.push(Unnamed { problem: self.problems.len(), subject, rest: rest.clone() });
+        }
+        self.note(kind, subject.show(&format!("inode {}", subject.inode())) + &rest);
+    }
+
+    /// Puts the paths that files have in this version into descriptions that have none; with `snapshot`, the name of the snapshot, too.
+    async fn name_files(&mut self, metadata: &Metadata, snapshot: Option<&str>) {
+        if self.unnamed.is_empty() {
+            return;
+        }
+        let places = self.unnamed.iter().filter_map(|it| match it.subject {
+            Subject::Block { place, .. } => Some(place),
+            Subject::Inode(_) => None,
+        });
+        let owners = path_of::owners_of(metadata, &places.collect());
+        let found = |subject: Subject| match subject {
+            Subject::Inode(_) => Some(subject),
+            Subject::Block { place, .. } => {
+                owners.get(&place).map(|&(inode, block)| Subject::Block { place, inode, block })
+            }
+        };
+        let inodes: BTreeSet<_> =
+            self.unnamed.iter().filter_map(|it| found(it.subject)).map(Subject::inode).collect();
+        // Damaged names lead to no path.
+        let paths = path_of::paths_of(&Whole(metadata), &inodes).await.unwrap_or_default();
+        let problems = &mut self.problems;
+        self.unnamed.retain(|it| {
+            let Some(subject) = found(it.subject) else { return true };
+            let Some(path) = paths.get(&subject.inode()) else { return true };
+            let of = snapshot.map_or_else(String::new, |name| format!("snapshot \"{name}\": "));
+            let detail = of + &subject.show(&path_of::show(metadata, subject.inode(), path)) + &it.rest;
+            problems[it.problem].detail = detail;
+            false
+        });
+    }
+
+    /// Adds the problems of a snapshot.
+    fn add_snapshot(&mut self, info: &SnapshotInfo, own: Report) {
+        for problem in own.problems {
+            self.note(problem.kind, format!("snapshot \"{}\": {}", info.name, problem.detail));
+        }
+        self.further += own.further;
+        self.snapshots += 1;
+    }
 }
 
 /// Checks the file system on zones that nothing has open. Nothing is written.
@@ -185,8 +277,12 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     report.notes.clone_from(&opening.notes);
     let layout = opening.layout;
     let mut extents = items::check(&metadata, &layout, &mut report);
+    report.name_files(&metadata, None).await;
+    report.unnamed.clear();
     for (info, snapshot) in snapshots.iter().zip(metadata.snapshots.all()) {
-        let found = check_snapshot(info, &snapshot.metadata, &layout, &mut report);
+        let (found, mut own) = check_snapshot(&snapshot.metadata, &layout, report.most);
+        own.name_files(&snapshot.metadata, None).await;
+        report.add_snapshot(info, own);
         extents.extend(found);
     }
     let extents = united(extents);
@@ -204,6 +300,10 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     if options.data {
         check_data(zones, &layout, &opening.root.identity, &extents, &mut report).await?;
     }
+    report.name_files(&metadata, None).await;
+    for (info, snapshot) in snapshots.iter().zip(metadata.snapshots.all()).rev() {
+        report.name_files(&snapshot.metadata, Some(&info.name)).await;
+    }
     debug_assert_eq!(opening.root.covered.numbers().len(), STREAMS);
     Ok(report)
 }
@@ -217,21 +317,11 @@ fn pages_of(metadata: &Metadata) -> Vec<Place> {
     pages
 }
 
-/// Checks a snapshot. Returns its extents that have blocks in zones.
-fn check_snapshot(
-    info: &SnapshotInfo,
-    metadata: &Metadata,
-    layout: &Layout,
-    report: &mut Report,
-) -> Vec<Mapped> {
-    let mut own = Report::new(Options { most_problems: report.most, ..Options::default() });
+/// Checks a snapshot, with a report of its own. Returns its extents that have blocks in zones.
+fn check_snapshot(metadata: &Metadata, layout: &Layout, most_problems: usize) -> (Vec<Mapped>, Report) {
+    let mut own = Report::new(Options { most_problems, ..Options::default() });
     let (_, extents, _) = items::check_version(metadata, layout, &mut own);
-    for problem in own.problems {
-        report.note(problem.kind, format!("snapshot \"{}\": {}", info.name, problem.detail));
-    }
-    report.further += own.further;
-    report.snapshots += 1;
-    extents
+    (extents, own)
 }
 
 /// Unites the extents that several versions of a file have in the same places, so that their blocks count once.
@@ -328,7 +418,9 @@ impl Core {
             for (key, value) in parts.iter().flat_map(|part| &part.items) {
                 metadata.put(key, value);
             }
-            extents.extend(check_snapshot(&info, &metadata, &self.kit.layout, &mut report));
+            let (found, own) = check_snapshot(&metadata, &self.kit.layout, report.most);
+            report.add_snapshot(&info, own);
+            extents.extend(found);
         }
         let extents = united(extents);
         report.blocks = extents.iter().map(|it| u64::from(it.extent.blocks)).sum();
@@ -357,14 +449,13 @@ fn check_places(extents: &[Mapped], pages: &[Place], report: &mut Report) {
     let mut farthest = (0, 0, 0);
     for (zone, position, blocks, inode) in all {
         if zone == farthest.0 && position < farthest.1 {
-            report.note(
-                Kind::Overlap,
-                format!(
-                    "block {position} of zone {zone} belongs to {} and to {}",
-                    owner(farthest.2),
-                    owner(inode)
-                ),
-            );
+            let (one, other) = if farthest.2 == 0 { (inode, farthest.2) } else { (farthest.2, inode) };
+            let rest =
+                format!(" has block {position} of zone {zone}, which belongs to {}, too", owner(other));
+            match one {
+                0 => report.note(Kind::Overlap, owner(0) + &rest),
+                inode => report.note_of(Kind::Overlap, Subject::Inode(inode), rest),
+            }
         }
         let end = position.saturating_add(blocks);
         if zone != farthest.0 || end > farthest.1 {
@@ -409,10 +500,11 @@ async fn check_written(
         let end = u64::from(extent.position) + u64::from(extent.blocks);
         let is_written = zone.state != ZoneState::Empty && end <= layout.blocks_in(zone.write_pointer);
         if !is_written && zone.state != ZoneState::Offline {
-            report.note(
+            report.note_of(
                 Kind::Extent,
+                Subject::Block { place: extent.place(), inode: *inode, block: extent.block },
                 format!(
-                    "inode {inode} has {} blocks from block {} of zone {} on; the zone is {:?} and written up to block {}",
+                    " and the ones after it: {} blocks from block {} of zone {} on aren't written: the zone is {:?}, and written up to block {}",
                     extent.blocks,
                     extent.position,
                     extent.zone,
@@ -476,20 +568,19 @@ async fn check_part(
     let buffer = Buffer::new(part.blocks as usize * bytes);
     let (outcome, buffer) = zones.read(layout.address(part.zone, part.position), buffer).await;
     if let Err(error) = outcome {
-        report.note(Kind::Data, format!("inode {inode}, from block {} on: {error}", part.block));
+        let subject = Subject::Block { place: part.place(), inode, block: part.block };
+        report.note_of(Kind::Data, subject, format!(" and {} after it: {error}", part.blocks - 1));
         return;
     }
     report.verified += u64::from(part.blocks);
     for (number, block) in buffer.filled().chunks_exact(bytes).enumerate() {
         let position = part.position as usize + number;
         if sums.get(position) != Some(&sum_of(block)) {
-            report.note(
+            let place = Place { zone: part.zone, position: position as u32 };
+            report.note_of(
                 Kind::Data,
-                format!(
-                    "inode {inode}, block {}: wrong checksum in block {position} of zone {}",
-                    part.block + number as u64,
-                    part.zone
-                ),
+                Subject::Block { place, inode, block: part.block + number as u64 },
+                format!(": wrong checksum in block {position} of zone {}", part.zone),
             );
         }
     }

@@ -18,6 +18,7 @@ use crate::cores::{Cores, Totals};
 use crate::extents::Place;
 use crate::format::{BLOCK, MOST_CORES};
 use crate::gate::Gate;
+use crate::geometry;
 use crate::inode::{InodeNumber, Time};
 use crate::item::{Item, Lost, Origin};
 use crate::locks::Locks;
@@ -320,6 +321,11 @@ impl Core {
         let (classes, class) = (policy.classes(), policy.place(Arrival::New));
         let kit = kit(policy);
         let layout = kit.layout;
+        let demand = geometry::demand(kit.zones.geometry(), totals.cores(), settings.appends_in_flight);
+        // Nothing seals zones for others: with a budget that is too small, tasks would wait for ever.
+        if geometry::fits(&demand) {
+            kit.budget().set(demand);
+        }
         let dirty_blocks = (settings.dirty_bytes / layout.block_size.bytes()).max(1);
         let own = [user_stream(index), cleaner_stream(index)];
         let core = Rc::new(Core {
@@ -464,11 +470,8 @@ impl Core {
     /// Number of zones of this size from which on a new file system has space for files.
     pub(crate) fn least_zones(&self) -> u32 {
         let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
-        // Those of a root directory and the directory of the checkpoint; a zone more has some blocks for files.
-        let pages = 3 * (1 + self.kit.checkpoints.directory_blocks(&self.kit).max(1));
-        let usable = u64::from(self.kit.settings.data_blocks);
-        let for_pages = pages.div_ceil((usable - usable / 16).max(1)) as u32;
-        reserved_zones(lanes, cores) + for_pages + 1
+        let directory = self.kit.checkpoints.directory_blocks(&self.kit);
+        geometry::least_zones(&self.kit.layout, lanes, cores, directory)
     }
 
     /// Blocks of files, preallocated ones and those reserved for writes in flight included.

@@ -13,13 +13,14 @@
 //! removed working directory, or a file that is held with `O_PATH`, can still be looked at.
 //!
 //! Modules: `convert` between the attributes of both sides, `actions` what requests do beyond one call of the shard, `serve` the
-//! requests, `snapshots` those in `.snapshots` with the nodes of `slots`, [`mounted`] a mount from its beginning to its end, [`kind`] the kind `fs` of a stack.
+//! requests, `refused_reads` their lines in the log, `snapshots` those in `.snapshots` with the nodes of `slots`, [`mounted`] a mount from its beginning to its end, [`kind`] the kind `fs` of a stack.
 
 mod actions;
 mod control;
 mod convert;
 pub mod kind;
 pub mod mounted;
+mod refused_reads;
 mod serve;
 mod slots;
 mod snapshots;

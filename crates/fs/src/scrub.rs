@@ -10,10 +10,12 @@ use crate::core::Core;
 use crate::extents::Extent;
 use crate::format::BLOCK;
 use crate::inode::InodeNumber;
+use crate::path_of::{self, Opened};
 use crate::shared;
 use crate::snapshots::{SnapshotNumber, own_blocks, visit_own_blocks};
 use crate::tree::{Key, PAGE, Place};
 use block::{Buffer, Error, Result};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,14 +41,54 @@ pub struct Scrubbed {
     pub damaged: u64,
 }
 
-impl Scrubbed {
+/// Result of a core, and the files of its damage.
+#[derive(Debug, Default)]
+struct Findings {
+    scrubbed: Scrubbed,
+    files: Vec<DamagedFile>,
+}
+
+/// File of damage that is described.
+#[derive(Debug)]
+struct DamagedFile {
+    /// Index of the description.
+    described: usize,
+    version: Option<SnapshotNumber>,
+    inode: InodeNumber,
+    /// The description after the file.
+    rest: String,
+}
+
+impl Findings {
     fn note(&mut self, error: &Error) {
-        self.damaged += 1;
-        if self.damage.len() < MOST_DESCRIBED {
-            self.damage.push(error.detail().to_owned());
+        self.note_text(error.detail().to_owned());
+    }
+
+    fn note_text(&mut self, text: String) {
+        let found = &mut self.scrubbed;
+        found.damaged += 1;
+        if found.damage.len() < MOST_DESCRIBED {
+            found.damage.push(text);
         }
     }
 
+    /// Notes that blocks of a file from `block` on can't be read.
+    fn note_file(&mut self, version: Option<SnapshotNumber>, inode: InodeNumber, block: u64, error: &Error) {
+        let own = format!("inode {inode}, ");
+        let rest = match error.detail().strip_prefix(&own) {
+            // Wrong checksums name the block themselves.
+            Some(rest) => rest.to_owned(),
+            None => format!("from block {block} on: {}", error.detail()),
+        };
+        let described = self.scrubbed.damage.len();
+        if described < MOST_DESCRIBED {
+            self.files.push(DamagedFile { described, version, inode, rest: rest.clone() });
+        }
+        self.note_text(own + &rest);
+    }
+}
+
+impl Scrubbed {
     /// Adds the result of another core.
     pub fn add(&mut self, other: Scrubbed) {
         self.blocks += other.blocks;
@@ -63,7 +105,7 @@ impl Core {
     /// # Errors
     /// [`Error::Closed`] once the file system is being closed. Damage isn't an error.
     pub async fn scrub(self: &Rc<Self>, progress: &AtomicU64) -> Result<Scrubbed> {
-        let mut found = Scrubbed::default();
+        let mut found = Findings::default();
         let shards = self.metadata.borrow().items.shards();
         for shard in 0..shards {
             self.scrub_pages(None, shard, &mut found).await?;
@@ -84,7 +126,41 @@ impl Core {
                 self.scrub_snapshot(number, shard, progress, &mut found).await?;
             }
         }
-        Ok(found)
+        self.name_files(&mut found).await?;
+        Ok(found.scrubbed)
+    }
+
+    /// Puts the paths of files into the descriptions of damage, where names lead to the files.
+    async fn name_files(&self, found: &mut Findings) -> Result<()> {
+        let versions: BTreeSet<_> = found.files.iter().map(|it| it.version).collect();
+        for version in versions {
+            let of_version = || found.files.iter().filter(|it| it.version == version);
+            let inodes = of_version().map(|it| it.inode).collect();
+            // A snapshot may be deleted meanwhile.
+            let Ok(paths) = path_of::paths_of(&Opened(self, version), &inodes).await else {
+                self.check_open()?;
+                continue;
+            };
+            let of = match version {
+                None => String::new(),
+                Some(number) => self.show_snapshot(number).await?,
+            };
+            for file in of_version() {
+                if let Some(path) = paths.get(&file.inode) {
+                    found.scrubbed.damage[file.described] =
+                        format!("{of}file \"{path}\" (inode {}): {}", file.inode, file.rest);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A snapshot in a message, before a file of it; its number if it has been deleted.
+    async fn show_snapshot(&self, number: SnapshotNumber) -> Result<String> {
+        let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
+        let there = self.cores().first().with(list).await?;
+        let name = there.into_iter().find(|it| it.number == number).map(|it| it.name);
+        Ok(format!("snapshot \"{}\": ", name.unwrap_or_else(|| number.to_string())))
     }
 
     /// Reads the blocks and pages of a shard that a snapshot has and the next newer version doesn't. It may be deleted meanwhile.
@@ -93,7 +169,7 @@ impl Core {
         number: SnapshotNumber,
         shard: u32,
         progress: &AtomicU64,
-        found: &mut Scrubbed,
+        found: &mut Findings,
     ) -> Result<()> {
         self.scrub_pages(Some(number), shard, found).await?;
         let Some(extents) = self.own_of(number, shard, found) else { return Ok(()) };
@@ -109,7 +185,7 @@ impl Core {
         &self,
         number: SnapshotNumber,
         shard: u32,
-        found: &mut Scrubbed,
+        found: &mut Findings,
     ) -> Option<Vec<(InodeNumber, Extent)>> {
         let mut extents = Vec::new();
         let metadata = self.metadata.borrow();
@@ -128,7 +204,7 @@ impl Core {
         &self,
         shard: u32,
         from: &Key,
-        found: &mut Scrubbed,
+        found: &mut Findings,
     ) -> (Vec<(InodeNumber, Extent)>, Option<Key>) {
         let metadata = self.metadata.borrow();
         let (mut extents, mut next) = (Vec::new(), None);
@@ -155,7 +231,7 @@ impl Core {
         inode: InodeNumber,
         extent: &Extent,
         progress: &AtomicU64,
-        found: &mut Scrubbed,
+        found: &mut Findings,
     ) {
         let mut block = extent.block;
         while block < extent.end() {
@@ -165,9 +241,9 @@ impl Core {
                 Ok(_) => {}
                 // It was removed meanwhile.
                 Err(_) if self.in_version(version, |metadata| metadata.inode(inode)).is_err() => return,
-                Err(error) => found.note(&error),
+                Err(error) => found.note_file(version, inode, block, &error),
             }
-            found.blocks += count;
+            found.scrubbed.blocks += count;
             progress.fetch_add(count, Ordering::Relaxed);
             block += count;
         }
@@ -179,7 +255,7 @@ impl Core {
         &self,
         version: Option<SnapshotNumber>,
         shard: u32,
-        found: &mut Scrubbed,
+        found: &mut Findings,
     ) -> Result<()> {
         let mut from = Some(Key::MIN);
         while let Some(first) = from {
@@ -191,7 +267,7 @@ impl Core {
             let mut places = Vec::with_capacity(PAGES_AT_ONCE);
             from = self.places_from(version, shard, &first, &mut places);
             for place in places {
-                found.pages += 1;
+                found.scrubbed.pages += 1;
                 if let Err(error) = self.scrub_page(place).await {
                     found.note(&error);
                 }

@@ -187,17 +187,19 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
 /// Formats. Returns the capacity for files in bytes.
 async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Result<u64> {
     let settings = Settings::default();
-    let files = match base {
-        Base::Device(device) => {
-            FileSystem::format(zones_on(device, true, zone_size).await?, properties, &settings).await?
-        }
+    let (zones, is_lent) = match base {
+        Base::Device(device) => (zones_on(device, true, zone_size).await?, false),
         Base::Zones(_) if zone_size.is_some() => {
             return Err(Error::invalid(
                 "--zone-size: the stack has zones, which have a size; leave --zone-size out",
             ));
         }
-        Base::Zones(zones) => FileSystem::format(zones, properties, &settings).await?.on_lent_zones(),
+        Base::Zones(zones) => (zones, true),
     };
+    fs::geometry::check_new(zones.geometry())?;
+    let settings = settings.for_zones(zones.geometry());
+    let files = FileSystem::format(zones, properties, &settings).await?;
+    let files = if is_lent { files.on_lent_zones() } else { files };
     let statistics = files.statistics().await;
     files.close().await?;
     Ok(statistics?.blocks * fs::format::BLOCK)
@@ -258,7 +260,10 @@ async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings)
             Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
             Err(error) => Err(error),
         },
-        Base::Zones(zones) => FileSystem::open(zones, settings).await.map(FileSystem::on_lent_zones),
+        Base::Zones(zones) => {
+            let settings = settings.clone().for_zones(zones.geometry());
+            FileSystem::open(zones, &settings).await.map(FileSystem::on_lent_zones)
+        }
     };
     opened.map_err(|error| match error {
         Error::Protocol(detail) => {

@@ -1,7 +1,7 @@
 //! The rules for items of the tree: plain functions of the metadata.
 
 use super::places::SharedBlocks;
-use super::{Kind, Mapped, Report, check_totals};
+use super::{Kind, Mapped, Report, Subject, check_totals};
 use crate::attributes;
 use crate::directory::{self, check_name, show};
 use crate::extents::Extent;
@@ -161,12 +161,12 @@ fn check_extent(
             return None;
         }
     };
+    let of = || Subject::Inode(key.inode);
     if seen.inode.file_type() != FileType::Regular {
-        report.note(Kind::Extent, format!("inode {} has blocks and isn't a regular file", key.inode));
+        report.note_of(Kind::Extent, of(), " has blocks and isn't a regular file");
     }
     if extent.block < seen.extents_end {
-        report
-            .note(Kind::Overlap, format!("inode {} has two extents with block {}", key.inode, extent.block));
+        report.note_of(Kind::Overlap, of(), format!(" has two extents with block {}", extent.block));
     }
     seen.blocks += u64::from(extent.blocks);
     seen.extents_end = seen.extents_end.max(extent.end());
@@ -174,11 +174,12 @@ fn check_extent(
         seen.data_end = seen.data_end.max(extent.end());
     }
     if !extent.is_within(layout) {
-        report.note(
+        report.note_of(
             Kind::Extent,
+            of(),
             format!(
-                "inode {} has {} blocks at {} of zone {}, which aren't there",
-                key.inode, extent.blocks, extent.position, extent.zone
+                " has {} blocks at {} of zone {}, which aren't there",
+                extent.blocks, extent.position, extent.zone
             ),
         );
         return None;
@@ -248,31 +249,34 @@ fn check_inode(
     striped: &StripedDirectories,
     report: &mut Report,
 ) {
-    let inode = &seen.inode;
+    let (inode, of) = (&seen.inode, Subject::Inode(number));
     check_names(number, seen, inodes, striped, report);
     if inode.blocks != seen.blocks {
-        report.note(
+        report.note_of(
             Kind::Blocks,
-            format!("inode {number} has {} blocks, and {} are counted", seen.blocks, inode.blocks),
+            of,
+            format!(" has {} blocks, and {} are counted", seen.blocks, inode.blocks),
         );
     }
     let end = inode.size.div_ceil(BLOCK);
     if seen.data_end > end {
-        report.note(
+        report.note_of(
             Kind::Blocks,
-            format!("inode {number} has {} bytes, and data in block {}", inode.size, seen.data_end - 1),
+            of,
+            format!(" has {} bytes, and data in block {}", inode.size, seen.data_end - 1),
         );
     }
     if inode.file_type() == FileType::Link && seen.target != inode.size {
-        report.note(
+        report.note_of(
             Kind::Item,
-            format!("inode {number}: the target of the link has {} of {} bytes", seen.target, inode.size),
+            of,
+            format!(": the target of the link has {} of {} bytes", seen.target, inode.size),
         );
     }
     if seen.has_attributes
         && let Err(error) = attributes::names(metadata, number)
     {
-        report.note(Kind::Item, format!("attributes of inode {number}: {}", error.detail()));
+        report.note_of(Kind::Item, of, format!(": its attributes: {}", error.detail()));
     }
 }
 
@@ -284,11 +288,11 @@ fn check_names(
     striped: &StripedDirectories,
     report: &mut Report,
 ) {
-    let inode = &seen.inode;
+    let (inode, of) = (&seen.inode, Subject::Inode(number));
     let is_removed = inode.links == 0;
     if is_removed != seen.is_orphan {
         let is = if seen.is_orphan { "is" } else { "isn't" };
-        report.note(Kind::Links, format!("inode {number} has {} links and {is} an orphan", inode.links));
+        report.note_of(Kind::Links, of, format!(" has {} links and {is} an orphan", inode.links));
     }
     let expected = match inode.is_directory() {
         true if is_removed => 0,
@@ -296,7 +300,7 @@ fn check_names(
         false => seen.names,
     };
     if inode.links != expected {
-        report.note(Kind::Links, format!("inode {number} has {} links; expected {expected}", inode.links));
+        report.note_of(Kind::Links, of, format!(" has {} links; expected {expected}", inode.links));
     }
     if !inode.is_directory() {
         if seen.names == 0 && !seen.is_orphan {
@@ -310,7 +314,7 @@ fn check_names(
     let names = if number == ROOT || is_removed || inode.is_stripe() { 0 } else { 1 };
     if seen.names != names {
         let kind = if seen.names == 0 { Kind::Unreachable } else { Kind::Links };
-        report.note(kind, format!("directory {number} has {} names; expected {names}", seen.names));
+        report.note_of(kind, of, format!(" is a directory and has {} names; expected {names}", seen.names));
         return;
     }
     if inode.is_stripe() {
@@ -318,9 +322,10 @@ fn check_names(
     }
     let parent = if number == ROOT { ROOT } else { seen.named_in };
     if !is_removed && inode.parent != parent {
-        report.note(
+        report.note_of(
             Kind::Parent,
-            format!("directory {number} is in {parent}, and has the parent {}", inode.parent),
+            of,
+            format!(" is in directory {parent}, and has the parent {}", inode.parent),
         );
     }
     if !is_removed && !is_below_root(number, inodes) {

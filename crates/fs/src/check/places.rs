@@ -1,7 +1,7 @@
 //! The rules for shared blocks of one version: the owners of runs are the extents that are marked as shared, and no other extent has their
 //! blocks.
 
-use super::{Kind, Mapped, Report};
+use super::{Kind, Mapped, Report, Subject};
 use crate::extents::Extent;
 use crate::forest::Forest;
 use crate::shared::{Run, is_run};
@@ -72,10 +72,11 @@ impl SharedBlocks {
         ] {
             // A difference shows in both lists, unless one has no extent in this place.
             for Mapped { inode, extent } in of.iter().filter(|it| !others.contains(it)) {
-                report.note(
+                report.note_of(
                     Kind::Shared,
+                    Subject::Inode(*inode),
                     format!(
-                        "inode {inode}, {} blocks from block {} on, at block {} of zone {}: {what}",
+                        ", {} blocks from block {} on, at block {} of zone {}: {what}",
                         extent.blocks, extent.block, extent.position, extent.zone
                     ),
                 );
@@ -90,11 +91,12 @@ impl SharedBlocks {
                 // Blocks that two files have without a run are found by the check of all versions for overlaps.
                 if before.extent.is_shared != it.extent.is_shared {
                     let plain = if it.extent.is_shared { before } else { it };
-                    report.note(
+                    report.note_of(
                         Kind::Shared,
+                        Subject::Inode(plain.inode),
                         format!(
-                            "inode {}, block {}: block {position} of zone {zone} is shared, and the extent isn't marked as shared",
-                            plain.inode, plain.extent.block
+                            ", block {}: block {position} of zone {zone} is shared, and the extent isn't marked as shared",
+                            plain.extent.block
                         ),
                     );
                 }

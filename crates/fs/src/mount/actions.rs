@@ -119,17 +119,6 @@ pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Res
     }
 }
 
-/// Result of a read for a program: damaged data is EIO, and told in the server's log.
-pub(super) fn read_by_program<T>(outcome: Result<T>) -> Result<T> {
-    outcome.map_err(|error| match error {
-        Error::Corrupt(detail) => {
-            tracing::error!("a read failed: {detail}");
-            Error::io(detail)
-        }
-        other => other,
-    })
-}
-
 /// Drops references of the kernel.
 pub(super) fn forget(core: &Rc<Core>, inode: InodeNumber, lookups: u64) {
     if core.nodes.unrefer(inode, lookups) {

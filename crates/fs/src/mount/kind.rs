@@ -6,7 +6,11 @@ use crate::classes::fair_queue::MOST_SHARES;
 use crate::core::Settings;
 use crate::file_system::FileSystem;
 use crate::format::{BLOCK, LARGEST_BLOCK, Properties};
-use block::{Call, DevicePart, Error, Part, Result, Status, ZonesPart};
+use crate::geometry::check_new;
+use block::{
+    BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Part, Result, Status, ZoneGeometry,
+    ZonesPart,
+};
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
 use std::path::PathBuf;
@@ -71,10 +75,16 @@ fn default_zone_size(disk: u64) -> u64 {
     power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
 }
 
+/// Geometry of new zones on a device.
+fn new_zones(device: &DeviceGeometry, zone_size: Option<u64>) -> Result<ZoneGeometry> {
+    let zone_size = zone_size.unwrap_or_else(|| default_zone_size(device.bytes()));
+    on_device::geometry(device, zone_size, MAX_APPEND)
+}
+
 /// Opens the zones on a device; with `format`, makes them first.
 ///
 /// # Errors
-/// As [`zones::OnDevice::open`].
+/// As [`zones::OnDevice::open`]; for new zones, as [`check_new`], before anything is written.
 pub async fn zones_on(
     device: Arc<dyn DevicePart>,
     format: bool,
@@ -84,6 +94,9 @@ pub async fn zones_on(
         (true, None) => Some(default_zone_size(device.geometry().bytes())),
         (_, given) => given,
     };
+    if format {
+        check_new(&new_zones(device.geometry(), zone_size)?)?;
+    }
     let max_append = Some(MAX_APPEND);
     let options = on_device::Options { format, zone_size, max_append, ..on_device::Options::default() };
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
@@ -116,7 +129,32 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
             "the file system is on zones, which have a size; expected no zone_size; leave the key out",
         ));
     }
+    if arguments.format()
+        && let Some(geometry) = zones_to_be(arguments)?
+    {
+        check_new(&geometry).map_err(|error| arguments.refuse("on", error.detail().to_owned()))?;
+    }
     Ok(Shape::default())
+}
+
+/// Geometry of the zones of a new file system; `None` if it is known only after opening.
+fn zones_to_be(arguments: &Arguments) -> Result<Option<ZoneGeometry>> {
+    let shape = arguments.shape("on")?;
+    if arguments.contract("on")? == Some(Contract::Zones) {
+        return Ok(shape.zones);
+    }
+    let (Some(bytes), Some(block_size)) = (shape.bytes, shape.block_size) else { return Ok(None) };
+    let size = BlockSize::new(block_size.into())?;
+    let device = DeviceGeometry {
+        block_size: size,
+        blocks: BlockCount(bytes >> size.shift()),
+        atomic_write: block_size,
+        volatile_cache: true,
+        read_only: false,
+    };
+    let zones = new_zones(&device, arguments.optional_size("zone_size")?);
+    // A device that is too small for any zones is refused with the numbers, too.
+    zones.map(Some).map_err(|error| arguments.refuse("on", error.detail().to_owned()))
 }
 
 async fn build(arguments: &Arguments) -> Result<Built> {
@@ -131,6 +169,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
         false => zones_on(arguments.device("on")?, format, arguments.optional_size("zone_size")?).await?,
     };
     let properties = properties(arguments)?;
+    let settings = settings.for_zones(zones.geometry());
     let files = match format {
         true => FileSystem::format(zones, properties, &settings).await?,
         false => FileSystem::open(zones, &settings).await?,

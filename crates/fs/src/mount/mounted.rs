@@ -1,6 +1,7 @@
 //! A mount from its beginning to its end.
 
 use super::control::Controlled;
+use super::refused_reads::RefusedReads;
 use super::serve::{Notifying, ServedPart};
 use crate::core::Core;
 use crate::file_system::FileSystem;
@@ -69,6 +70,7 @@ impl Mounted {
             controlled: Controlled::new(files.clone()),
             notifying: notifying.clone(),
             slots: Arc::default(),
+            refused_reads: RefusedReads::default(),
         };
         let session = Session::mount(Arc::new(part), options).await?;
         *notifying.lock().unwrap_or_else(PoisonError::into_inner) = session.notifier().ok();

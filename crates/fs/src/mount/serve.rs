@@ -2,6 +2,7 @@
 
 use super::actions::{self, os};
 use super::control::{Control, Controlled};
+use super::refused_reads::RefusedReads;
 use super::slots::Slots;
 use super::snapshots::WithSnapshots;
 use crate::core::Core;
@@ -30,6 +31,7 @@ pub(super) struct ServedPart {
     pub(super) controlled: Controlled,
     pub(super) notifying: Notifying,
     pub(super) slots: Arc<Slots>,
+    pub(super) refused_reads: RefusedReads,
 }
 
 impl FileSystemPart for ServedPart {
@@ -271,9 +273,11 @@ impl FileSystem for Served {
     }
 
     fn read(&self, _: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
+        let refused = self.0.refused_reads.clone();
         self.at(node, move |core| async move {
             core.check_alive()?;
-            actions::read_by_program(core.read(node, read.offset, read.size as usize).await)
+            let found = core.read(node, read.offset, read.size as usize).await;
+            refused.read_by_program(None, node, found)
         })
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Nodes of snapshots are those of [`slots`](super::slots); their generation is the number of the snapshot.
 
-use super::actions::{Listing, check_namespace, os, read_by_program};
+use super::actions::{Listing, check_namespace, os};
 use super::convert::{self, CACHED};
 use super::serve::{OPENED, Served};
 use super::slots::{DIRECTORY, Place, Slots};
@@ -443,11 +443,12 @@ impl FileSystem for WithSnapshots {
     fn read(&self, context: Context, node: u64, read: Read) -> Call<'_, Result<Payload>> {
         match self.place(node) {
             Place::Snapshot(number, inode) => {
-                let core = self.cores().of(inode);
+                let (core, refused) = (self.cores().of(inode), self.0.0.refused_reads.clone());
                 let work = move |core: Rc<Core>| async move {
                     core.check_alive()?;
                     let (offset, length) = (read.offset, read.size as usize);
-                    read_by_program(core.read_in(DEFAULT, Some(number), inode, offset, length).await)
+                    let found = core.read_in(DEFAULT, Some(number), inode, offset, length).await;
+                    refused.read_by_program(Some(number), inode, found)
                 };
                 Call::new(async move { core.with(work).await })
             }

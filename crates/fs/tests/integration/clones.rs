@@ -1,7 +1,7 @@
 //! Promises of clones: they take no space, each file goes its own way, and what they share lives as long as any of them, whatever
 //! snapshots, the cleaner and power cuts do.
 
-use crate::world::{Files, SHARDS, Setup, checked, empty, zones};
+use crate::world::{BASE as SETUP, Files, SHARDS, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::core::{Broken, Core};
 use fs::{Cloned, File, FileSystem, OpenOptions};
@@ -11,22 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-const SETUP: Setup = Setup {
-    disk: 8 << 20,
-    zone: 128 << 10,
-    block_size: 4096,
-    checkpoint_after: 64 << 20,
-    blocks: 8,
-    clients: 1,
-    checkpoints: 0.0,
-    slow: 0.0,
-    bursts: 0.0,
-    snapshots: 0.0,
-    cores: 1,
-    stripe_above: 1000,
-    is_closed: false,
-    broken: None,
-};
 /// Blocks that metadata may take beside files, in comparisons of free space.
 const PAGES: u64 = 12;
 

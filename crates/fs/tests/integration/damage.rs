@@ -2,7 +2,7 @@
 //! the checker describes it and doesn't panic.
 
 use crate::model::{Model, View, apply, draw, view_of};
-use crate::world::{DISK, Files, Setup, checked, zones};
+use crate::world::{BASE, DISK, Files, Setup, checked, zones};
 use block::{Data, Error, Result};
 use conformance::budget::Budget;
 use fs::OpenOptions;
@@ -10,22 +10,7 @@ use runtime::{Random, Simulation};
 use std::sync::Arc;
 use std::time::Duration;
 
-const SETUP: Setup = Setup {
-    disk: 6 << 20,
-    zone: 128 << 10,
-    block_size: 4096,
-    checkpoint_after: 256 << 10,
-    blocks: 8,
-    clients: 1,
-    checkpoints: 0.0,
-    slow: 0.0,
-    bursts: 0.0,
-    snapshots: 0.0,
-    cores: 1,
-    stripe_above: 1000,
-    is_closed: false,
-    broken: None,
-};
+const SETUP: Setup = Setup { disk: 6 << 20, checkpoint_after: 256 << 10, ..BASE };
 
 /// An image, and the views that it may show: of a file system that was closed there is one; of one that wasn't, also those
 /// before its last operations, because a damaged record at the end of a log can't be told from one that wasn't written.
@@ -347,5 +332,86 @@ fn an_offline_zone_costs_what_is_in_it() {
         bytes[(2 + zone) * 4096 + 40] ^= 1;
         let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
         runtime::simulate(world.with_files(files), main).unwrap();
+    }
+}
+
+/// Flips a bit in the only block whose bytes are all this one.
+fn flip_block(files: &mut Files, byte: u8) {
+    let bytes = &mut files.iter_mut().find(|(path, _)| path.as_os_str() == DISK).unwrap().1;
+    let at: Vec<_> = (0..bytes.len() / 4096)
+        .filter(|at| bytes[at * 4096..][..4096].iter().all(|it| *it == byte))
+        .collect();
+    assert_eq!(at.len(), 1, "blocks of {byte}: {at:?}");
+    bytes[at[0] * 4096 + 99] ^= 1;
+}
+
+/// Check and scrub name the path of a damaged file, on one core and on several, in striped directories too; of a file that only a snapshot
+/// has, the snapshot, of one with two names, one of them, and of one without a name the inode alone.
+#[test]
+fn damage_is_described_with_paths() {
+    for (cores, stripe_above) in [(1, 1000), (2, 1000), (2, 1)] {
+        let setup = Setup { disk: 24 << 20, cores, stripe_above, ..SETUP };
+        let block = |byte: u8| Data::copy_of(&[byte; 4096]);
+        let simulation =
+            move || Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(cores as usize);
+        let main = move || async move {
+            let files = setup.format().await.unwrap();
+            files.make_directory("/a").await.unwrap();
+            files.make_directory("/a/deep one").await.unwrap();
+            for number in 0..6 {
+                files.create(&format!("/a/deep one/other{number}")).await.unwrap();
+                files.create(&format!("/a/other{number}")).await.unwrap();
+            }
+            let file = files.create("/a/deep one/b.txt").await.unwrap();
+            for (at, byte) in [(0, 201), (1, 202), (3, 203)] {
+                file.write_at(at * 4096, block(byte)).await.unwrap();
+            }
+            let file = files.create("/changed").await.unwrap();
+            file.write_at(0, block(204)).await.unwrap();
+            let removed = files.create("/a/removed").await.unwrap();
+            removed.write_at(0, block(205)).await.unwrap();
+            files.create_snapshot("before").await.unwrap();
+            file.write_at(0, block(206)).await.unwrap();
+            files.unlink("/a/removed").await.unwrap();
+            let linked = files.create("/link").await.unwrap();
+            linked.write_at(0, block(207)).await.unwrap();
+            files.link("/link", "/a/another").await.unwrap();
+            let orphan = files.create("/orphan").await.unwrap();
+            orphan.write_at(0, block(208)).await.unwrap();
+            files.unlink("/orphan").await.unwrap();
+            files.sync().await.unwrap();
+            runtime::sleep(Duration::from_secs(10)).await;
+            runtime::power_cut()
+        };
+        let empty = crate::world::empty(setup.disk);
+        let mut cut = runtime::simulate(simulation().with_files(empty), main).unwrap().value;
+        [203, 204, 205, 207, 208].into_iter().for_each(|byte| flip_block(&mut cut, byte));
+        let main = move || async move {
+            let report = checked(&zones(None).await.unwrap()).await.unwrap();
+            let checked: Vec<String> = report.problems.iter().map(|it| it.detail.clone()).collect();
+            let files = setup.open().await.unwrap();
+            let scrubbed = files.scrub(&Arc::default()).await.unwrap();
+            (checked, scrubbed.damage)
+        };
+        let (checked, scrubbed) = runtime::simulate(simulation().with_files(cut), main).unwrap().value;
+        for (what, found) in [("check", &checked), ("scrub", &scrubbed)] {
+            let has = |path: &str, block: u64| {
+                let right = |it: &&String| {
+                    it.contains(path) && it.contains(&format!("block {block}: wrong checksum"))
+                };
+                let found_here: Vec<_> = found.iter().filter(right).collect();
+                assert_eq!(found_here.len(), 1, "{cores} cores, {what}: {path}: {found:?}");
+            };
+            has("file \"a/deep one/b.txt\" (inode ", 3);
+            has("snapshot \"before\": file \"changed\" (inode ", 0);
+            has("snapshot \"before\": file \"a/removed\" (inode ", 0);
+            let is_link = |it: &String| {
+                it.contains("file \"link\" (inode ") || it.contains("file \"a/another\" (inode ")
+            };
+            assert_eq!(found.iter().filter(|it| is_link(it)).count(), 1, "{cores} cores, {what}: {found:?}");
+        }
+        // The open file system has removed it.
+        let orphans = |found: &[String]| found.iter().filter(|it| it.starts_with("inode ")).count();
+        assert_eq!((orphans(&checked), orphans(&scrubbed)), (1, 0), "{checked:?}, {scrubbed:?}");
     }
 }

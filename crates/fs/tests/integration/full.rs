@@ -2,7 +2,7 @@
 
 use crate::model::{Bytes, Model, Operation, apply, is_alike, is_of_medium, view_of};
 use crate::sequences::{operations, owned, start, zones_on};
-use crate::world::{Setup, checked, empty};
+use crate::world::{BASE, Setup, checked, empty};
 use block::{BlockCount, BlockSize, Data, DeviceGeometry, DevicePart, Error};
 use fs::change::Attributes;
 use fs::namespace::Renaming;
@@ -306,4 +306,87 @@ fn attributes_of_all_files_of_a_full_file_system_change_and_are_kept() {
         println!("{made} files");
     };
     runtime::simulate(world(1).with_files(empty(setup.disk)), main).unwrap();
+}
+
+/// A snapshot of most of a file system that is full: its files are overwritten until nothing more is accepted, the snapshot is deleted while others
+/// try to write, and once it is deleted, all that it had is accepted again at once, before any other checkpoint.
+#[test]
+fn what_a_large_snapshot_had_is_accepted_again_once_it_is_deleted() {
+    for (cores, disk) in [(1, 8 << 20), (1, 32 << 20), (4, 48 << 20)] {
+        let setup = Setup { disk, cores, checkpoint_after: 256 << 20, ..BASE };
+        let main = move || async move {
+            const FILE: usize = 64 << 10;
+            let data = |byte: u64| block::Data::copy_of(&vec![byte as u8 + 1; FILE]);
+            let files = setup.format().await.unwrap();
+            let free = files.statistics().await.unwrap().free * 4096;
+            // Somewhat less than half.
+            let count = free * 2 / 5 / FILE as u64;
+            for number in 0..count {
+                let file = files.create(&format!("/{number}")).await.unwrap();
+                file.write_at(0, data(number % 200)).await.unwrap();
+            }
+            for round in 0..3 {
+                files.create_snapshot("large").await.unwrap();
+                for number in 0..count {
+                    let file = files.create(&format!("/{number}")).await.unwrap();
+                    file.write_at(0, data(200 + round)).await.unwrap();
+                }
+                let mut more = 0;
+                loop {
+                    let file = files.create(&format!("/more{more}")).await;
+                    let Ok(file) = file else { break };
+                    if file.write_at(0, data(210)).await.is_err() {
+                        break;
+                    }
+                    more += 1;
+                }
+                files.sync().await.unwrap();
+                let before = files.statistics().await.unwrap().free;
+                let stop = std::rc::Rc::new(std::cell::Cell::new(false));
+                let writer = runtime::spawn({
+                    let (files, stop) = (files.clone(), stop.clone());
+                    async move {
+                        let mut refused = 0;
+                        while !stop.get() {
+                            let file = files.open_file("/0", OpenOptions::default()).await.unwrap();
+                            match file.write_at(0, data(200 + round)).await {
+                                Ok(()) => {}
+                                Err(Error::NoSpace(_)) => refused += 1,
+                                Err(error) => panic!("{setup:?}: {error}"),
+                            }
+                            runtime::sleep(Duration::from_micros(100)).await;
+                        }
+                        refused
+                    }
+                });
+                let deleted = runtime::timeout(Duration::from_secs(30), files.delete_snapshot("large")).await;
+                deleted.expect("it ends").unwrap();
+                stop.set(true);
+                assert_eq!(writer.await, 0, "{setup:?}: an overwrite needs no space");
+                let after = files.statistics().await.unwrap().free;
+                let found = (after - before) * 4096 / FILE as u64;
+                assert!(found + 4 >= count, "{setup:?}: {found} of {count} files are free");
+                for number in 0..count - 4 {
+                    let file = files.create(&format!("/again{number}")).await.unwrap();
+                    let written = file.write_at(0, data(211)).await;
+                    written.unwrap_or_else(|error| {
+                        panic!("{setup:?}: round {round}, file {number} of {count}: {error}")
+                    });
+                }
+                files.sync().await.unwrap();
+                for number in 0..count - 4 {
+                    files.unlink(&format!("/again{number}")).await.unwrap();
+                }
+                for number in 0..=more {
+                    files.unlink(&format!("/more{number}")).await.ok();
+                }
+                files.sync().await.unwrap();
+            }
+            files.close().await.unwrap();
+            let report = checked(&crate::world::zones(None).await.unwrap()).await.unwrap();
+            assert!(report.is_sound(), "{setup:?}: {report:?}");
+        };
+        let world = Simulation { trace_lines: 0, ..Simulation::new(1) }.with_shards(cores as usize);
+        runtime::simulate(world.with_files(empty(disk)), main).unwrap();
+    }
 }

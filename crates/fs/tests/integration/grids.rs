@@ -1,6 +1,6 @@
 //! Grids of sizes: full file systems, from each of which removals lead out, and geometries, which work or are refused with numbers.
 
-use crate::world::{Files, Setup, checked, empty, zones};
+use crate::world::{BASE, Files, Setup, checked, empty, zones};
 use block::{Data, Error, Result};
 use conformance::budget::is_long;
 use fs::{FileSystem, OpenOptions};
@@ -50,22 +50,7 @@ struct Cell {
     between: Between,
 }
 
-const SETUP: Setup = Setup {
-    disk: 0,
-    zone: 0,
-    block_size: 4096,
-    checkpoint_after: 1 << 20,
-    blocks: 8,
-    clients: 1,
-    checkpoints: 0.0,
-    slow: 0.0,
-    bursts: 0.0,
-    snapshots: 0.0,
-    cores: 1,
-    stripe_above: u64::MAX,
-    is_closed: false,
-    broken: None,
-};
+const SETUP: Setup = Setup { checkpoint_after: 1 << 20, stripe_above: u64::MAX, ..BASE };
 
 fn data(length: usize, byte: u64) -> Data {
     Data::copy_of(&vec![byte as u8; length])

@@ -1,6 +1,6 @@
 //! Promises of single calls: what a sync makes durable, what ends with an error, what is closed.
 
-use crate::world::{Files, Setup, checked, empty, zones};
+use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::change::{Change, Changes, Value};
 use fs::core::Core;
@@ -12,23 +12,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-
-const SETUP: Setup = Setup {
-    disk: 8 << 20,
-    zone: 128 << 10,
-    block_size: 4096,
-    checkpoint_after: 64 << 20,
-    blocks: 8,
-    clients: 1,
-    checkpoints: 0.0,
-    slow: 0.0,
-    bursts: 0.0,
-    snapshots: 0.0,
-    cores: 1,
-    stripe_above: 1000,
-    is_closed: false,
-    broken: None,
-};
 
 fn world<T: 'static, F: Future<Output = T> + 'static>(
     seed: u64,

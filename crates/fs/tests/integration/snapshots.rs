@@ -1,6 +1,6 @@
 //! Promises of snapshots: when they are there, what they show, what they cost and what deleting them frees.
 
-use crate::world::{Files, Setup, checked, empty, zones};
+use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
 use fs::core::Broken;
 use fs::namespace::Renaming;
@@ -11,23 +11,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-
-const SETUP: Setup = Setup {
-    disk: 8 << 20,
-    zone: 128 << 10,
-    block_size: 4096,
-    checkpoint_after: 64 << 20,
-    blocks: 8,
-    clients: 1,
-    checkpoints: 0.0,
-    slow: 0.0,
-    bursts: 0.0,
-    snapshots: 0.0,
-    cores: 1,
-    stripe_above: 1000,
-    is_closed: false,
-    broken: None,
-};
 
 fn in_world<T: 'static, F: Future<Output = T> + 'static>(files: Files, main: impl FnOnce() -> F) -> T {
     let world = Simulation { trace_lines: 0, ..Simulation::new(1) };

@@ -62,6 +62,24 @@ pub struct Setup {
     pub broken: Option<Broken>,
 }
 
+/// A small disk on which nothing goes wrong, with one core and without striped directories; setups of tests differ from it in a few fields.
+pub const BASE: Setup = Setup {
+    disk: 8 << 20,
+    zone: 128 << 10,
+    block_size: 4096,
+    checkpoint_after: 64 << 20,
+    blocks: 8,
+    clients: 1,
+    checkpoints: 0.0,
+    slow: 0.0,
+    bursts: 0.0,
+    snapshots: 0.0,
+    cores: 1,
+    stripe_above: 1000,
+    is_closed: false,
+    broken: None,
+};
+
 impl Setup {
     /// A disk on which there is space for everything.
     pub fn draw(random: &mut Random) -> Self {
@@ -71,16 +89,8 @@ impl Setup {
             zone: of(random, &[128 << 10, 256 << 10]),
             block_size: of(random, &[4096, 4096, 8192, 65536]),
             checkpoint_after: of(random, &[64 << 10, 256 << 10, 64 << 20]),
-            blocks: 8,
-            clients: 1,
-            checkpoints: 0.0,
-            slow: 0.0,
-            bursts: 0.0,
-            snapshots: 0.0,
-            cores: 1,
             stripe_above: u64::MAX,
-            is_closed: false,
-            broken: None,
+            ..BASE
         }
     }
 
@@ -94,14 +104,8 @@ impl Setup {
             checkpoint_after: of(random, &[64 << 10, 256 << 10, 64 << 20]),
             blocks: 48,
             clients: 1 + random.below(4),
-            checkpoints: 0.0,
-            slow: 0.0,
-            bursts: 0.0,
-            snapshots: 0.0,
-            cores: 1,
             stripe_above: u64::MAX,
-            is_closed: false,
-            broken: None,
+            ..BASE
         }
     }
 

@@ -1,0 +1,86 @@
+//! Lines in the server's log for reads of programs that are refused because of the medium: one for each place of a file, and a
+//! limited number, however often a program reads the place.
+
+use crate::inode::InodeNumber;
+use crate::snapshots::SnapshotNumber;
+use block::{Error, Result};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Most lines for a mount.
+const MOST_LINES: usize = 1000;
+
+/// Reads that a line of the log tells of.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RefusedReads(Arc<Mutex<BTreeSet<String>>>);
+
+impl RefusedReads {
+    /// Result of a read for a program: damaged data is EIO. Failures of the medium are told in the log.
+    pub fn read_by_program<T>(
+        &self,
+        version: Option<SnapshotNumber>,
+        inode: InodeNumber,
+        outcome: Result<T>,
+    ) -> Result<T> {
+        outcome.map_err(|error| {
+            if let Some(line) = self.line(version, inode, &error) {
+                tracing::error!("{line}");
+            }
+            match error {
+                Error::Corrupt(detail) => Error::io(detail),
+                other => other,
+            }
+        })
+    }
+
+    /// The line for a refused read; `None` for other errors, for a line that there was, and above the limit.
+    fn line(&self, version: Option<SnapshotNumber>, inode: InodeNumber, error: &Error) -> Option<String> {
+        if !matches!(error, Error::Corrupt(_) | Error::Io(_)) {
+            return None;
+        }
+        let snapshot = version.map_or_else(String::new, |number| format!("snapshot number {number}, "));
+        let detail = error.detail();
+        // Wrong checksums name the file themselves.
+        let own = format!("inode {inode}, ");
+        let place = match detail.starts_with(&own) {
+            true => format!("{snapshot}{detail}"),
+            false => format!("{snapshot}inode {inode}: {detail}"),
+        };
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() > MOST_LINES || !told.insert(place.clone()) {
+            return None;
+        }
+        Some(match told.len() > MOST_LINES {
+            true => {
+                "reads of further places are refused, without lines here; siltstone fs scrub lists damage"
+                    .to_owned()
+            }
+            false => format!("a read was refused: {place}; siltstone fs scrub names the path"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_has_one_line_and_lines_are_limited() {
+        let refused = RefusedReads::default();
+        let wrong = |block: u64| {
+            Error::corrupt(format!("inode 7, block {block}: wrong checksum in block 2 of zone 3"))
+        };
+        let line = refused.line(None, 7, &wrong(0)).unwrap();
+        assert!(line.starts_with("a read was refused: inode 7, block 0: wrong checksum"), "{line}");
+        assert_eq!(refused.line(None, 7, &wrong(0)), None);
+        let line = refused.line(Some(4), 7, &wrong(0)).unwrap();
+        assert!(line.contains("snapshot number 4, inode 7, block 0"), "{line}");
+        let line = refused.line(None, 8, &Error::io("zone 5 is offline")).unwrap();
+        assert!(line.contains("inode 8: zone 5 is offline"), "{line}");
+        assert_eq!(refused.line(None, 8, &Error::closed("closed")), None);
+        let lines: Vec<_> = (1..5000).filter_map(|block| refused.line(None, 7, &wrong(block))).collect();
+        assert_eq!(lines.len() + 3, MOST_LINES + 1);
+        assert!(lines.last().unwrap().contains("without lines here"), "{lines:?}");
+        assert!(matches!(refused.read_by_program::<()>(None, 7, Err(wrong(9))), Err(Error::Io(_))));
+    }
+}
