@@ -60,7 +60,7 @@ pub use random::{Random, random_u64};
 pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on};
 pub use requests::{RequestKey, Requests, Waiting};
 pub use shard::{Config, ShardIndex, current_shard, is_on_shard, is_simulated, run, shard_count, submit_now};
-pub use signal::{StopSignals, serve_write_back, stop_signal};
+pub use signal::{StopSignals, serve_write_back};
 pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};
 pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};
 pub use task_group::{GroupMember, TaskGroup};
