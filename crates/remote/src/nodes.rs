@@ -213,6 +213,14 @@ impl Node {
         matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
     }
 
+    /// Time since which it is down; `None` if it is up.
+    pub fn down_since(&self) -> Option<runtime::Instant> {
+        match self.state.get() {
+            State::Down(since) => Some(since),
+            _ => None,
+        }
+    }
+
     /// Finds out whether it is draining: its status has `reclaim_bytes` greater than 0, or it had no memory for a write a moment ago. And whether its memory is another
     /// one: its status has another `epoch`.
     pub async fn ask(&self) {
@@ -285,7 +293,12 @@ impl Node {
             self.errors.set(self.errors.get() + 1);
             in_a_row.set(in_a_row.get().saturating_add(1));
             if in_a_row.get() < most {
-                return tracing::warn!("node {}: {error}", self.name);
+                // Errors that repeat are counted, and logged more and more rarely.
+                let errors = self.errors.get();
+                if errors.is_power_of_two() {
+                    tracing::warn!("node {}: {error}; errors so far: {errors}", self.name);
+                }
+                return;
             }
         }
         tracing::warn!("node {} is down: {error}", self.name);

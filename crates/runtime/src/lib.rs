@@ -19,6 +19,7 @@ pub mod clock;
 mod distant;
 pub mod event;
 pub mod extents;
+mod failure_run;
 pub mod file;
 pub mod histogram;
 mod home;
@@ -53,6 +54,7 @@ pub use clock::{
     Instant, boot_clock, now, process_cpu_time, step_simulated_wall_clock, thread_cpu_time, wall_clock,
 };
 pub use distant::Distant;
+pub use failure_run::FailureRun;
 pub use home::Home;
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;
