@@ -208,3 +208,15 @@ fn attempts_that_fail_again_and_again_are_counted_and_not_logged() {
     assert!(count("is down") >= 2 && count("answers again") >= 2, "{lines:#?}");
     assert!(lines.len() < 20, "{} lines: {lines:#?}", lines.len());
 }
+
+#[test]
+fn an_error_of_opening_names_the_node_once() {
+    simulate(52, || async {
+        let nodes = [TestNode::new(40), TestNode::new(40)];
+        nodes[1].controls.is_stalled.store(true, Relaxed);
+        let opened = RemotePart::open(Config { timeout: LIMIT, ..config(&nodes) }).await;
+        let text = opened.err().unwrap().to_string();
+        assert_eq!(text.matches("node 1").count(), 1, "{text}");
+        assert!(text.contains("took longer than"), "{text}");
+    });
+}
