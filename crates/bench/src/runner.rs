@@ -185,6 +185,11 @@ impl<'a> Benchmark<'a> {
         }
     }
 
+    /// Stacks that a run formats, which overwrites the disks below them.
+    pub fn formatted_stacks(&self) -> Vec<Stack> {
+        stacks::formatted(&self.what, self.setting)
+    }
+
     /// Keeps only the workloads (of a job file: the jobs) whose names contain one of these words; all of them without
     /// words.
     ///

@@ -38,7 +38,8 @@ pub const KIND: Kind = Kind {
             ValueKind::DeviceOrZones,
             "the storage of the store: a device, which it divides into zones, or zones, which it uses as they are",
         )
-        .positional(),
+        .positional()
+        .holds_contents(),
         Key::optional(
             "listen",
             ValueKind::Text,

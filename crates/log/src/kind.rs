@@ -119,6 +119,8 @@ pub const KIND: Kind = Kind {
 pub const MAX_APPEND: u64 = 2 << 20;
 const LARGEST_ZONE: u64 = 64 << 20;
 const SMALLEST_ZONE: u64 = 64 << 10;
+/// Numbers of zones that are tried for the least one that works: more than any number of reserved zones.
+const FEWEST_ZONES_SEARCHED: usize = 4096;
 /// Default size of a volume in percent of the capacity.
 const USUAL_SHARE: u64 = 90;
 
@@ -314,6 +316,22 @@ impl Options {
         }
     }
 
+    /// Returns the capacity of a log on these zones in blocks, without what the cleaner needs.
+    fn largest_volume(&self, layout: &Layout, open: u32) -> u64 {
+        // The map of a volume that fills the disk bounds the reserve.
+        let reserve = self.reserve(layout, layout.blocks(), open);
+        capacity(layout, &reserve) * LARGEST_SHARE / 100
+    }
+
+    /// Returns the least number of zones, each as large as these, that hold a volume of the default size.
+    fn fewest_zones(&self, layout: &Layout, open: u32) -> u32 {
+        let fits = |zones: &u32| {
+            Layout::of(logkit::Layout { zones: *zones, ..**layout })
+                .is_ok_and(|layout| self.largest_volume(&layout, open) * USUAL_SHARE / LARGEST_SHARE > 0)
+        };
+        (layout.zones..u32::MAX).take(FEWEST_ZONES_SEARCHED).find(fits).unwrap_or(u32::MAX)
+    }
+
     /// Returns the number of blocks of a volume that is created here.
     ///
     /// # Errors
@@ -321,11 +339,7 @@ impl Options {
     pub fn blocks_to_make(&self, layout: &Layout, policy: &dyn Policy) -> Result<u64> {
         let open = self.open_zones(policy);
         let disk_blocks = layout.blocks();
-        let most = {
-            // The map of a volume that fills the disk bounds the reserve.
-            let reserve = self.reserve(layout, disk_blocks, open);
-            capacity(layout, &reserve) * LARGEST_SHARE / 100
-        };
+        let most = self.largest_volume(layout, open);
         let block = layout.block_size.bytes();
         let least_disk = |blocks: u64| {
             let share = blocks as f64 * 100.0 / LARGEST_SHARE as f64 / f64::from(layout.data_blocks());
@@ -337,11 +351,12 @@ impl Options {
             let blocks = most * USUAL_SHARE / LARGEST_SHARE;
             if blocks == 0 {
                 return Err(Error::invalid(format!(
-                    "the disk is too small for a log: {} zones of {} blocks, of which {} are reserved; take a larger disk or \
-                     smaller zones (zone_size)",
+                    "{} zones of {} blocks are too few for a log, which reserves {} zones; expected at least {} zones of this \
+                     size; take a larger disk or smaller zones (zone_size)",
                     layout.zones,
                     layout.zone_blocks,
-                    self.reserve(layout, 1, open).zones()
+                    self.reserve(layout, disk_blocks, open).zones(),
+                    self.fewest_zones(layout, open)
                 )));
             }
             return Ok(blocks);
@@ -461,7 +476,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     if let Some((zones, key)) = planned_zones(arguments, &options, on)? {
         let layout =
             options.layout_on(&zones).map_err(|error| arguments.refuse(key, error.detail().to_owned()))?;
-        if options.format && options.size.is_some() {
+        if options.format {
             check_size(arguments, &options, &layout)?;
         }
     }
@@ -484,7 +499,7 @@ fn planned_zones(
         }
         return Ok(on.zones.map(|zones| (zones, "on")));
     }
-    let (true, Some(disk), Some(_)) = (options.format, on.bytes, options.size) else { return Ok(None) };
+    let (true, Some(disk)) = (options.format, on.bytes) else { return Ok(None) };
     let geometry = DeviceGeometry {
         block_size: BlockSize::new(512)?,
         blocks: BlockCount(disk / 512),
@@ -501,5 +516,6 @@ fn planned_zones(
 fn check_size(arguments: &Arguments, options: &Options, layout: &Layout) -> Result<()> {
     let policy = options.policy(layout.zones)?;
     let blocks = options.blocks_to_make(layout, &*policy);
-    blocks.map(drop).map_err(|error| arguments.refuse("size", error.detail().to_owned()))
+    let key = if options.size.is_some() { "size" } else { "on" };
+    blocks.map(drop).map_err(|error| arguments.refuse(key, error.detail().to_owned()))
 }

@@ -41,8 +41,8 @@ impl Layout {
     pub fn of(kit: logkit::Layout) -> Result<Self> {
         if kit.blocks() > u64::from(u32::MAX) {
             return Err(Error::invalid(format!(
-                "{} zones of {} blocks: expected at most {} blocks of {} bytes; take larger blocks (block_size) or a smaller \
-                 device",
+                "{} zones of {} blocks: expected at most {} blocks of {} bytes in all; take a smaller device, such as a part of this \
+                 one (linear(…, size=15TiB))",
                 kit.zones,
                 kit.zone_blocks,
                 u32::MAX,

@@ -39,6 +39,8 @@ pub(crate) struct Last {
     /// Bytes that were lent at the time.
     lent: u64,
     at: Instant,
+    /// Measurements that failed since the last one that didn't.
+    failures: u32,
 }
 
 impl std::fmt::Debug for Lending {
@@ -55,7 +57,7 @@ impl Lending {
     pub fn new(policy: Policy, measure: Measure) -> Result<Self> {
         let measured = measure()?;
         let decision = decide(&policy, &measured, 0, &Decision::default());
-        let last = Mutex::new(Last { measured, decision, lent: 0, at: runtime::now() });
+        let last = Mutex::new(Last { measured, decision, lent: 0, at: runtime::now(), failures: 0 });
         let (lent, measure_at) = (AtomicU64::new(0), AtomicU64::new(0));
         Ok(Lending { policy, measure, lent, measure_at, last })
     }
@@ -93,10 +95,16 @@ impl Lending {
         let decision = match (self.measure)() {
             Ok(measured) => {
                 last.measured = measured;
+                if std::mem::take(&mut last.failures) > 0 {
+                    tracing::info!("this machine can be measured again");
+                }
                 decide(&self.policy, &measured, lent, &last.decision)
             }
             Err(error) => {
-                tracing::warn!("{error}; nothing is lent until the machine can be measured again");
+                if last.failures == 0 {
+                    tracing::warn!("{error}; nothing is lent until the machine can be measured again");
+                }
+                last.failures = last.failures.saturating_add(1);
                 Decision { may_lend: 0, ..last.decision }
             }
         };

@@ -62,12 +62,13 @@ impl Core {
             };
             match outcome {
                 Ok(true) => {
+                    self.failed_cleaning.ended("cleaning");
                     self.stuck.replace(None);
                     continue;
                 }
                 Ok(false) => self.note_stuck(),
                 Err(error) => {
-                    tracing::warn!("cleaning: {error}");
+                    self.failed_cleaning.failed(format_args!("cleaning: {error}"));
                     self.note_stuck();
                     runtime::sleep(RETRY).await;
                 }

@@ -18,7 +18,7 @@ use block::{Buffer, Error, Payload, Result};
 use logkit::cleaning::{CostBenefit, Policy};
 use logkit::pool::{Usage, ZonePool};
 use runtime::sync::{Notify, Semaphore, StopSource};
-use runtime::{Random, TaskGroup};
+use runtime::{FailureRun, Random, TaskGroup};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -157,6 +157,9 @@ pub struct Core {
     late: StopSource,
     pub(crate) tasks: TaskGroup,
     pub(crate) counters: Counters,
+    /// Blocks that found no node, and cleaning that failed, for the log.
+    failed_writes: FailureRun,
+    pub(crate) failed_cleaning: FailureRun,
 }
 
 impl Core {
@@ -195,6 +198,8 @@ impl Core {
             late: StopSource::new(),
             tasks: TaskGroup::default(),
             counters: Counters::default(),
+            failed_writes: FailureRun::default(),
+            failed_cleaning: FailureRun::default(),
             arena,
             settings,
             nodes,
@@ -606,15 +611,20 @@ impl Core {
         if !is_anywhere && used > 0 && self.pool.live(zone) > 0 {
             // The pages go to another zone.
             if let Err(error) = self.move_block(tag.block, 0).await {
-                tracing::warn!("block {}: {error}; it is tried again", tag.block);
+                let block = tag.block;
+                self.failed_writes.failed(format_args!("block {block}: {error}; it is tried again"));
                 runtime::sleep(Duration::from_millis(200)).await;
                 if !self.is_closing.get() {
                     self.spawn_write(staged);
                 }
                 return;
             }
+            self.failed_writes.ended("writing to memory nodes");
             self.staging.borrow_mut().forget(&self.arena, staged);
         } else {
+            if is_anywhere {
+                self.failed_writes.ended("writing to memory nodes");
+            }
             self.staging.borrow_mut().written(&self.arena, staged);
         }
         self.block_done(zone);
@@ -658,7 +668,8 @@ impl Core {
                     add(&self.counters.node_written, on_nodes);
                 }
                 Err(error) => {
-                    tracing::warn!("zone {zone}: {error}");
+                    // The node has logged that it is down, or its error.
+                    tracing::debug!("zone {zone}: {error}");
                     failed.push(target);
                 }
             }

@@ -267,7 +267,14 @@ impl Core {
     fn note_damaged(&self, zone: u32, source: Source) -> bool {
         let node = self.node_of(source);
         add(&node.corrupt, 1);
-        tracing::warn!("zone {zone}: node {} doesn't have what was written to it", node.name);
+        // A node that lost its memory has as many of them as it had pages.
+        let lost = node.corrupt.get();
+        if lost.is_power_of_two() {
+            let name = &node.name;
+            tracing::warn!(
+                "zone {zone}: node {name} doesn't have what was written to it; so far: {lost} slots"
+            );
+        }
         self.set_damaged(zone, source)
     }
 

@@ -136,12 +136,15 @@ impl Node {
     /// Those of the device, and of a first read.
     pub async fn open(&self) -> Result<()> {
         let opened = runtime::timeout(self.limit, self.part.open()).await;
-        let device = opened.map_err(|_| self.too_late("connecting"))??;
+        let named = |error: Error| error.in_context(format!("node {}", self.name));
+        let device = opened.map_err(|_| self.too_late("connecting"))?.map_err(named)?;
         match self.first_block(&device).await {
             Ok(()) => self.read_errors.set(0),
             // A part that can't be read isn't the whole node, unless nothing could be read before.
             Err(error) if is_answer(&error) && self.read_errors.get() < MOST_ERRORS => {}
-            Err(error) => return Err(error),
+            Err(error) => {
+                return Err(error.with_detail(format!("node {}: {}", self.name, self.unnamed(&error))));
+            }
         }
         self.device.replace(Some(device));
         self.epoch.set(self.epoch.get() + 1);
@@ -213,6 +216,14 @@ impl Node {
         matches!(self.state.get(), State::Down(since) if since.elapsed() >= time)
     }
 
+    /// Time since which it is down; `None` if it is up.
+    pub fn down_since(&self) -> Option<runtime::Instant> {
+        match self.state.get() {
+            State::Down(since) => Some(since),
+            _ => None,
+        }
+    }
+
     /// Finds out whether it is draining: its status has `reclaim_bytes` greater than 0, or it had no memory for a write a moment ago. And whether its memory is another
     /// one: its status has another `epoch`.
     pub async fn ask(&self) {
@@ -270,6 +281,15 @@ impl Node {
         self.free.borrow_mut().push(region);
     }
 
+    /// Text of an error in a line that names the node.
+    fn unnamed<'a>(&self, error: &'a Error) -> &'a str {
+        let text = error.detail();
+        text.strip_prefix("node ")
+            .and_then(|text| text.strip_prefix(&*self.name))
+            .and_then(|text| text.strip_prefix(": "))
+            .unwrap_or(text)
+    }
+
     fn too_late(&self, doing: &str) -> Error {
         Error::timed_out(format!("node {}: {doing} took longer than {:?}", self.name, self.limit))
     }
@@ -285,10 +305,15 @@ impl Node {
             self.errors.set(self.errors.get() + 1);
             in_a_row.set(in_a_row.get().saturating_add(1));
             if in_a_row.get() < most {
-                return tracing::warn!("node {}: {error}", self.name);
+                // Errors that repeat are counted, and logged more and more rarely.
+                let errors = self.errors.get();
+                if errors.is_power_of_two() {
+                    tracing::warn!("node {}: {}; errors so far: {errors}", self.name, self.unnamed(error));
+                }
+                return;
             }
         }
-        tracing::warn!("node {} is down: {error}", self.name);
+        tracing::warn!("node {} is down: {}", self.name, self.unnamed(error));
         self.state.set(State::Down(runtime::now()));
         self.losses.set(self.losses.get() + 1);
         self.device.replace(None);

@@ -60,8 +60,8 @@ impl RemotePart {
                 // There is nothing that it could have lost.
                 Ok(()) => node.set_checked(!arena.1),
                 // It is down, as it was for the process before.
-                Err(error) if arena.1 => tracing::warn!("node {}: {error}", node.name),
-                Err(error) => return Err(error.in_context(&node.name)),
+                Err(error) if arena.1 => tracing::warn!("{error}"),
+                Err(error) => return Err(error),
             }
         }
         let core = Core::new(arena, settings, nodes, backup, runtime::random_u64());

@@ -41,9 +41,11 @@ impl Core {
 
     /// Connects to a node that is down. Returns whether it answers.
     async fn reconnect(&self, node: &Node) -> bool {
+        let since = node.down_since();
         let is_open = node.open().await.is_ok();
         if is_open {
-            tracing::info!("node {} answers again", node.name);
+            let seconds = since.map_or(0.0, |since| since.elapsed().as_secs_f64());
+            tracing::warn!("node {} answers again, after {seconds:.1} s", node.name);
             self.stuck.replace(None);
             self.work.notify_all();
             self.freed.notify_all();

@@ -19,6 +19,7 @@ pub mod clock;
 mod distant;
 pub mod event;
 pub mod extents;
+mod failure_run;
 pub mod file;
 pub mod histogram;
 mod home;
@@ -53,6 +54,7 @@ pub use clock::{
     Instant, boot_clock, now, process_cpu_time, step_simulated_wall_clock, thread_cpu_time, wall_clock,
 };
 pub use distant::Distant;
+pub use failure_run::FailureRun;
 pub use home::Home;
 pub use per_shard::PerShard;
 pub use pieces::read_pieces;
@@ -60,7 +62,7 @@ pub use random::{Random, random_u64};
 pub use remote::{Answering, RemoteHandle, answer, blocking, spawn_on};
 pub use requests::{RequestKey, Requests, Waiting};
 pub use shard::{Config, ShardIndex, current_shard, is_on_shard, is_simulated, run, shard_count, submit_now};
-pub use signal::{StopSignals, serve_write_back, stop_signal};
+pub use signal::{StopSignals, serve_write_back};
 pub use simulated::{Simulated, SimulatedFaults, Simulation, power_cut, simulate};
 pub use task::{JoinHandle, join_all, join_limited, spawn, yield_now};
 pub use task_group::{GroupMember, TaskGroup};

@@ -14,15 +14,6 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     unsafe { libc::write(STOP_EVENT.load(Ordering::Relaxed), std::ptr::from_ref(&one).cast(), 8) };
 }
 
-/// Waits for SIGINT or SIGTERM. The first signal of each kind after the first call is caught; the second one ends the
-/// process, as by default.
-///
-/// # Errors
-/// The kernel's, if it gives no eventfd or takes no handler.
-pub async fn stop_signal() -> Result<()> {
-    StopSignals::catch_first()?.next().await
-}
-
 /// What a second SIGINT or SIGTERM does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repeated {

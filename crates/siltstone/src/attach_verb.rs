@@ -229,13 +229,7 @@ pub fn list(arguments: &List) -> Result<(), Failure> {
     let mut all = Vec::new();
     for folder in Folder::all()? {
         let mut entry = match Record::read(&folder) {
-            Ok(Some(record)) => {
-                if !record.has_node() && !folder.is_alive() {
-                    // Nobody else does it: the path of the node may be another device's by now.
-                    folder.remove_link();
-                }
-                record.to_json()
-            }
+            Ok(Some(record)) => record.to_json(),
             // Only root may read it.
             Err(Error::PermissionDenied(_)) => json!({ "name": folder.name(), "state": "unknown" }),
             Err(error) => return Err(error.into()),

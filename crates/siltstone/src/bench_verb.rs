@@ -4,13 +4,14 @@ use crate::arguments::Bench;
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::output::{print, print_line, say};
+use crate::overwriting;
 use crate::progress::Screen;
 use bench::job_file::JobFile;
 use bench::plan::Plan;
 use bench::results::Results;
 use bench::runner::{Benchmark, Observer, On, Outcome, Setting, Stop};
 use bench::{report, table};
-use runtime::Config;
+use runtime::{Config, StopSignals};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +31,8 @@ pub fn bench(arguments: &Bench) -> Result<(), Failure> {
         let (stop, screen) = (Stop::new(), Screen::new());
         let (on_signal, drawn) = (stop.clone(), screen.clone());
         runtime::spawn(async move {
-            if runtime::stop_signal().await.is_ok() {
+            let Ok(signals) = StopSignals::catch_first() else { return };
+            if signals.next().await.is_ok() {
                 on_signal.stop();
             }
         })
@@ -113,7 +115,15 @@ fn run_all(arguments: &Bench, stop: &Stop, screen: &Arc<Screen>) -> Result<(), F
     for (argument, directory, what) in &named {
         let setting = Setting { registry: &registry, directory, program: &program };
         let benchmark = prepare(argument, what, arguments, setting)?;
-        benchmarks.push(benchmark.only(&arguments.only).map_err(Failure::Usage)?);
+        let benchmark = benchmark.only(&arguments.only).map_err(Failure::Usage)?;
+        for stack in benchmark.formatted_stacks() {
+            overwriting::check(
+                &stack,
+                &true.into(),
+                "if it may be lost, run siltstone format with --force first, and bench again",
+            )?;
+        }
+        benchmarks.push(benchmark);
     }
     let names = distinct(benchmarks.iter().map(|benchmark| folder_name(benchmark.name())));
     let mut outcome = Ok(());

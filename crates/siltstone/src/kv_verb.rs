@@ -13,6 +13,7 @@ use crate::kinds::registry;
 use crate::lifted;
 use crate::load;
 use crate::output::{print, print_json, print_line};
+use crate::overwriting;
 use crate::progress::Reading;
 use crate::serve_verb;
 use bench::units;
@@ -274,6 +275,11 @@ fn check(arguments: &KvCheck) -> Result<(), Failure> {
 fn backup(arguments: &KvBackup) -> Result<(), Failure> {
     let to = KvStore { stack: arguments.destination.clone(), part: None };
     let (present, empty) = (Planned::new(&to, false)?, Planned::new(&to, true)?);
+    overwriting::check(
+        empty.plan.stack(),
+        &true.into(),
+        "if it may be lost, run siltstone format with --force first, and kv backup again",
+    )?;
     let from = Planned::new(&arguments.store, false)?;
     let shards = from.plan.stack().shards().max(empty.plan.stack().shards());
     let force = arguments.format;

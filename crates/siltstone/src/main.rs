@@ -45,6 +45,7 @@ fn main() -> ExitCode {
     }
     let command_line = CommandLine::parse();
     start_log(command_line.log);
+    attach::record::Record::remove_lost_links();
     match carry_out(command_line.verb, command_line.log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

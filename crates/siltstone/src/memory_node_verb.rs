@@ -5,7 +5,7 @@ use crate::arguments::MemoryNodeServe;
 use crate::failure::Failure;
 use crate::output::print_line;
 use memory_node::{MemoryNode, NodeConfig, check_address, default_reserve, measure};
-use runtime::Config;
+use runtime::{Config, StopSignals};
 use serde_json::json;
 
 /// Lends memory until a signal.
@@ -39,18 +39,16 @@ pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
 async fn lend(config: NodeConfig, as_json: bool) -> Result<(), Failure> {
     let node = MemoryNode::new(config, measure)?;
     // The handler is installed before the address is printed: a client may send a signal at once.
-    let mut signal = std::pin::pin!(runtime::stop_signal());
-    let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
+    let signals = StopSignals::catch_first()?;
     node.start().await?;
     let address = node.address().to_string();
     let printed = match as_json {
         true => print_line(&json!({ "address": address }).to_string()),
         false => print_line(&address),
     };
-    let ended = match (printed, early) {
-        (Err(failure), _) => Err(failure),
-        (_, std::task::Poll::Ready(result)) => result.map_err(Failure::from),
-        (_, std::task::Poll::Pending) => signal.await.map_err(Failure::from),
+    let ended = match printed {
+        Err(failure) => Err(failure),
+        Ok(()) => signals.next().await.map_err(Failure::from),
     };
     let stopped = node.stop().await;
     ended?;

@@ -56,6 +56,8 @@ actions! {
     Read "read" "Reads the memory array from an address on, without an end.",
     ReadRegisters "read-registers" "Reads registers, repeated for as long as the clock runs.",
     WriteRegisters "write-registers" "Writes registers; one data byte each.",
+    ReadAnyRegister "read-any-register" "Reads the register at the address (65h), repeated for as long as the clock runs.",
+    WriteAnyRegister "write-any-register" "Writes one data byte to the register at the address (71h).",
     WriteEnable "write-enable" "Sets the write enable latch (WEL).",
     WriteDisable "write-disable" "Clears the write enable latch; ends AAI programming.",
     VolatileWriteEnable "volatile-write-enable" "Lets the next register write change the volatile copy only.",
@@ -116,6 +118,7 @@ impl Action {
         matches!(
             self,
             Read | ReadRegisters
+                | ReadAnyRegister
                 | ReadJedecId
                 | ReadLegacyId
                 | ReadUniqueId
@@ -132,6 +135,7 @@ impl Action {
         matches!(
             self,
             WriteRegisters
+                | WriteAnyRegister
                 | Program
                 | AaiProgram
                 | WriteMemory
@@ -147,7 +151,9 @@ impl Action {
         use Action::*;
         matches!(
             self,
-            Read | ReadLegacyId
+            Read | ReadAnyRegister
+                | WriteAnyRegister
+                | ReadLegacyId
                 | ReadSfdp
                 | Program
                 | AaiProgram
@@ -169,6 +175,7 @@ impl Action {
         matches!(
             self,
             WriteRegisters
+                | WriteAnyRegister
                 | Program
                 | AaiProgram
                 | WriteMemory
@@ -196,13 +203,14 @@ impl Action {
         let ready = Conditions::default().with(Ready);
         let suspended = ready.with(ProgramSuspended).with(EraseSuspended);
         match self {
-            ReadRegisters | ResetEnable | Reset => suspended.with(Busy),
+            ReadRegisters | ReadAnyRegister | ResetEnable | Reset => suspended.with(Busy),
             Suspend => Conditions::default().with(Busy),
             Resume => Conditions::default().with(ProgramSuspended).with(EraseSuspended),
             Program => ready.with(EraseSuspended),
             ReleasePowerDown => suspended.with(Condition::DeepPowerDown),
-            WriteRegisters | AaiProgram | WriteMemory | Erase | ChipErase | ProgramSecurity
-            | EraseSecurity | LockSecurity | DeepPowerDown | EnterOtp | ExitOtp | EnterQpi | ExitQpi => ready,
+            WriteRegisters | WriteAnyRegister | AaiProgram | WriteMemory | Erase | ChipErase
+            | ProgramSecurity | EraseSecurity | LockSecurity | DeepPowerDown | EnterOtp | ExitOtp
+            | EnterQpi | ExitQpi => ready,
             _ => suspended,
         }
     }

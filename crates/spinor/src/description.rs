@@ -204,6 +204,10 @@ pub struct Register {
     pub one_time: u8,
     /// Value on delivery, and value of volatile bits after power-up.
     pub factory: u8,
+    /// Address at which `read-any-register` and `write-any-register` find the value in force.
+    pub address: Option<u32>,
+    /// Address at which they find the value that is kept without power.
+    pub kept_address: Option<u32>,
 }
 
 /// Block protection by the BP bits.

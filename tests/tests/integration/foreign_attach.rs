@@ -433,8 +433,8 @@ fn a_link_never_leads_to_the_device_of_others() {
         "kill -9 {holder} {server}; sleep 0.5
          losetup -d {node}
          losetup {node} {other}; trap 'losetup -d {node}' EXIT
-         {program} list >/dev/null
-         [ ! -e {link} ]
+         {program} stack kinds >/dev/null
+         [ ! -L {link} ]
          {program} detach {name}
          losetup {node} | grep -q {other}",
         holder = listed["holder"],

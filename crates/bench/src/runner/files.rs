@@ -31,7 +31,7 @@ pub(super) struct Files {
     /// Jobs with the number of their device; no two have the same name.
     jobs: Vec<(usize, Job)>,
     /// Whether the device is a stack of the user's, and is formatted.
-    on_stack: Option<bool>,
+    pub(super) on_stack: Option<bool>,
 }
 
 /// Jobs that run at the same time.

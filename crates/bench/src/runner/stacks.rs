@@ -155,6 +155,24 @@ pub(super) fn check_plan(plan: &Plan, setting: Setting<'_>) -> Result<(), String
     if problems.is_empty() { Ok(()) } else { Err(problems.join("\n\n")) }
 }
 
+/// Stacks that are formatted before a run.
+pub(super) fn formatted(what: &What, setting: Setting<'_>) -> Vec<Stack> {
+    match what {
+        What::Files(files) if files.on_stack == Some(true) => {
+            files.stacks().map(|planned| planned.stack().clone()).collect()
+        }
+        What::Files(_) => Vec::new(),
+        What::Plan(plan) => {
+            let subjects = plan.stacks.iter().filter(|subject| subject.format != Formatting::No);
+            let planned = subjects.filter_map(|subject| {
+                let server = plan.server_of(Subject::Stack(subject));
+                plan_subject(subject, (&Job::new("any"), server), setting, true).ok()
+            });
+            planned.map(|planned| planned.stack().clone()).collect()
+        }
+    }
+}
+
 /// Adds the versions of the programs that take part, and the file systems of the files.
 pub(super) fn describe(what: &What, setting: Setting<'_>, environment: &mut Environment) {
     let mut add_files = |stack: &Stack| {

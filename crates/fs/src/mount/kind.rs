@@ -33,7 +33,8 @@ pub const KIND: Kind = Kind {
             ValueKind::DeviceOrZones,
             "the storage of the file system: a device, which it divides into zones, or zones, which it uses as they are",
         )
-        .positional(),
+        .positional()
+        .holds_contents(),
         Key::required("mount", ValueKind::Path, "the directory to mount it at").positional(),
         Key::optional(
             "block_size",

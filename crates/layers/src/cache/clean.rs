@@ -39,6 +39,7 @@ struct Cleaning {
 /// Writes dirty blocks back, until the cache closes.
 pub(super) async fn run(core: Rc<Core>, settle_every: Duration) {
     let (mut requests, mut idle_looks) = (core.requests.get(), 0);
+    let failures = runtime::FailureRun::default();
     let mut settled = runtime::now();
     let mut looked = runtime::now();
     while !core.upkeep_ends.get() {
@@ -53,11 +54,17 @@ pub(super) async fn run(core: Rc<Core>, settle_every: Duration) {
             }
             if core.wants_cleaning(idle_looks >= IDLE_LOOKS) {
                 match core.clean_some().await {
-                    Ok(true) => continue,
-                    Ok(false) => {}
+                    Ok(is_more) => {
+                        failures.ended("cache: write-back");
+                        if is_more {
+                            continue;
+                        }
+                    }
                     Err(error) => {
                         core.counters.origin_errors.add(1);
-                        tracing::warn!("cache: write-back failed, next try in {AFTER_ERROR:?}: {error}");
+                        failures.failed(format_args!(
+                            "cache: write-back failed, next try in {AFTER_ERROR:?}: {error}"
+                        ));
                         let _ = runtime::timeout(AFTER_ERROR, core.closing()).await;
                     }
                 }

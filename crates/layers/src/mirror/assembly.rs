@@ -166,7 +166,7 @@ fn choose_authority<'a>(
                 Found::Other(what) => format!("\"{name}\" holds {what}"),
                 Found::Unreadable(error) => {
                     unreadable.get_or_insert(error);
-                    format!("\"{name}\" can't be read: {error}")
+                    format!("\"{name}\" can't be read: {}", error.detail())
                 }
             });
         }
@@ -331,7 +331,9 @@ fn settle_missing(
         for (name, found) in names.iter().zip(found) {
             match found {
                 Found::Other(what) => whys.push(format!("\"{name}\" holds {what}")),
-                Found::Unreadable(error) => whys.push(format!("\"{name}\" can't be read: {error}")),
+                Found::Unreadable(error) => {
+                    whys.push(format!("\"{name}\" can't be read: {}", error.detail()))
+                }
                 Found::Member(_) => {}
             }
         }

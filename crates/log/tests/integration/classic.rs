@@ -290,7 +290,7 @@ fn a_volume_that_fits_its_disk_is_never_full() {
         let tasks = (0..16_u64).map(|task| {
             let volume = volume.clone();
             runtime::spawn(async move {
-                let device = block::DevicePart::open(&*volume).await.unwrap();
+                let device = block::DevicePart::open(&**volume).await.unwrap();
                 let (blocks, mut random) = (device.geometry().blocks.0, Random::new(34 + task));
                 for round in 0..12 {
                     let block = random.below(blocks - 256 + 1);
@@ -359,7 +359,7 @@ fn a_disk_that_takes_no_more_writes_fails_every_write_and_goes_on_reading() {
         assert!(volume.try_write(0, 1, 3).await.is_err());
         assert_eq!(volume.versions(0, 32).await, [1; 32]);
         drop(volume.device);
-        runtime::timeout(Duration::from_secs(20), block::Part::close(&volume.part))
+        runtime::timeout(Duration::from_secs(20), block::Part::close(&*volume.part))
             .await
             .expect("closing ends")
             .expect_err("nothing can be written");

@@ -160,3 +160,46 @@ fn a_thin_volume_is_filled_with_blocks_far_apart() {
         volume.close().await;
     });
 }
+
+/// Overwrites of a full log need no capacity beyond the cleaner's reserve: each is taken, also after a close and after a crash.
+#[test]
+fn a_full_log_takes_overwrites_and_what_is_discarded_can_be_written_again() {
+    run(async || {
+        for acknowledge in [Acknowledge::Log, Acknowledge::Buffer] {
+            let disk = crate::life::disk(2);
+            let options =
+                Options { size: Some(64 << 20), disk: Some(2 << 20), ..small("radix", acknowledge) };
+            let mut volume = Volume::make(&disk, &options).await;
+            let mut count = 0;
+            while is_done(volume.try_write(count, 1, 1).await) {
+                count += 1;
+            }
+            assert!(count > 100, "{count} blocks");
+            for round in 2..8u64 {
+                for number in 0..count {
+                    volume.write(number * 7919 % count, 1, round).await;
+                }
+                volume.flush().await;
+                match round {
+                    3 => {
+                        volume.close().await;
+                        volume = Volume::open(&disk, &options).await;
+                    }
+                    5 => {
+                        drop(volume);
+                        volume = Volume::open(&disk, &options).await;
+                    }
+                    _ => {}
+                }
+                assert_eq!(volume.versions(0, count).await, vec![round; count as usize]);
+            }
+            // As much as was discarded can be written elsewhere.
+            volume.discard(0, count / 2).await;
+            for number in 0..count / 2 {
+                volume.write(count + number, 1, 9).await;
+            }
+            volume.flush().await;
+            volume.close().await;
+        }
+    });
+}

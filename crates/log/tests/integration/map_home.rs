@@ -169,7 +169,7 @@ fn opening_reads_no_log() {
     let disk = disk(64);
     let options = Options { size: Some(36 << 20), ..at_home(&path) };
     let write = |part: log::LogPart| async move {
-        let volume = Volume { device: part.open().await.expect("a handle"), part };
+        let volume = Volume { device: part.open().await.expect("a handle"), part: part.into() };
         for round in 1..4 {
             for block in (0..volume.blocks() - 8).step_by(8) {
                 volume.write((block * 7 + round) % (volume.blocks() - 8), 1 + block % 8, round).await;
@@ -196,7 +196,7 @@ fn opening_reads_no_log() {
         assert!(roots > 0 && roots <= 8 << 12 && others == 0, "{roots} bytes of roots, {others} of others");
         let recovered = part.recovered().clone();
         assert!(recovered.clean && recovered.replayed == 0 && recovered.pages == 0, "{recovered:?}");
-        let volume = Volume { device: part.open().await.expect("a handle"), part };
+        let volume = Volume { device: part.open().await.expect("a handle"), part: part.into() };
         assert!(volume.all().await == before, "what was closed is there");
         volume.write(5, 3, 77).await;
         volume.flush().await;
@@ -213,7 +213,7 @@ fn opening_reads_no_log() {
             // What was open is looked at behind what had committed, and at nothing else.
             assert!(others <= 4 * (64 << 10), "{others} bytes of zones");
             assert_eq!((recovered.replayed, recovered.clean), (life.min(1) * 2, false), "{recovered:?}");
-            let volume = Volume { device: part.open().await.expect("a handle"), part };
+            let volume = Volume { device: part.open().await.expect("a handle"), part: part.into() };
             assert!(volume.all().await == now, "what was there is there");
             volume.write(500, 2, 80 + life).await;
             volume.write(9000, 1, 80 + life).await;

@@ -2,11 +2,11 @@
 
 use crate::model::{Model, settle, simulate};
 use crate::node::{Request, TestNode, config};
-use block::{Part, Payload};
+use block::{DevicePart, Part, Payload};
 use conformance::budget;
 use remote::{Config, RemotePart};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Time limit of a request.
@@ -134,5 +134,89 @@ fn dead_nodes_are_connected_again_at_the_same_time() {
         runtime::sleep(Duration::from_secs(8)).await;
         assert_eq!(down().await, 0);
         part.close().await.unwrap();
+    });
+}
+
+/// Counts log lines of information and above on this thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl tracing::field::Visit for Lines {
+    fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push(format!("{value:?}"));
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _span: &tracing::span::Id) {}
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+/// Both nodes are silent for two minutes while pages are written: the log has the transitions, and not a line for each attempt.
+#[test]
+fn attempts_that_fail_again_and_again_are_counted_and_not_logged() {
+    let lines = Lines::default();
+    tracing::subscriber::with_default(lines.clone(), || {
+        simulate(51, || async {
+            let nodes = [TestNode::new(40), TestNode::new(40)];
+            let config = Config { copies: 2, timeout: LIMIT, ..config(&nodes) };
+            let part = RemotePart::open(config).await.unwrap();
+            let device = part.open().await.unwrap();
+            let write = async |page: u64| {
+                let mut random = runtime::Random::new(page);
+                let bytes: Vec<u8> = (0..512).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+                let payload: Payload = block::Data::copy_of(&bytes).into();
+                let write = device.write(block::BlockIndex(page), payload, block::Durability::Visible);
+                let _refused = runtime::timeout(LIMIT, write).await;
+            };
+            for page in 0..2000 {
+                write(page).await;
+            }
+            let all =
+                |stalled| nodes.iter().for_each(|node| node.controls.is_stalled.store(stalled, Relaxed));
+            all(true);
+            let begin = runtime::now();
+            for page in 0.. {
+                write(page % 4000).await;
+                runtime::sleep(Duration::from_millis(10)).await;
+                if begin.elapsed() >= Duration::from_secs(120) {
+                    break;
+                }
+            }
+            all(false);
+            runtime::sleep(Duration::from_secs(20)).await;
+            for page in 0..100 {
+                write(page).await;
+            }
+            drop(device);
+            part.close().await.unwrap();
+        });
+    });
+    let lines = lines.0.lock().unwrap().clone();
+    let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+    assert!(count("is down") >= 2 && count("answers again") >= 2, "{lines:#?}");
+    assert!(lines.len() < 20, "{} lines: {lines:#?}", lines.len());
+}
+
+#[test]
+fn an_error_of_opening_names_the_node_once() {
+    simulate(52, || async {
+        let nodes = [TestNode::new(40), TestNode::new(40)];
+        nodes[1].controls.is_stalled.store(true, Relaxed);
+        let opened = RemotePart::open(Config { timeout: LIMIT, ..config(&nodes) }).await;
+        let text = opened.err().unwrap().to_string();
+        assert_eq!(text.matches("node 1").count(), 1, "{text}");
+        assert!(text.contains("took longer than"), "{text}");
     });
 }

@@ -212,12 +212,16 @@ impl Folder {
         }
     }
 
+    /// Whether the link to the node is there, wherever it leads.
+    pub fn has_link(&self) -> bool {
+        std::fs::symlink_metadata(self.link()).is_ok_and(|found| found.is_symlink())
+    }
+
     /// Removes the link to the node, if there is one.
     pub fn remove_link(&self) {
-        let link = self.link();
-        if std::fs::symlink_metadata(&link).is_ok_and(|found| found.is_symlink()) {
+        if self.has_link() {
             // At worst it leads nowhere.
-            let _ = std::fs::remove_file(&link);
+            let _ = std::fs::remove_file(self.link());
         }
     }
 

@@ -529,6 +529,8 @@ impl Holder {
 
     /// Removes the link to a node that another program removed: its path may be reused.
     fn look_at_node(&mut self) {
+        // Of attachments without a holder, too.
+        Record::remove_lost_links();
         let Some(record) = self.record.as_ref().filter(|record| !record.has_node()) else { return };
         if record.state != State::Failed {
             tracing::error!(

@@ -11,8 +11,8 @@ use crate::control::server::ControlServer;
 use crate::failure::Failure;
 use crate::output::{print_line, say};
 use block::{Call, Error};
-use runtime::Config;
 use runtime::net::Address;
+use runtime::{Config, StopSignals};
 use serde_json::{Value, json};
 use spi::image::ImageFile;
 use spi::rules::Rules;
@@ -203,9 +203,8 @@ async fn until_stopped(
 ) -> Result<(), Failure> {
     let mut addresses: Vec<String> = chip.server().addresses().iter().map(ToString::to_string).collect();
     addresses.extend(chip.server().pty().map(|path| path.display().to_string()));
-    // The handler stands before a reader of the addresses can send a signal.
-    let mut signal = std::pin::pin!(runtime::stop_signal());
-    let early = std::future::poll_fn(|context| std::task::Poll::Ready(signal.as_mut().poll(context))).await;
+    // The handler is installed before a reader of the addresses can send a signal.
+    let signals = StopSignals::catch_first()?;
     match as_json {
         true => {
             let control = control.and_then(ControlServer::path).map(|path| path.display().to_string());
@@ -213,10 +212,7 @@ async fn until_stopped(
         }
         false => print_line(&addresses.join("\n"))?,
     }
-    match early {
-        std::task::Poll::Ready(result) => Ok(result?),
-        std::task::Poll::Pending => Ok(signal.await?),
-    }
+    Ok(signals.next().await?)
 }
 
 /// A served chip for operators.

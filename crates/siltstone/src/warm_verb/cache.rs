@@ -9,6 +9,7 @@ use crate::control::reach::Session;
 use crate::failure::Failure;
 use crate::warm_verb::saved::HotRange;
 use layers::cache::Heat;
+use runtime::StopSignals;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -114,11 +115,16 @@ impl Doing {
     }
 }
 
+/// Returns once a stop is requested. Signals are caught from the first step on: before it there is nothing to end in good order.
+async fn stop_requested() -> block::Result<()> {
+    StopSignals::catch_first()?.next().await
+}
+
 impl<'a> Cache<'a> {
     /// Cache with this name.
     pub fn new(session: &'a mut Session, name: Option<String>) -> Cache<'a> {
         let to = name.map_or_else(|| Recipient::Kind(KIND.into()), Recipient::Part);
-        Cache { session, to, stop: Box::pin(runtime::stop_signal()), is_stopped: false }
+        Cache { session, to, stop: Box::pin(stop_requested()), is_stopped: false }
     }
 
     /// Sends a message to it.

@@ -554,6 +554,19 @@ fn a_verb_waits_for_a_server_that_was_started_before_and_a_server_for_a_verb() {
     }
 }
 
+/// Plan that formats its stack.
+const PLAN: &str = r#"
+[plan]
+repetitions = 1
+[stack.own]
+line = "LINE"
+format = true
+[workload.read]
+rw = "randread"
+runtime = "1s"
+time_based = true
+"#;
+
 #[test]
 fn what_others_have_made_is_not_formatted_without_force() {
     let user = User::new();
@@ -562,7 +575,17 @@ fn what_others_have_made_is_not_formatted_without_force() {
     image.set_len(64 << 20).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&image, b"\x53\xef", 1080).unwrap();
     let line = "log(file(disk.img), zone_size=1MiB)";
-    for arguments in [&["format", line][..], &["serve", line, "--format", "--nbd", "unix:a.sock"]] {
+    user.write("job.fio", "[job]\nrw=randread\nsize=1m\nruntime=1\ntime_based\n");
+    user.write("plan.toml", &PLAN.replace("LINE", line));
+    let store = "kv(file(disk.img), listen=unix:kv.sock)";
+    for arguments in [
+        &["format", line][..],
+        &["serve", line, "--format", "--nbd", "unix:a.sock"],
+        &["bench", "job.fio", "--on", line, "--format"],
+        &["bench", "plan.toml"],
+        &["kv", "serve", store, "--format"],
+        &["kv", "backup", "kv(ram(64MiB))", store, "--format"],
+    ] {
         let refused = user.run(arguments);
         let told = refused.stderr.contains("disk.img holds an ext2, ext3 or ext4 file system");
         assert!(refused.code != Some(0) && told && refused.stderr.contains("--force"), "{refused:?}");

@@ -121,6 +121,7 @@ impl User {
 }
 
 /// Waits until something is so.
+#[expect(clippy::disallowed_methods, reason = "waits for a real process; nothing here runs in the runtime")]
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {

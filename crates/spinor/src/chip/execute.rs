@@ -117,15 +117,25 @@ impl Chip {
         use Action::*;
         let address = self.link.address & (self.description.size - 1);
         match self.action(index) {
-            Read | ReadRegisters | ReadJedecId | ReadLegacyId | ReadUniqueId | ReadSfdp | ReadSecurity
-            | ReadBlockLock => {}
+            Read | ReadRegisters | ReadAnyRegister | ReadJedecId | ReadLegacyId | ReadUniqueId | ReadSfdp
+            | ReadSecurity | ReadBlockLock => {}
             WriteEnable => self.modes.write_enabled = true,
             WriteDisable => {
                 self.modes.write_enabled = false;
                 self.modes.aai = None;
             }
             VolatileWriteEnable => self.modes.volatile_enabled = true,
-            WriteRegisters => return self.write_registers(index),
+            WriteRegisters => {
+                let registers = self.description.commands[index].registers.clone();
+                let volatile = self.modes.volatile_enabled && !self.modes.write_enabled;
+                return self.write_registers(&registers, volatile);
+            }
+            WriteAnyRegister => {
+                let Some((register, is_kept)) = self.register_at(self.link.address) else {
+                    return Err(Refusal::Incomplete);
+                };
+                return self.write_registers(&[register as u8], !is_kept);
+            }
             Program if self.modes.otp => return self.program_security(self.link.address, true),
             Program => return self.program(address),
             AaiProgram => return self.program_word(address),
@@ -212,8 +222,8 @@ impl Chip {
         if open { Ok(()) } else { Err(Refusal::Protected) }
     }
 
-    fn write_registers(&mut self, index: usize) -> Result<(), Refusal> {
-        let registers = &self.description.commands[index].registers;
+    /// Writes the data bytes to these registers; with `volatile`, only to the values in force.
+    fn write_registers(&mut self, registers: &[u8], volatile: bool) -> Result<(), Refusal> {
         let count = self.link.received as usize;
         if count == 0 || count > registers.len() {
             return Err(Refusal::Incomplete);
@@ -226,7 +236,6 @@ impl Chip {
         if values.iter().any(|(register, _)| self.is_register_locked(*register)) {
             return self.refuse_protected(None);
         }
-        let volatile = self.modes.volatile_enabled && !self.modes.write_enabled;
         let instant =
             volatile || values.iter().all(|(n, _)| self.description.registers[*n].non_volatile == 0);
         if instant {

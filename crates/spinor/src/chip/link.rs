@@ -29,6 +29,7 @@ pub(super) enum Phase {
 pub(super) enum Source {
     Memory,
     Registers,
+    AnyRegister,
     JedecId,
     LegacyId,
     ElectronicId,
@@ -639,6 +640,7 @@ impl Chip {
         if action.reads() {
             self.link.source = match action {
                 Action::ReadRegisters => Source::Registers,
+                Action::ReadAnyRegister => Source::AnyRegister,
                 Action::ReadJedecId => Source::JedecId,
                 Action::ReadLegacyId => Source::LegacyId,
                 Action::ReleasePowerDown => Source::ElectronicId,
@@ -671,6 +673,11 @@ impl Chip {
         let byte = match self.link.source {
             Source::Memory => self.next_from_array(),
             Source::Registers => self.next_register(position),
+            Source::AnyRegister => match self.register_at(self.link.address) {
+                None => 0xFF,
+                Some((register, true)) => self.cells.registers[register],
+                Some((register, false)) => self.status_byte(register),
+            },
             Source::JedecId => nth(&self.description.jedec_id, 0),
             Source::LegacyId => nth(&self.description.legacy_id, u64::from(self.link.address & 1)),
             Source::ElectronicId => self.description.legacy_id.last().copied().unwrap_or(0xFF),
@@ -692,7 +699,21 @@ impl Chip {
         let Some(command) = self.link.command else { return 0xFF };
         let registers = &self.description.commands[usize::from(command)].registers;
         let Some(index) = registers.get(position as usize % registers.len().max(1)) else { return 0xFF };
-        let index = usize::from(*index);
+        self.status_byte(usize::from(*index))
+    }
+
+    /// Returns the register that has this address, and whether the address is that of its kept value.
+    pub(super) fn register_at(&self, address: u32) -> Option<(usize, bool)> {
+        let mut registers = self.description.registers.iter().enumerate();
+        registers.find_map(|(index, register)| match Some(address) {
+            address if address == register.address => Some((index, false)),
+            address if address == register.kept_address => Some((index, true)),
+            _ => None,
+        })
+    }
+
+    /// Returns a register's value; a read of a bit that tells that the chip is busy counts as a poll.
+    fn status_byte(&mut self, index: usize) -> u8 {
         let value = self.register_value(index);
         if self.operation.is_some() && self.masks[index].wip | self.masks[index].ready != 0 {
             self.counters.busy_polls += 1;

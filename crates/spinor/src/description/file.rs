@@ -84,6 +84,8 @@ struct RegisterTable {
     one_time: Option<Spanned<u8>>,
     #[serde(default)]
     factory: u8,
+    address: Option<Spanned<u32>>,
+    kept_address: Option<Spanned<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -500,6 +502,16 @@ fn check_registers(tables: Vec<RegisterTable>) -> Result<Vec<Register>, Fault> {
             Some(v) => Ok(v.into_inner()),
             None => Ok(default),
         };
+        for address in [&table.address, &table.kept_address].into_iter().flatten() {
+            let taken = |r: &Register| [r.address, r.kept_address].contains(&Some(*address.get_ref()));
+            if registers.iter().any(taken) {
+                let message = format!(
+                    "register \"{name}\": address {:#X} is another register's; expected one of its own",
+                    address.get_ref()
+                );
+                return Err((address.span(), message));
+            }
+        }
         let non_volatile = subset(table.non_volatile, "non_volatile", table.writable)?;
         let one_time = subset(table.one_time, "one_time", 0)?;
         registers.push(Register {
@@ -510,6 +522,8 @@ fn check_registers(tables: Vec<RegisterTable>) -> Result<Vec<Register>, Fault> {
             non_volatile,
             one_time,
             factory: table.factory,
+            address: table.address.map(Spanned::into_inner),
+            kept_address: table.kept_address.map(Spanned::into_inner),
         });
     }
     Ok(registers)

@@ -238,6 +238,50 @@ fn registers_select_dummy_clocks() {
     assert_eq!(run(&mut flash, &[(&[0xEB], 1), (&[0, 0, 9, 0xFF], 4)], 6, 1, 4), [9]);
 }
 
+/// 65h and 71h of S25FL-L: each register has an address for the value in force and one for the value that is kept. A write of the
+/// kept one changes both, and takes its time.
+#[test]
+fn any_register_is_read_and_written_at_its_addresses() {
+    let mut flash = numbered("S25FL128L");
+    assert_eq!(flash.ask(&[0x65, 0x80, 0, 3, 0], 2), [0x60, 0x60]);
+    assert_eq!(flash.ask(&[0x65, 0, 0, 4, 0], 1), [0x78]);
+    assert_eq!(flash.ask(&[0x65, 0x80, 0, 9, 0], 1), [0xFF], "no register");
+    // In force only: at once, and not after a power cycle.
+    flash.send(&[0x71, 0x80, 0, 2, 0x02]);
+    assert_eq!(flash.ask(&[0x35], 1), [0x00], "not write-enabled");
+    flash.send(&[0x06]);
+    flash.send(&[0x71, 0x80, 0, 2, 0x02]);
+    assert_eq!(flash.busy_for(), None);
+    assert_eq!(flash.ask(&[0x65, 0x80, 0, 2, 0], 1), [0x02]);
+    assert_eq!(flash.ask(&[0x65, 0, 0, 2, 0], 1), [0x00]);
+    assert_eq!(flash.ask(&[0x05], 1), [0x00], "WEL is cleared");
+    // Kept: both, after the time of a register write, during which the status is read by 65h, too.
+    flash.send(&[0x06]);
+    flash.send(&[0x71, 0, 0, 4, 0x73]);
+    assert!(flash.busy_for().is_some());
+    assert_eq!(flash.ask(&[0x65, 0x80, 0, 0, 0], 1)[0] & 1, 1, "WIP");
+    flash.wait();
+    // CR3 selects three dummy clocks for 65h as for reads.
+    assert_eq!(run(&mut flash, &[(&[0x65, 0, 0, 4], 1)], 3, 1, 1), [0x73]);
+    flash.power_off();
+    flash.power_on();
+    flash.advance(1_000_000_000);
+    assert_eq!(run(&mut flash, &[(&[0x65, 0x80, 0, 4], 1)], 3, 1, 1), [0x73]);
+    assert_eq!(run(&mut flash, &[(&[0x65, 0x80, 0, 2], 1)], 3, 1, 1), [0x00]);
+}
+
+/// 65h, 71h and 5Ah of S25FL-L take the address as the address mode says.
+#[test]
+fn registers_and_sfdp_are_addressed_in_four_bytes_too() {
+    let mut flash = numbered("S25FL128L");
+    assert_eq!(flash.ask(&[0x5A, 0, 0, 0, 0], 4), b"SFDP");
+    flash.send(&[0xB7]);
+    assert_eq!(flash.ask(&[0x5A, 0, 0, 0, 0, 0], 4), b"SFDP");
+    flash.send(&[0x06]);
+    flash.send(&[0x71, 0, 0x80, 0, 2, 0x02]);
+    assert_eq!(flash.ask(&[0x65, 0, 0x80, 0, 2, 0], 1), [0x02]);
+}
+
 /// Micron's answer to 9Fh is 20 bytes, and flashrom uses the commands with 4-byte addresses.
 #[test]
 fn microns_extended_id_and_its_4_byte_commands() {

@@ -97,7 +97,12 @@ async fn limited<T>(
 ) -> Result<T> {
     let outcome =
         runtime::timeout(limit.min(LIMIT), handshake).await.unwrap_or_else(|elapsed| Err(elapsed.into()));
-    outcome.map_err(|error| error.in_context(format_args!("NBD server {address}")))
+    let address = address.to_string();
+    outcome.map_err(|error| match error.detail().contains(&address) {
+        // An error of connecting names the address.
+        true => error.in_context("NBD server"),
+        false => error.in_context(format_args!("NBD server {address}")),
+    })
 }
 
 struct Handshake<'a> {

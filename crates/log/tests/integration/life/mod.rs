@@ -1,6 +1,8 @@
 //! A log on a disk in memory, in lives: a life that isn't closed ends as by the death of its process.
 #![allow(dead_code)] // Each file of tests uses a part.
 
+pub mod controlled;
+
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Data, Device, DeviceGeometry, DevicePart,
     Durability, Part, Result,
@@ -66,7 +68,7 @@ pub fn version_of(block: u64, bytes: &[u8]) -> Result<Version, String> {
 
 /// An open volume.
 pub struct Volume {
-    pub part: LogPart,
+    pub part: Arc<LogPart>,
     pub device: Rc<dyn Device>,
 }
 
@@ -90,7 +92,7 @@ impl Volume {
 
     async fn on(part: LogPart) -> Volume {
         let device = part.open().await.expect("a handle");
-        Volume { part, device }
+        Volume { part: Arc::new(part), device }
     }
 
     /// How many blocks it has.
@@ -107,6 +109,20 @@ impl Volume {
     /// Writes stamped blocks, and can.
     pub async fn write(&self, block: u64, count: u64, version: Version) {
         self.try_write(block, count, version).await.expect("it writes");
+    }
+
+    /// Writes stamped blocks from another shard, as one request each.
+    pub async fn write_on(&self, shard: usize, block: u64, count: u64, version: Version) -> Result<()> {
+        let part = self.part.clone();
+        let write = move || async move {
+            let device = part.open().await?;
+            for block in block..block + count {
+                let data = stamped(block, 1, version);
+                device.write(BlockIndex(block), data.into(), Durability::Visible).await?;
+            }
+            Ok(())
+        };
+        runtime::spawn_on(runtime::ShardIndex(shard), write).await?
     }
 
     /// Flushes, and can.
