@@ -202,7 +202,10 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
 
 /// The newest root and its directory; to salvage, the newest root whose directory can be read. A later root than that one is lost,
 /// and records of its epoch with it.
-async fn newest_checkpoint(
+///
+/// # Errors
+/// As [`open`].
+pub async fn newest_checkpoint(
     zones: &dyn Zones,
     owner: [u8; 8],
     goal: Goal,

@@ -16,4 +16,5 @@ mod map_threads;
 mod on_zones;
 mod opening;
 mod pacing;
+mod salvage;
 mod snapshots;

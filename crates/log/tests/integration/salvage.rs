@@ -1,0 +1,450 @@
+//! Salvage of a damaged log: everything is read that doesn't depend on the damage, what does is an error and never something else,
+//! and the medium stays as it was.
+
+use crate::damage::{CHECKPOINT, ROOT, Record, flipped, newest, records};
+use crate::life::{BLOCK, Version, Volume, copy_of, disk, raw, run, small, stamped, version_of};
+use block::{
+    BlockIndex, BlockRange, Buffer, DevicePart, Durability, EraseGuarantee, Error, Part, ZoneIndex,
+    ZoneState, ZonesPart,
+};
+use log::kind::{MapPlace, Options};
+use runtime::Random;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const PAGE: u64 = log::map::PAGE_BLOCKS;
+const VOLUME: u64 = 3 * PAGE - 100;
+/// The blocks that are written, of three pages.
+const WRITTEN: [std::ops::Range<u64>; 3] = [0..60, PAGE..PAGE + 60, 2 * PAGE..2 * PAGE + 60];
+/// The blocks that are written after the checkpoint, each by a record of its own.
+const TAIL: [u64; 9] =
+    [10, PAGE + 200, 2 * PAGE + 5, 11, PAGE + 201, 2 * PAGE + 6, 12, PAGE + 202, 2 * PAGE + 7];
+
+/// The blocks that are looked at: those that are written, and neighbours.
+fn looked_at() -> impl Iterator<Item = u64> {
+    (0..3).flat_map(|page| (0..80).chain(195..210).map(move |block| page * PAGE + block))
+}
+
+fn options() -> Options {
+    Options { size: Some(VOLUME * BLOCK as u64), checkpoint_after: 1 << 40, ..small() }
+}
+
+fn salvage() -> Options {
+    Options { salvage: true, ..small() }
+}
+
+/// What blocks hold, by block; others hold zeros.
+type Model = BTreeMap<u64, Version>;
+
+/// A log with a snapshot, whose process dies after it has written records after its checkpoint; or it is closed there.
+#[derive(Clone)]
+struct World {
+    bytes: Vec<u8>,
+    snapshot: Model,
+    /// The volume at the checkpoint.
+    before: Model,
+    /// The volume at the end.
+    head: Model,
+}
+
+fn world(closes: bool) -> World {
+    let disk = disk(16);
+    run({
+        let disk = disk.clone();
+        move || async move {
+            let volume = Volume::make(&disk, &options()).await;
+            let mut model = Model::new();
+            let mut version = 0;
+            for range in WRITTEN {
+                for block in range {
+                    version += 1;
+                    volume.write(block, 1, version).await;
+                    model.insert(block, version);
+                }
+            }
+            volume.part.message("snapshot create old").await.expect("a snapshot");
+            let snapshot = model.clone();
+            for block in 0..20 {
+                version += 1;
+                volume.write(block, 1, version).await;
+                model.insert(block, version);
+            }
+            volume.close().await;
+            let before = model.clone();
+            let volume = Volume::open(&disk, &options()).await;
+            for block in TAIL {
+                version += 1;
+                volume.write(block, 1, version).await;
+                volume.flush().await;
+                model.insert(block, version);
+            }
+            if closes {
+                volume.close().await;
+            }
+            World { bytes: raw(&disk).await, snapshot, before, head: model }
+        }
+    })
+}
+
+impl World {
+    /// First byte of a zone, by the superblock of the zones.
+    fn zone_start(&self, zone: u32) -> usize {
+        let number = |at: usize| u64::from_le_bytes(self.bytes[at..at + 8].try_into().unwrap());
+        (number(48) + u64::from(zone) * number(40)) as usize
+    }
+
+    fn zone_of(&self, offset: usize) -> u32 {
+        (0..).take_while(|zone| self.zone_start(*zone) <= offset).last().unwrap()
+    }
+
+    /// Where a block's contents lie; written once.
+    fn data_at(&self, block: u64, version: Version) -> usize {
+        let contents = stamped(block, 1, version);
+        let mut all = self.bytes.chunks(BLOCK).enumerate().filter(|(_, found)| **found == *contents);
+        let (at, _) = all.next().unwrap();
+        assert!(all.next().is_none(), "block {block} is there twice");
+        at * BLOCK
+    }
+
+    /// The newest copy of a page that was written for this version.
+    fn page_at(&self, version: u64, page: u64) -> usize {
+        let mut found = None;
+        let all = records(&self.bytes).into_iter().filter(|record| record.stream == CHECKPOINT);
+        let zones: std::collections::BTreeSet<u32> =
+            all.map(|record| self.zone_of(record.block * BLOCK)).collect();
+        for zone in zones {
+            let dump = self.dump(zone);
+            for record in dump["records"].as_array().unwrap() {
+                let entries = record["entries"].as_array().into_iter().flatten().enumerate();
+                for (number, _) in
+                    entries.filter(|(_, entry)| entry["page"] == page && entry["version"] == version)
+                {
+                    let at = record["block"].as_u64().unwrap() as usize + 1 + number;
+                    found =
+                        found.max(Some((record["sequence"].as_u64(), self.zone_start(zone) + at * BLOCK)));
+                }
+            }
+        }
+        found.unwrap_or_else(|| panic!("page {page} of version {version}")).1
+    }
+
+    fn dump(&self, zone: u32) -> Value {
+        let bytes = self.bytes.clone();
+        run(move || async move {
+            let zones = log::check::open_zones(copy_of(&bytes).await).await.unwrap();
+            log::dump::dump(zones, None, Some(zone)).await.unwrap()
+        })
+    }
+
+    /// These bytes with the header of a zone damaged.
+    fn offline(&self, zone: u32) -> Vec<u8> {
+        flipped(&self.bytes, (2 + zone as usize) * BLOCK + 40)
+    }
+
+    /// These bytes after a zone was reset, and filled with good data of other blocks.
+    fn reset(&self, zone: u32, is_filled: bool) -> Vec<u8> {
+        let (bytes, first) = (self.bytes.clone(), self.data_at(2 * PAGE + 1, self.snapshot[&(2 * PAGE + 1)]));
+        let start = self.zone_start(self.zone_of(first));
+        run(move || async move {
+            let disk = copy_of(&bytes).await;
+            let options = zones::on_device::Options::default();
+            let part = zones::OnDevice::open(disk.clone(), options).await.unwrap();
+            let zones = part.open().await.unwrap();
+            zones.reset(ZoneIndex(zone), EraseGuarantee::None).await.unwrap();
+            if is_filled {
+                let other = Buffer::copy_of(&bytes[start..start + 12 * BLOCK]);
+                zones.append(ZoneIndex(zone), other.into()).await.unwrap();
+                zones.flush(&[ZoneIndex(zone)]).await.unwrap();
+            }
+            drop(zones);
+            part.close().await.unwrap();
+            raw(&disk).await
+        })
+    }
+
+    /// Records of users after the checkpoint, in order.
+    fn tail(&self) -> Vec<Record> {
+        let mut all: Vec<Record> =
+            records(&self.bytes).into_iter().filter(|record| record.stream == 0).collect();
+        all.sort_by_key(|record| record.sequence);
+        all.retain(|record| record.data_blocks > 0);
+        all.split_off(all.len() - TAIL.len())
+    }
+}
+
+/// What a salvaged log has.
+struct Salvaged {
+    head: BTreeMap<u64, Result<Version, Error>>,
+    snapshot: BTreeMap<u64, Result<Version, Error>>,
+    lost: Vec<String>,
+    count: u64,
+}
+
+async fn read_all(part: &dyn DevicePart) -> BTreeMap<u64, Result<Version, Error>> {
+    let device = part.open().await.expect("a handle");
+    let mut found = BTreeMap::new();
+    for block in looked_at().filter(|block| *block < part.geometry().blocks.0) {
+        let (outcome, buffer) = device.read(BlockIndex(block), Buffer::new(BLOCK)).await;
+        found.insert(block, outcome.map(|()| version_of(block, buffer.filled()).expect("the block")));
+    }
+    // Neighbours of blocks that can't be read don't hide it.
+    let (outcome, _) = device.read(BlockIndex(0), Buffer::new(64 * BLOCK)).await;
+    assert_eq!(outcome.is_err(), found.range(0..64).any(|(_, found)| found.is_err()), "one large read");
+    found
+}
+
+/// Salvages a disk with these bytes, and checks that it stays as it is whatever is asked of the log.
+fn salvaged(bytes: &[u8], options: &Options) -> Result<Salvaged, Error> {
+    let (bytes, options) = (bytes.to_vec(), options.clone());
+    run(move || async move {
+        let disk = copy_of(&bytes).await;
+        let volume = match Volume::try_open(&disk, &options).await {
+            Ok(volume) => volume,
+            Err(error) => {
+                assert!(raw(&disk).await == bytes, "a refusal has written something");
+                return Err(error);
+            }
+        };
+        assert!(volume.device.geometry().read_only && !volume.device.geometry().volatile_cache);
+        let head = read_all(&volume.part).await;
+        let snapshot = match volume.part.version("old").await {
+            Ok(part) => {
+                let found = read_all(&*part).await;
+                part.close().await.unwrap();
+                found
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::NotFound(_)), "{error}");
+                BTreeMap::new()
+            }
+        };
+        let data = stamped(1, 1, 1).into();
+        let write = volume.device.write(BlockIndex(1), data, Durability::Durable).await;
+        let discard = volume.device.discard(BlockRange::new(0, 10)).await;
+        let mut refused = vec![write.unwrap_err(), discard.unwrap_err()];
+        for message in ["snapshot create new", "snapshot delete old", "resize 1TiB", "checkpoint"] {
+            refused.push(volume.part.message(message).await.unwrap_err());
+        }
+        assert!(refused.iter().all(|error| matches!(error, Error::ReadOnly(_))), "{refused:?}");
+        volume.part.message("snapshot list").await.expect("a list");
+        volume.device.flush().await.unwrap();
+        let status = volume.part.status().await;
+        let lines = status["lost"].as_array().unwrap();
+        let lost = lines.iter().map(|line| line.as_str().unwrap().to_owned()).collect();
+        let count = status["lost_count"].as_u64().unwrap();
+        volume.close().await;
+        assert!(raw(&disk).await == bytes, "salvaging has written something");
+        Ok(Salvaged { head, snapshot, lost, count })
+    })
+}
+
+/// What has to be found of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Whole,
+    Unreadable,
+    /// The state at the checkpoint.
+    Old,
+}
+
+/// A damage, and what it costs.
+struct Case<'a> {
+    name: &'a str,
+    bytes: Vec<u8>,
+    /// What a normal open says; `None` where it serves the log.
+    refusal: Option<&'a str>,
+    /// What is told.
+    lost: &'a [&'a str],
+    head: Box<dyn Fn(u64) -> Fate + 'a>,
+    snapshot: Box<dyn Fn(u64) -> Fate + 'a>,
+}
+
+impl Case<'_> {
+    fn check(&self, world: &World) {
+        let name = self.name;
+        let bytes = self.bytes.clone();
+        let opened = run(move || async move {
+            Volume::try_open(&copy_of(&bytes).await, &small()).await.map(drop).err()
+        });
+        match (&opened, self.refusal) {
+            (None, None) => {}
+            (Some(error), Some(words)) => {
+                let text = error.to_string();
+                assert!(text.contains(words) && text.contains("salvage = true"), "{name}: {text}");
+            }
+            _ => panic!("{name}: opened normally: {opened:?}"),
+        }
+        let found = salvaged(&self.bytes, &salvage()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        println!("{name}: {} lost: {:#?}", found.count, found.lost);
+        assert_eq!(found.count == 0, self.lost.is_empty(), "{name}: {:?}", found.lost);
+        for words in self.lost {
+            assert!(found.lost.iter().any(|line| line.contains(words)), "{name}: {words}: {:#?}", found.lost);
+        }
+        let old = (&found.snapshot, &world.snapshot, &world.snapshot, &self.snapshot);
+        let now = (&found.head, &world.head, &world.before, &self.head);
+        for (title, (found, whole, before, fate)) in [("snapshot", old), ("volume", now)] {
+            assert!(!found.is_empty());
+            for (block, found) in found {
+                let is_right = match fate(*block) {
+                    Fate::Whole => found.as_ref().ok() == Some(whole.get(block).unwrap_or(&0)),
+                    Fate::Old => found.as_ref().ok() == Some(before.get(block).unwrap_or(&0)),
+                    Fate::Unreadable => {
+                        found.as_ref().is_err_and(|it| matches!(it, Error::Corrupt(_) | Error::Io(_)))
+                    }
+                };
+                assert!(is_right, "{name}: block {block} of the {title}: {found:?}, {:?}", fate(*block));
+            }
+        }
+    }
+}
+
+fn whole<'a>() -> Box<dyn Fn(u64) -> Fate + 'a> {
+    Box::new(|_| Fate::Whole)
+}
+
+/// Blocks of a page can't be read, except those that records after the checkpoint have written.
+fn without_page<'a>(page: u64, with_tail: bool) -> Box<dyn Fn(u64) -> Fate + 'a> {
+    Box::new(move |block| match block / PAGE == page && !(with_tail && TAIL.contains(&block)) {
+        true => Fate::Unreadable,
+        false => Fate::Whole,
+    })
+}
+
+/// Records from this one on are lost.
+fn without_tail<'a>(from: usize) -> Box<dyn Fn(u64) -> Fate + 'a> {
+    Box::new(move |block| match TAIL[from..].contains(&block) {
+        true => Fate::Old,
+        false => Fate::Whole,
+    })
+}
+
+/// Blocks that lie in a zone can't be read.
+fn without_zone<'a>(world: &'a World, zone: u32, model: &'a Model) -> Box<dyn Fn(u64) -> Fate + 'a> {
+    Box::new(move |block| match model.get(&block) {
+        Some(version) if world.zone_of(world.data_at(block, *version)) == zone => Fate::Unreadable,
+        _ => Fate::Whole,
+    })
+}
+
+#[test]
+fn what_does_not_depend_on_the_damage_is_salvaged() {
+    let world = world(false);
+    let newest_at = |stream: u8| newest(&world.bytes, stream).block * BLOCK;
+    let (page_0_head, page_0_old, page_1) = (world.page_at(1, 0), world.page_at(2, 0), world.page_at(2, 1));
+    let page_zone = world.zone_of(page_1);
+    assert_eq!(page_zone, world.zone_of(page_0_head), "all pages are in one zone");
+    let tail = world.tail();
+    let tail_zone = world.zone_of(tail[0].block * BLOCK);
+    assert_eq!(tail_zone, world.zone_of(tail[8].block * BLOCK), "the tail is in one zone");
+    let data_zone = world.zone_of(world.data_at(PAGE + 1, world.snapshot[&(PAGE + 1)]));
+    let root_zone = world.zone_of(newest_at(ROOT));
+    assert!(root_zone < 2 && data_zone != tail_zone && data_zone != page_zone);
+    let case =
+        |name, bytes, refusal, lost, head, snapshot| Case { name, bytes, refusal, lost, head, snapshot };
+    let cases = [
+        case("no damage", world.bytes.clone(), None, &[], whole(), whole()),
+        case(
+            "a page of the volume",
+            flipped(&world.bytes, page_0_head + 9),
+            Some("page 0 of a map"),
+            &["blocks 0..1024 of the volume: where they lie is unknown"],
+            without_page(0, true),
+            whole(),
+        ),
+        case(
+            "a page of the snapshot",
+            flipped(&world.bytes, page_0_old + 9),
+            Some("page 0 of a map"),
+            &["blocks 0..1024 of \"old\": where they lie is unknown"],
+            whole(),
+            without_page(0, false),
+        ),
+        case(
+            "a page of both",
+            flipped(&world.bytes, page_1 + 9),
+            Some("page 1 of a map"),
+            &["blocks 1024..2048 of \"old\": where they lie is unknown"],
+            without_page(1, true),
+            without_page(1, false),
+        ),
+        case(
+            "a record that had been durable",
+            flipped(&world.bytes, tail[4].block * BLOCK + 47),
+            Some("of stream 0 is damaged or missing"),
+            &["of stream 0 is damaged or missing"],
+            without_tail(4),
+            whole(),
+        ),
+        case(
+            "data of a record that had been durable",
+            flipped(&world.bytes, (tail[4].block + 1) * BLOCK + 47),
+            None,
+            &["1 data blocks are damaged"],
+            Box::new(|block| if block == TAIL[4] { Fate::Unreadable } else { Fate::Whole }),
+            whole(),
+        ),
+        case(
+            "an offline zone with data",
+            world.offline(data_zone),
+            None,
+            &["is offline or was reset"],
+            without_zone(&world, data_zone, &world.head),
+            without_zone(&world, data_zone, &world.snapshot),
+        ),
+        case(
+            "an offline zone after the checkpoint",
+            world.offline(tail_zone),
+            Some("opening the log needs the contents of all of its zones"),
+            &["opening the log needs the contents of all of its zones"],
+            without_tail(0),
+            whole(),
+        ),
+        case(
+            "a zone that was reset",
+            world.reset(data_zone, false),
+            Some("which is empty"),
+            &["which has been reset since"],
+            without_zone(&world, data_zone, &world.head),
+            without_zone(&world, data_zone, &world.snapshot),
+        ),
+        case(
+            "an offline root zone",
+            world.offline(root_zone),
+            Some(""),
+            &["the newest checkpoint can't be read"],
+            without_tail(0),
+            whole(),
+        ),
+        case(
+            "the newest root",
+            flipped(&world.bytes, newest_at(ROOT) + 60),
+            Some(""),
+            &["later"],
+            without_tail(0),
+            whole(),
+        ),
+        case(
+            "the directory",
+            flipped(&world.bytes, newest_at(CHECKPOINT) + BLOCK + 60),
+            Some("the directory"),
+            &["the newest checkpoint can't be read"],
+            without_tail(0),
+            whole(),
+        ),
+        case(
+            "the other root zone",
+            world.offline(1 - root_zone),
+            Some(""),
+            &["the newest checkpoint can't be read"],
+            whole(),
+            whole(),
+        ),
+    ];
+    cases.iter().for_each(|case| case.check(&world));
+
+    // With the pages of the map, the directory is in that zone: nothing is left but what an older checkpoint has, which is nothing.
+    let found = salvaged(&world.offline(page_zone), &salvage()).expect("the first root has no directory");
+    assert!(found.head.values().all(|found| matches!(found, Ok(0) | Err(_))), "{:?}", found.head);
+    assert!(found.count > 0 && found.snapshot.is_empty());
+}
