@@ -163,6 +163,7 @@ pub async fn recover(
         }
         None => {
             let (known, directory) = decode_directory(&directory_bytes).map_err(advise)?;
+            recovery::check_closed(&*zones, &layout, &root, &known, &reports).await.map_err(advise)?;
             let pool = recovery::known_zones(&layout, &root, &known, &reports);
             (known, directory, pool, None)
         }
