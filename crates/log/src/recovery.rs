@@ -144,8 +144,6 @@ pub async fn recover(
     let layout = layout_of(&*zones, &found.root)?;
     let mut root = found.root.clone();
     let mut recovered = Recovered { clean: root.clean, ..Recovered::default() };
-    // A root that says so may have had a newer one.
-    root.clean &= goal == Goal::Serve;
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
     let mut lost = (goal == Goal::Salvage).then(|| Lost::new(&layout));
     let (known, directory, pool, mut at_home_state) = match at_home(&root, medium)? {
@@ -163,11 +161,15 @@ pub async fn recover(
         }
         None => {
             let (known, directory) = decode_directory(&directory_bytes).map_err(advise)?;
-            recovery::check_closed(&*zones, &layout, &root, &known, &reports).await.map_err(advise)?;
+            if goal == Goal::Serve {
+                recovery::check_closed(&*zones, &layout, &root, &known, &reports).await.map_err(advise)?;
+            }
             let pool = recovery::known_zones(&layout, &root, &known, &reports);
             (known, directory, pool, None)
         }
     };
+    // There may have been a newer root than one that says so.
+    root.clean &= goal == Goal::Serve;
     stages.end("root and directory");
     // The records are read before the maps, so that their changes can be applied to pages while these are loaded.
     let mut damaged = Vec::new();
