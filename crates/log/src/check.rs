@@ -191,8 +191,10 @@ impl Check<'_> {
         }
         let pool = logkit::recovery::known_zones(&self.layout, &root, &known, self.reports);
         let recovered = &mut self.recovered;
+        // The pages have been checked: those that can't be read aren't in the directory any more.
+        let loading = recovery::Loading { map: MAP, batched: None, lost: None };
         let mut versions =
-            recovery::load(self.zones, &self.layout, &directory, &pool, MAP, None, recovered).await?;
+            recovery::load(self.zones, &self.layout, &directory, &pool, loading, recovered).await?;
         self.checked.versions = versions.list.len() as u64;
         let (mut end, mut durable) = (self.covered(), [0; STREAMS]);
         if !self.root.clean && !is_unknown {
@@ -214,7 +216,7 @@ impl Check<'_> {
             root,
             known,
             (self.reports, pool),
-            Goal::Serve,
+            Goal::Salvage,
         )
         .await;
         let mut scans = match scans {
@@ -226,12 +228,16 @@ impl Check<'_> {
             }
         };
         let durable = [USER, CLEANER].map(|stream| scans.durable.of(stream));
+        for line in std::mem::take(&mut scans.lost) {
+            let what = format!("the records behind the checkpoint can't be read: {line}");
+            self.findings.damage(Finding::at(None, 0, what));
+        }
         // Records that recovery refuses are reported here, and the others are replayed.
         scans.durable = Sequences::default();
         self.recovered.scanned_zones = scans.zones;
         let numbers: Vec<(StreamId, u64)> =
             scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
-        let tail = logkit::recovery::choose(root, scans, Goal::Serve).and_then(|tail| {
+        let tail = logkit::recovery::choose(root, scans, Goal::Salvage).and_then(|tail| {
             self.recovered.note(&tail);
             // An unclean stop leaves such records; damage of the last ones can't be told from them.
             for line in tail.dropped.first().into_iter().flat_map(|_| tail.describe()).take(1) {

@@ -13,6 +13,7 @@ use crate::damaged::Damaged;
 use crate::format::{Change, VersionId};
 use crate::home::MapHome;
 use crate::layout::Layout;
+use crate::salvage::Lost;
 use crate::transaction::Transactions;
 use crate::versions::Versions;
 use admission::Admission;
@@ -124,6 +125,8 @@ pub struct Core {
     pub damaged: Arc<Damaged>,
     /// Home of the map, if it has one of its own.
     pub home: Option<MapHome>,
+    /// What can't be read of a log that is salvaged; `None` for one that is used.
+    pub lost: Option<Lost>,
     /// Transactions of the home.
     pub transactions: Transactions,
     /// Snapshots and clones that are open as devices.
@@ -154,6 +157,8 @@ pub struct State {
     pub damaged: Damaged,
     /// Home of the map, if it has one of its own.
     pub home: Option<MapHome>,
+    /// What can't be read of a log that is salvaged; `None` for one that is used.
+    pub lost: Option<Lost>,
 }
 
 impl Core {
@@ -178,6 +183,7 @@ impl Core {
             superseded: Superseded::default(),
             damaged: Arc::new(state.damaged),
             home: state.home,
+            lost: state.lost,
             transactions: Transactions::default(),
             views: RefCell::default(),
             handles: Cell::new(0),

@@ -3,17 +3,22 @@
 //! Reads of a log aren't compared with checksums. The records after a checkpoint are, when the log is opened: a block of a record
 //! that had been durable and whose data is wrong then must not be read as good data. The list is part of each checkpoint
 //! ([`Directory`](crate::directory::Directory)); a block leaves it when its zone has been reset.
+//!
+//! In a log that is [salvaged](crate::salvage), so are blocks whose location is unknown: the map has them in a root zone.
 
 use crate::layout::Layout;
 use crate::map::Physical;
 use block::{Error, Result};
 use logkit::ZonePool;
+use logkit::layout::ROOT_ZONES;
 use std::sync::Arc;
 
 /// The damaged blocks, with the generations of their zones, in order.
 #[derive(Debug)]
 pub struct Damaged {
     blocks: Vec<(Physical, u64)>,
+    /// Why locations are unknown, by location from block 1 on.
+    unknown: Vec<String>,
     layout: Layout,
     pool: Arc<ZonePool>,
 }
@@ -32,9 +37,15 @@ impl Damaged {
         );
         known.sort_unstable();
         known.dedup();
-        let mut damaged = Damaged { blocks: known, layout, pool };
+        let mut damaged = Damaged { blocks: known, unknown: Vec::new(), layout, pool };
         damaged.blocks = damaged.list();
         damaged
+    }
+
+    /// Adds why locations are unknown, by location from block 1 on.
+    #[must_use]
+    pub fn with_unknown(self, unknown: Vec<String>) -> Self {
+        Damaged { unknown, ..self }
     }
 
     /// The blocks in zones that haven't been reset since.
@@ -47,13 +58,23 @@ impl Damaged {
         zone < self.layout.zones && self.pool.get(zone).generation == *generation
     }
 
+    /// Describes them, for operators; `None` without any.
+    pub fn describe(&self) -> Option<String> {
+        let all = self.list();
+        let (zone, position) = self.layout.place(all.first()?.0);
+        Some(format!(
+            "{} data blocks are damaged, the first of them block {position} of zone {zone}; they can't be read",
+            all.len()
+        ))
+    }
+
     /// Refuses a range with a damaged block.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the first one.
+    /// [`Error::Corrupt`] with the first one, or why its location is unknown.
     #[inline]
     pub fn check(&self, from: Physical, count: u64) -> Result<()> {
-        match self.blocks.is_empty() {
+        match self.blocks.is_empty() && self.unknown.is_empty() {
             true => Ok(()),
             false => self.check_list(from, count),
         }
@@ -61,6 +82,12 @@ impl Damaged {
 
     #[cold]
     fn check_list(&self, from: Physical, count: u64) -> Result<()> {
+        if from.0 < ROOT_ZONES * self.layout.zone_blocks {
+            // Also at the beginning of a range that goes on in the first zone with data.
+            let cause = self.unknown.get((from.0 as usize).saturating_sub(1));
+            let cause = cause.map_or("its location is unknown", String::as_str);
+            return Err(Error::corrupt(format!("the block can't be read: {cause}")));
+        }
         let start = self.blocks.partition_point(|(physical, _)| *physical < from);
         let within = self.blocks[start..]
             .iter()

@@ -8,7 +8,8 @@ use crate::format::{Change, VersionId};
 use crate::home::{FileMedium, Medium};
 use crate::kind::MapPlace;
 use crate::map::{Map, Mapping, Physical};
-use crate::recovery::Recovered;
+use crate::recovery::{For, Recovered};
+use crate::salvage;
 use crate::snapshot::Message;
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Data, Device, DeviceGeometry, DevicePart, Durability, Error,
@@ -23,6 +24,7 @@ use smallvec::SmallVec;
 use stack::Tell;
 use std::rc::Rc;
 use std::sync::Arc;
+use zones::Overlay;
 
 /// Most pieces of a range that one request discards.
 const PIECES_AT_ONCE: usize = 16;
@@ -67,8 +69,10 @@ impl std::fmt::Debug for Shared {
 impl LogPart {
     /// Returns a log whose core was just created on this shard.
     pub fn new(zones: Arc<dyn ZonesPart>, core: Rc<Core>, recovered: Recovered) -> Result<LogPart> {
-        lane::start(&core);
-        cleaner::start(&core);
+        if core.lost.is_none() {
+            lane::start(&core);
+            cleaner::start(&core);
+        }
         let shared = Shared::new(zones, &core, recovered, VersionId::HEAD)?;
         Ok(LogPart { home: Home::here(core), shared: Arc::new(shared), owns_zones: true })
     }
@@ -100,13 +104,14 @@ impl Shared {
         let entry = versions
             .get(version)
             .ok_or_else(|| Error::not_found(format!("version {} of the volume doesn't exist", version.0)))?;
+        let is_read_only = core.lost.is_some();
         let durable = zones.geometry().durable == block::Durable::OnAppend;
         let geometry = DeviceGeometry {
             block_size: core.layout.block_size,
             blocks: block::BlockCount(entry.blocks),
             atomic_write: core.layout.block_bytes() as u32,
-            volatile_cache: !durable || core.settings.acknowledge == Acknowledge::Buffer,
-            read_only: !entry.writable,
+            volatile_cache: !is_read_only && (!durable || core.settings.acknowledge == Acknowledge::Buffer),
+            read_only: is_read_only || !entry.writable,
         };
         Ok(Shared {
             layout: core.layout,
@@ -161,7 +166,7 @@ impl Tell for LogPart {
     }
 }
 
-/// Writes the queued changes, and a last checkpoint.
+/// Writes the queued changes, and a last checkpoint; nothing of a log that is salvaged.
 async fn close(core: Rc<Core>) -> Result<()> {
     core.kit().begin_closing();
     // The lanes and the cleaner seal their zones before they end. A handle that is still open can't change anything any
@@ -177,6 +182,9 @@ async fn close(core: Rc<Core>) -> Result<()> {
     }
     if let Some(error) = core.kit().failure() {
         return Err(error);
+    }
+    if core.lost.is_some() {
+        return Ok(());
     }
     core.write_checkpoint(true).await
 }
@@ -556,6 +564,7 @@ pub(crate) async fn open_with_file(
 ) -> Result<LogPart> {
     let home = match (&options.map_home, options.format) {
         (MapPlace::Memory, _) => None,
+        (MapPlace::Pmem(path), _) if options.salvage => Some(FileMedium::open_read_only(path, home).await?),
         (MapPlace::Pmem(path), true) => Some(FileMedium::create(path, home).await?),
         (MapPlace::Pmem(path), false) => Some(FileMedium::open(path, home).await?),
     };
@@ -579,6 +588,16 @@ pub async fn open_with(
             crate::map::NAMES[0]
         )));
     }
+    let zones: Arc<dyn ZonesPart> = match options.salvage {
+        true if options.format => {
+            return Err(Error::invalid(
+                "salvage: a log that is formatted has nothing to copy; expected one of them",
+            ));
+        }
+        // Nothing is appended; and nothing can be, whatever happens above.
+        true => Arc::new(Overlay::new(zones, salvage::MOST_BYTES)),
+        false => zones,
+    };
     let layout = options.layout_on(zones.geometry())?;
     let policy = options.policy(layout.zones)?;
     let handle = zones.open().await?;
@@ -588,17 +607,21 @@ pub async fn open_with(
             let state = crate::recovery::format(handle, layout, blocks, &options.map, home).await?;
             (state, Recovered::default())
         }
-        false => crate::recovery::recover(handle, &options.map, home, false).await?,
+        false => {
+            let wanted = if options.salvage { For::Salvage } else { For::Use };
+            crate::recovery::recover(handle, &options.map, home, wanted).await?
+        }
     };
     let blocks = state.versions.get(VersionId::HEAD).map_or(0, |head| head.blocks);
     options.check_existing(blocks)?;
     let (settings, kit_settings) = options.settings(&layout, blocks, &*policy);
-    if !options.format {
+    let writes = !options.salvage;
+    if !options.format && writes {
         state.begin().await?;
     }
     let has_many_epochs = state.parts.checkpoints.root().boundaries.len() >= MOST_EPOCHS;
     let core = Core::new(state, settings, kit_settings, policy);
-    if options.format || has_many_epochs {
+    if writes && (options.format || has_many_epochs) {
         core.write_checkpoint(false).await?;
         core.demand_home().await?;
     }

@@ -78,6 +78,14 @@ impl Change {
         }
     }
 
+    /// Returns the first block that the change's data is of; `None` for a change without data.
+    pub fn first_block(&self) -> Option<u64> {
+        match self {
+            Change::Write { block, .. } | Change::Move { block, .. } => Some(*block),
+            _ => None,
+        }
+    }
+
     /// Removes the first `blocks` blocks of a change with data and returns them as a change.
     ///
     /// # Panics

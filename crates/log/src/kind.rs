@@ -94,6 +94,12 @@ pub const KIND: Kind = Kind {
             "percentage of free zones below which cleaning outpaces writes; at least what the cleaner needs",
         )
         .or("0"),
+        Key::optional(
+            "salvage",
+            ValueKind::Bool,
+            "open a damaged log to copy what can be read: nothing is written to its storage, and writes are refused",
+        )
+        .or("false"),
     ],
     messages: Message::FORMS,
     shareable: true,
@@ -164,6 +170,8 @@ pub struct Options {
     pub high_watermark: f64,
     /// Percentage of free zones below which cleaning outpaces writes.
     pub low_watermark: f64,
+    /// Whether to open it to copy what can be read, without a change to it.
+    pub salvage: bool,
     /// Blocks that are discarded, or released after a deletion, before other tasks get their turn. Not a key: the right
     /// value depends on the processor, not on the log.
     pub blocks_at_once: u64,
@@ -190,6 +198,7 @@ impl Default for Options {
             space_warning: 90,
             high_watermark: 1.0,
             low_watermark: 0.0,
+            salvage: false,
             blocks_at_once: BLOCKS_AT_ONCE,
         }
     }
@@ -209,6 +218,9 @@ async fn open_with_file(
     options: &Options,
     home: Option<&SharedFile>,
 ) -> Result<LogPart> {
+    if options.salvage && !options.format {
+        return device::open_with_file(crate::check::open_zones(device).await?, options, home).await;
+    }
     let zone_size = match (options.format, options.zone_size) {
         (true, None) => Some(default_zone_size(device.geometry().bytes())),
         (_, given) => given,
@@ -252,6 +264,7 @@ impl Options {
             space_warning: arguments.integer("space_warning")?,
             high_watermark: arguments.float("high_watermark")?,
             low_watermark: arguments.float("low_watermark")?,
+            salvage: arguments.boolean("salvage")?,
             blocks_at_once: BLOCKS_AT_ONCE,
         })
     }
@@ -473,6 +486,10 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         ));
     }
     let options = Options::new(arguments)?;
+    if options.salvage && options.format {
+        let what = "salvage: a log that is formatted has nothing to copy; expected one of them";
+        return Err(arguments.refuse("salvage", what));
+    }
     if let Some((zones, key)) = planned_zones(arguments, &options, on)? {
         let layout =
             options.layout_on(&zones).map_err(|error| arguments.refuse(key, error.detail().to_owned()))?;

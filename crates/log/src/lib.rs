@@ -25,6 +25,7 @@ pub mod kind;
 pub mod layout;
 pub mod map;
 pub mod recovery;
+pub mod salvage;
 pub mod snapshot;
 mod status;
 mod transaction;

@@ -6,7 +6,7 @@ mod load;
 mod replay;
 mod replayable;
 
-pub(crate) use load::load;
+pub(crate) use load::{Loading, load};
 pub(crate) use replay::Replay;
 pub use replayable::Replayable;
 
@@ -17,6 +17,7 @@ use crate::format::{OWNER, Own, STREAMS, VersionId};
 use crate::home::{self, MapHome, Medium};
 use crate::layout::Layout;
 use crate::map;
+use crate::salvage::{self, Lost};
 use crate::versions::{Version, Versions};
 use batched::Batched;
 use block::{Error, Result, ZoneIndex, Zones};
@@ -75,7 +76,7 @@ pub async fn format(
     let parts = recovery::create(*layout, pool, identity, STREAMS, OWNER, own);
     let versions = Versions { list: vec![head], next: VersionId::HEAD.0 + 1, ..Versions::default() };
     let damaged = Damaged::new(Vec::new(), &[], layout, parts.pool.clone());
-    Ok(State { layout, zones, parts, versions, damaged, home })
+    Ok(State { layout, zones, parts, versions, damaged, home, lost: None })
 }
 
 /// Finds the root of the log on these zones, and its layout.
@@ -113,14 +114,17 @@ pub async fn read_directory(
     layout: &Layout,
     root: &Root,
 ) -> Result<(Vec<ZoneEntry>, Directory)> {
-    let bytes = recovery::read_directory(zones, layout, root).await?;
-    let (known, own) = logkit::directory::decode(&bytes)?;
+    decode_directory(&recovery::read_directory(zones, layout, root).await?)
+}
+
+fn decode_directory(bytes: &[u8]) -> Result<(Vec<ZoneEntry>, Directory)> {
+    let (known, own) = logkit::directory::decode(bytes)?;
     Ok((known, Directory::decode(own)?))
 }
 
 /// Recovers the log on these zones without writing to them. The caller calls [`State::begin`] before the first write. With
-/// `look_only` nothing is written to the home either, and the log must not be written to. `medium` is the map's home; it has to be
-/// given exactly if the log has one.
+/// [`For::Look`] nothing is written to the home either, and the log must not be written to; nor with [`For::Salvage`], which goes on
+/// after damage and returns a state that names what is lost. `medium` is the map's home; it has to be given exactly if the log has one.
 ///
 /// # Errors
 /// [`Error::Protocol`] if there is no log; [`Error::Corrupt`] for a damaged one; [`Error::Invalid`] if the home is missing or not
@@ -129,35 +133,54 @@ pub async fn recover(
     zones: Rc<dyn Zones>,
     map: &str,
     medium: Option<Rc<dyn Medium>>,
-    look_only: bool,
+    wanted: For,
 ) -> Result<(State, Recovered)> {
     let mut stages = Stages::begin();
-    let (found, layout) = find(&*zones).await?;
+    let goal = wanted.goal();
+    let advise = |error| if goal == Goal::Serve { salvage::advise(error) } else { error };
+    let mut lines = Vec::new();
+    let found = recovery::newest_checkpoint(&*zones, OWNER, goal, &mut lines).await;
+    let (found, directory_bytes) = found.map_err(advise)?;
+    let layout = layout_of(&*zones, &found.root)?;
     let mut root = found.root.clone();
     let mut recovered = Recovered { clean: root.clean, ..Recovered::default() };
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
+    let mut lost = (goal == Goal::Salvage).then(|| Lost::new(&layout));
     let (known, directory, pool, mut at_home_state) = match at_home(&root, medium)? {
         Some((medium, demanded)) => {
-            let found = home::recovery::open(&layout, &root, demanded, &reports, medium, look_only).await?;
+            let look_only = wanted != For::Use;
+            let found = home::recovery::open(&layout, &root, demanded, &reports, medium, look_only).await;
+            let found = found.map_err(|error| match goal {
+                Goal::Salvage => error.in_context(
+                    "map_home: nothing can be salvaged without the map's home; restore it from a copy",
+                ),
+                Goal::Serve => error,
+            })?;
             root = found.root;
             (found.known, found.directory, found.pool, Some((found.versions, found.home)))
         }
         None => {
-            let (known, directory) = read_directory(&*zones, &layout, &root).await?;
+            let (known, directory) = decode_directory(&directory_bytes).map_err(advise)?;
+            if goal == Goal::Serve {
+                recovery::check_closed(&*zones, &layout, &root, &known, &reports).await.map_err(advise)?;
+            }
             let pool = recovery::known_zones(&layout, &root, &known, &reports);
             (known, directory, pool, None)
         }
     };
+    // There may have been a newer root than one that says so.
+    root.clean &= goal == Goal::Serve;
     stages.end("root and directory");
     // The records are read before the maps, so that their changes can be applied to pages while these are loaded.
     let mut damaged = Vec::new();
     let (records, end) = match root.clean {
         true => (Arc::default(), root.covered.clone()),
         false => {
-            let scans =
-                recovery::scan_all(&*zones, &layout, &root, &known, (&reports, &pool), Goal::Serve).await?;
+            let scans = recovery::scan_all(&*zones, &layout, &root, &known, (&reports, &pool), goal).await;
+            let scans = scans.map_err(advise)?;
             recovered.scanned_zones = scans.zones;
-            let mut tail = recovery::choose(&root, scans, Goal::Serve)?;
+            let mut tail = recovery::choose(&root, scans, goal).map_err(advise)?;
+            lines.append(&mut tail.lost);
             tail.tell();
             recovered.note(&tail);
             damaged = std::mem::take(&mut tail.damaged);
@@ -166,14 +189,18 @@ pub async fn recover(
     };
     stages.end(&format!("{} records in {} zones", records.len(), recovered.scanned_zones));
     let mut batched = None;
-    if let (None, [only]) = (&at_home_state, directory.versions.as_slice()) {
+    if let (None, None, [only]) = (&at_home_state, &lost, directory.versions.as_slice()) {
         batched = Batched::of(&records, only.blocks, &layout, root.clock).await?;
     }
     stages.end("sorting their changes");
     let batched_clock = batched.as_ref().map(|batched| batched.clock);
     let (mut versions, home) = match at_home_state.take() {
         Some(known) => known,
-        None => (load(&*zones, &layout, &directory, &pool, map, batched, &mut recovered).await?, None),
+        None => {
+            let loading = Loading { map, batched, lost: lost.as_mut() };
+            let loaded = load(&*zones, &layout, &directory, &pool, loading, &mut recovered).await;
+            (loaded.map_err(advise)?, None)
+        }
     };
     stages.end(&format!("{} pages of maps", recovered.pages));
     let clock = match batched_clock {
@@ -181,12 +208,19 @@ pub async fn recover(
         None => {
             let clock = root.clock;
             let mut replay = Replay { versions: &mut versions, pool: &pool, layout: &layout, clock };
-            replay.run(&records)?;
+            match goal {
+                Goal::Serve => replay.run(&records).map_err(advise)?,
+                Goal::Salvage => {
+                    for record in records.iter() {
+                        goal.tolerate(replay.run(std::slice::from_ref(record)), &mut lines)?;
+                    }
+                }
+            }
             replay.clock
         }
     };
     recovery::forget_discarded(&pool, &layout, &end);
-    recovery::settle(&*zones, &pool, &reports, &layout, root.clean, Goal::Serve).await?;
+    recovery::settle(&*zones, &pool, &reports, &layout, root.clean, goal).await.map_err(advise)?;
     stages.end("the rest of the replay");
     let writer = RootWriter::behind(&found);
     let parts = Parts {
@@ -198,8 +232,36 @@ pub async fn recover(
         clock,
         checkpoints: Checkpoints::new(root, writer),
     };
-    let damaged = Damaged::new(directory.damaged, &damaged, layout, parts.pool.clone());
-    Ok((State { layout, zones, parts, versions, damaged, home }, recovered))
+    let mut damaged = Damaged::new(directory.damaged, &damaged, layout, parts.pool.clone());
+    if let Some(lost) = &mut lost {
+        lines.into_iter().for_each(|line| lost.note(line));
+        damaged.describe().into_iter().for_each(|line| lost.note(line));
+        salvage::check_places(&versions, &layout, &reports, &known, &records, lost).await;
+        salvage::note_zones(&parts.pool, lost);
+        damaged = damaged.with_unknown(lost.causes());
+        lost.tell();
+    }
+    Ok((State { layout, zones, parts, versions, damaged, home, lost }, recovered))
+}
+
+/// What a log is recovered for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    /// To be used.
+    Use,
+    /// To be looked at: as it would be used, without a change to it.
+    Look,
+    /// To copy out what can be read, without a change to it.
+    Salvage,
+}
+
+impl For {
+    fn goal(self) -> Goal {
+        match self {
+            For::Use | For::Look => Goal::Serve,
+            For::Salvage => Goal::Salvage,
+        }
+    }
 }
 
 impl Recovered {

@@ -61,6 +61,9 @@ stack::messages! {
 /// [`Error::NotFound`] and [`Error::AlreadyExists`] for names, [`Error::Busy`] for a version that is in use,
 /// [`Error::Invalid`] for an impossible request; errors of writes.
 pub(crate) async fn carry_out(core: &Rc<Core>, message: Message) -> Result<String> {
+    if core.lost.is_some() && !matches!(message, Message::List | Message::Diff(..)) {
+        return Err(crate::salvage::refusal());
+    }
     let answer = match message {
         Message::Create(name) => create(core, VersionId::HEAD, name, false).await?,
         Message::Clone(of, name) => {

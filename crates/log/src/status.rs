@@ -69,6 +69,10 @@ pub fn status(core: &Core) -> Status {
     if let Some(home) = &core.home {
         status.insert("map_home".into(), home.status());
     }
+    if let Some(lost) = &core.lost {
+        status.insert("lost".into(), json!(lost.lines()));
+        status.insert("lost_count".into(), lost.count().into());
+    }
     if let Some(error) = kit.space.error() {
         status.insert("no_space".into(), error.detail().into());
     }

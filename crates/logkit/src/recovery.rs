@@ -21,7 +21,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
-pub use scans::{Scans, scan_all};
+pub use scans::{Scans, check_closed, scan_all};
 pub use tail::{Dropped, Tail};
 
 use crate::checkpoint::Checkpoints;
@@ -168,6 +168,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
     let layout = layout_of(zones, &root)?;
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
     let (known, own) = crate::directory::decode(&directory)?;
+    goal.tolerate(check_closed(zones, &layout, &root, &known, &reports).await, &mut lost)?;
     let pool = known_zones(&layout, &root, &known, &reports);
     let offline = reports.iter().filter(|report| report.state == ZoneState::Offline);
     let mut unlisted: Vec<(u32, u64)> = offline.map(|report| (report.zone.0, report.generation)).collect();
@@ -202,7 +203,10 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
 
 /// The newest root and its directory; to salvage, the newest root whose directory can be read. A later root than that one is lost,
 /// and records of its epoch with it.
-async fn newest_checkpoint(
+///
+/// # Errors
+/// As [`open`].
+pub async fn newest_checkpoint(
     zones: &dyn Zones,
     owner: [u8; 8],
     goal: Goal,

@@ -49,7 +49,7 @@ pub fn with_zones<T: Send + 'static>(
         let built = plan.build_below(&log).await?;
         let work = async {
             let home = match &home {
-                Some(path) => Some(FileMedium::open_read_only(path).await?),
+                Some(path) => Some(FileMedium::open_read_only(path, None).await?),
                 None => None,
             };
             let zones = match is_zones {

@@ -185,6 +185,7 @@ impl Core {
         match self.kit.failure() {
             Some(error) => Err(error),
             None if self.kit.is_closing() => Err(Error::closed("log: it is closed; open it again")),
+            None if self.lost.is_some() => Err(crate::salvage::refusal()),
             None => self.kit.space.check(),
         }
     }

@@ -136,11 +136,14 @@ impl FileMedium {
         Self::open_locked(path, options).await
     }
 
-    /// Opens the file read-only.
+    /// Opens the file to be read only. `locked` is the file that [`lock_for_stack`](Self::lock_for_stack) returned.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub async fn open_read_only(path: &Path) -> Result<Rc<dyn Medium>> {
+    pub async fn open_read_only(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
+        if let Some(locked) = locked {
+            return Ok(Rc::new(Self::over(locked.here()?, None)));
+        }
         Self::check_kind(path)?;
         let file = Self::open_locked(path, OpenOptions::default()).await?;
         Ok(Rc::new(Self::over(file, None)))

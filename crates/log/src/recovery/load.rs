@@ -4,12 +4,16 @@
 //! reused memory. Then a thread verifies them, applies the replayed records to them, counts their blocks and loads them
 //! into the map, while others are read. A page takes 2.5 us of a processor, so two of them take 0.33 s for the 2^18
 //! pages of 1 TiB, about the time of reading 1 GiB.
+//!
+//! To salvage a log, pages that can't be read are noted, and the locations of their blocks are unknown.
 
-use crate::directory::{Directory, PageTable};
+use crate::directory::{Directory, PageTable, VersionEntry};
+use crate::format::VersionId;
 use crate::layout::Layout;
 use crate::map::{self, Map, PAGE_BLOCKS, Physical};
 use crate::recovery::Recovered;
 use crate::recovery::batched::Batched;
+use crate::salvage::{self, Lost};
 use crate::versions::{Version, Versions};
 use block::{Buffer, Error, Result, Zones};
 use logkit::ZonePool;
@@ -37,8 +41,17 @@ struct PageAt {
     sum: u32,
 }
 
-/// Loads the maps of all versions from their pages, and counts live blocks. With `batched`, which requires a log of
-/// one version, the maps include the changes of its replayed records.
+/// How maps are loaded.
+pub(crate) struct Loading<'a> {
+    /// Name of the structure.
+    pub(crate) map: &'a str,
+    /// Changes of the replayed records, which the maps are to include. Requires a log of one version.
+    pub(crate) batched: Option<Batched>,
+    /// Gets what can't be read; without it, damage is an error.
+    pub(crate) lost: Option<&'a mut Lost>,
+}
+
+/// Loads the maps of all versions from their pages, and counts live blocks.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for damaged pages; errors of reading.
@@ -47,12 +60,12 @@ pub(crate) async fn load(
     layout: &Layout,
     directory: &Directory,
     pool: &ZonePool,
-    map: &str,
-    batched: Option<Batched>,
+    loading: Loading<'_>,
     recovered: &mut Recovered,
 ) -> Result<Versions> {
     let mut versions = Versions { next: directory.next_version, ..Versions::default() };
     let mut counted = Vec::new();
+    let Loading { map: structure, batched, mut lost } = loading;
     let batched = batched.map(Arc::new);
     for entry in &directory.versions {
         let parent =
@@ -64,15 +77,20 @@ pub(crate) async fn load(
                 map.grow(entry.blocks);
                 map
             }
-            None => map::make(map, entry.blocks)?,
+            None => map::make(structure, entry.blocks)?,
         };
         let mut pages = Vec::new();
         for (page, place) in entry.table.iter() {
             if page >= entry.blocks.div_ceil(PAGE_BLOCKS) {
-                return Err(Error::corrupt(format!(
+                let error = Error::corrupt(format!(
                     "page {page} of a map is past the end of its version, which has {} blocks",
                     entry.blocks
-                )));
+                ));
+                match &mut lost {
+                    Some(lost) => lost.note(error.detail().to_owned()),
+                    None => return Err(error),
+                }
+                continue;
             }
             if parent.is_none_or(|parent| parent.table.get(page) != place) {
                 pages.push(PageAt { physical: place.physical, page, sum: place.sum });
@@ -95,8 +113,12 @@ pub(crate) async fn load(
             batched: batched.clone(),
             tallies: Mutex::default(),
             order: Mutex::default(),
+            lost: lost.is_some().then(Mutex::default),
         });
         loader.load(zones, &pages, &entry.table).await?;
+        if let Some(lost) = &mut lost {
+            loader.take_lost(entry, lost)?;
+        }
         loader.tell(pool, &mut version);
         versions.list.push(version);
     }
@@ -117,6 +139,8 @@ struct Loader {
     tallies: Mutex<Vec<Tally>>,
     /// Serializes changes of the map, as its contract demands of the caller.
     order: Mutex<()>,
+    /// Pages that can't be read, with the reason; `None` where such a page is an error.
+    lost: Option<Mutex<Vec<(u64, String)>>>,
 }
 
 /// Counts of one thread at a time.
@@ -168,8 +192,11 @@ impl Loader {
         });
         let mut read = Vec::with_capacity(runs.len());
         for ((outcome, buffer), run) in runtime::join_all(reads).await.into_iter().zip(&runs) {
-            outcome.map_err(|error| gone(error, "a page"))?;
-            read.push((buffer, run.to_vec()));
+            match outcome {
+                Ok(()) => read.push((buffer, run.to_vec())),
+                Err(error) if self.lost.is_none() => return Err(gone(error, "a page")),
+                Err(_) => self.read_alone(zones, run, &mut read).await?,
+            }
         }
         let loader = self.clone();
         elsewhere(batch.len(), move || {
@@ -180,6 +207,57 @@ impl Loader {
             all
         })
         .await
+    }
+
+    /// Reads the pages of a run one by one, of which some can't be read.
+    async fn read_alone(
+        &self,
+        zones: &dyn Zones,
+        run: &[PageAt],
+        read: &mut Vec<(Buffer, Vec<PageAt>)>,
+    ) -> Result<()> {
+        for at in run {
+            let (zone, position) = self.layout.place(at.physical);
+            let buffer = Buffer::new(self.layout.block_bytes());
+            match zones.read(self.layout.address(zone, position), buffer).await {
+                (Ok(()), buffer) => read.push((buffer, vec![*at])),
+                (Err(error), _) => self.lose(at.page, gone(error, "a page"))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a page that can't be read.
+    fn lose(&self, page: u64, error: Error) -> Result<()> {
+        match &self.lost {
+            Some(lost) if !matches!(error, Error::OutOfMemory(_) | Error::Closed(_)) => {
+                let mut lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
+                lost.push((page, error.detail().to_owned()));
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Gives the blocks of the pages that couldn't be read an unknown location.
+    fn take_lost(&self, version: &VersionEntry, lost: &mut Lost) -> Result<()> {
+        let pages = self.lost.as_ref().map(|pages| pages.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut pages = pages.map_or(Vec::new(), |mut pages| std::mem::take(&mut *pages));
+        pages.sort_unstable();
+        let name = salvage::name_of(&version.name, version.id == VersionId::HEAD);
+        for (page, error) in pages {
+            let blocks = salvage::blocks_of_page(page, version.blocks);
+            let to =
+                lost.note_unknown(format!("blocks {blocks} of {name}: where they lie is unknown: {error}"));
+            let mut places = [0; PAGE_BLOCKS as usize];
+            let count = (version.blocks - page * PAGE_BLOCKS).min(PAGE_BLOCKS);
+            places[..count as usize].fill(to.0);
+            let mut tally = self.tally();
+            let taken = self.take(&mut tally, page, &mut places, false);
+            self.put_back(tally);
+            taken?;
+        }
+        Ok(())
     }
 
     fn tally(&self) -> Tally {
@@ -212,22 +290,30 @@ impl Loader {
 
     /// Loads the pages of a run, which were read in one piece.
     fn take_run(&self, tally: &mut Tally, buffer: &Buffer, run: &[PageAt]) -> Result<()> {
-        let mut places = [0_u32; PAGE_BLOCKS as usize];
-        for PageAt { physical, page, sum } in run {
-            let at = ((physical.0 - run[0].physical.0) as usize) << self.layout.block_size.shift();
-            let bytes = &buffer.filled()[at..at + self.layout.block_bytes()];
-            if sum_of(bytes) != *sum {
-                let (zone, position) = self.layout.place(*physical);
-                return Err(Error::corrupt(format!(
-                    "page {page} of a map: wrong checksum: zone {zone}, block {position} is damaged"
-                )));
+        for page in run {
+            if let Err(error) = self.take_page(tally, buffer, run[0].physical, *page) {
+                self.lose(page.page, error)?;
             }
-            for (place, bytes) in places.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *place = u32::from_le_bytes(*bytes);
-            }
-            self.take(tally, *page, &mut places, false)?;
         }
         Ok(())
+    }
+
+    /// Loads a page from a buffer that begins at block `first`.
+    fn take_page(&self, tally: &mut Tally, buffer: &Buffer, first: Physical, at: PageAt) -> Result<()> {
+        let mut places = [0_u32; PAGE_BLOCKS as usize];
+        let PageAt { physical, page, sum } = at;
+        let at = ((physical.0 - first.0) as usize) << self.layout.block_size.shift();
+        let bytes = &buffer.filled()[at..at + self.layout.block_bytes()];
+        if sum_of(bytes) != sum {
+            let (zone, position) = self.layout.place(physical);
+            return Err(Error::corrupt(format!(
+                "page {page} of a map: wrong checksum: zone {zone}, block {position} is damaged"
+            )));
+        }
+        for (place, bytes) in places.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *place = u32::from_le_bytes(*bytes);
+        }
+        self.take(tally, page, &mut places, false)
     }
 
     /// Loads a page with these entries. A new page that stays empty is skipped.

@@ -9,6 +9,7 @@ use crate::recovery::Replayable;
 use crate::versions::Versions;
 use block::{Error, Result};
 use logkit::ZonePool;
+use logkit::layout::ROOT_ZONES;
 use smallvec::SmallVec;
 
 /// Replay of records on the maps of a checkpoint.
@@ -75,7 +76,11 @@ impl Replay<'_> {
             if let Change::Write { count, .. } = &change {
                 self.clock += u64::from(*count);
             }
-            let died = |physical, blocks| pool.remove_live(layout.place(physical).0, blocks, clock);
+            let died = |physical, blocks| match layout.place(physical).0 {
+                // A block of a log that is salvaged, whose location was unknown.
+                zone if zone < ROOT_ZONES => {}
+                zone => pool.remove_live(zone, blocks, clock),
+            };
             let applied = apply(self.versions, &change, header.zone, physical, &mut |effect| match effect {
                 Effect::Live(zone, blocks) => pool.add_live(zone, blocks as u32),
                 Effect::Dead(physical, blocks) => died(physical, blocks as u32),

@@ -10,18 +10,18 @@ use std::time::Duration;
 
 /// A record, as it lies on a disk; see the book's page on records.
 #[derive(Debug, Clone, Copy)]
-struct Record {
-    block: usize,
-    stream: u8,
-    sequence: u64,
-    data_blocks: usize,
+pub struct Record {
+    pub block: usize,
+    pub stream: u8,
+    pub sequence: u64,
+    pub data_blocks: usize,
 }
 
-const CHECKPOINT: u8 = 2;
-const ROOT: u8 = 3;
+pub const CHECKPOINT: u8 = 2;
+pub const ROOT: u8 = 3;
 
 /// All that begin like records, of any age.
-fn records(bytes: &[u8]) -> Vec<Record> {
+pub fn records(bytes: &[u8]) -> Vec<Record> {
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
     let all = bytes.chunks_exact(BLOCK).enumerate().filter(|(_, block)| block.starts_with(b"SILTREC1"));
     all.map(|(at, block)| Record {
@@ -169,7 +169,7 @@ fn last_write(bytes: &[u8]) -> Record {
     all.max_by_key(|record| record.sequence).unwrap()
 }
 
-fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
+pub fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
     let mut damaged = bytes.to_vec();
     damaged[at] ^= 1;
     damaged
@@ -341,7 +341,7 @@ fn one_flipped_bit_anywhere_is_never_taken_for_something_else() {
 }
 
 /// The newest of several, by its number.
-fn newest(bytes: &[u8], stream: u8) -> Record {
+pub fn newest(bytes: &[u8], stream: u8) -> Record {
     records(bytes)
         .into_iter()
         .filter(|record| record.stream == stream)

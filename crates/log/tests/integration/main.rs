@@ -18,5 +18,6 @@ mod on_zones;
 mod opening;
 mod pacing;
 mod quiet;
+mod salvage;
 mod snapshots;
 mod stuck;

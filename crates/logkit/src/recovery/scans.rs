@@ -5,7 +5,7 @@ use super::{Dropped, Goal, numbers};
 use crate::directory::ZoneEntry;
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::pool::{CHECKPOINT_CLASS, LastRecords, ZonePool};
-use crate::record::Kind;
+use crate::record::{Kind, Parsed};
 use crate::root::Root;
 use crate::scan::{self, Kept, Scanned};
 use crate::stream::{Sequences, StreamId};
@@ -133,6 +133,46 @@ async fn scan_zone<K: Kept>(
         return Ok(Scanned::default());
     }
     scan::replayable(zones, layout, identity, report, root.covered.numbers().len(), known).await
+}
+
+/// Refuses a root of a log that was closed if the log was used afterwards: the newest root is damaged, and without it this one would
+/// pass for the newest. The records of its epoch begin in zones that the checkpoint doesn't know.
+///
+/// # Errors
+/// [`Error::Corrupt`] for a record of a later epoch.
+pub async fn check_closed(
+    zones: &dyn Zones,
+    layout: &Layout,
+    root: &Root,
+    known: &[ZoneEntry],
+    reports: &[ZoneReport],
+) -> Result<()> {
+    if !root.clean {
+        return Ok(());
+    }
+    let mut is_new: Vec<bool> = reports
+        .iter()
+        .map(|report| {
+            report.zone.0 >= ROOT_ZONES && !matches!(report.state, ZoneState::Empty | ZoneState::Offline)
+        })
+        .collect();
+    for entry in known {
+        if reports.get(entry.zone as usize).is_some_and(|report| report.generation == entry.generation) {
+            is_new[entry.zone as usize] = false;
+        }
+    }
+    let new = reports.iter().zip(&is_new).filter(|(report, is_new)| **is_new && report.write_pointer > 0);
+    let looks = new.map(|(report, _)| async move {
+        // A zone that can't be read tells nothing of an epoch.
+        let Ok(bytes) = scan::read(zones, layout, report.zone.0, 0, 1).await else { return Ok(()) };
+        match Parsed::decode(&bytes, &root.identity) {
+            Ok(parsed) if parsed.header.generation == report.generation => {
+                check_epoch(root, report, parsed.header.epoch)
+            }
+            _ => Ok(()),
+        }
+    });
+    runtime::join_limited(ZONES_AT_ONCE, looks).await.into_iter().collect()
 }
 
 fn check_epoch(root: &Root, report: &ZoneReport, epoch: u64) -> Result<()> {

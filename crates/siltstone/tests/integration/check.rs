@@ -3,6 +3,7 @@
 use crate::common::{Ran, command, run, signal, wait_for};
 use block::{BlockIndex, Buffer, DevicePart, Durability, Part};
 use disks::file::FilePart;
+use doors::nbd::client::{ClientConfig, NbdClient, USUAL_TIMEOUT};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -144,6 +145,57 @@ fn a_stack_that_is_served_is_refused() {
     signal(&server, "TERM");
     assert!(server.wait().unwrap().success());
     assert_eq!(with(&["check", "s.toml"]).output().unwrap().status.code(), Some(0));
+}
+
+/// A damaged log is refused with advice, and served with the key `salvage`: what can be read is, and nothing is written.
+#[test]
+fn a_damaged_log_is_salvaged_over_nbd() {
+    let folder = made(true);
+    let mut bytes = std::fs::read(disk(&folder)).unwrap();
+    // The page of the map with blocks 10 to 12, which says where they lie.
+    let is_page = |block: &[u8]| {
+        let place = |at: usize| u32::from_le_bytes(block[4 * at..4 * at + 4].try_into().unwrap());
+        block.len() == 4096 && (0..1024).all(|number| (place(number) > 0) == (10..13).contains(&number))
+    };
+    let at = bytes.chunks(4096).position(is_page).unwrap() * 4096;
+    bytes[at + 5] ^= 1;
+    std::fs::write(disk(&folder), &bytes).unwrap();
+    let refused = run(folder.path(), &["serve", "s.toml"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("salvage = true"), "{refused:?}");
+    let bytes = std::fs::read(disk(&folder)).unwrap();
+
+    let salvage = STACK.replace("zone_size = \"256KiB\"", "salvage = true");
+    std::fs::write(folder.path().join("s.toml"), salvage).unwrap();
+    let mut server = command(folder.path(), &["serve", "s.toml", "--json"]).spawn().unwrap();
+    wait_for(server.stdout.take().unwrap(), "addresses");
+    let address = format!("unix:{}", folder.path().join("vol.sock").display()).parse().unwrap();
+    runtime::run(runtime::Config::default(), move || async move {
+        let client = NbdClient::connect(ClientConfig {
+            address,
+            export: "vol".to_owned(),
+            connections: 1,
+            block_size: None,
+            timeout: USUAL_TIMEOUT,
+        })
+        .await
+        .unwrap();
+        assert!(client.geometry().read_only);
+        let device = client.open().await.unwrap();
+        let size = device.geometry().block_size.bytes();
+        let read = async |block: u64| device.read(BlockIndex(block * 4096 / size), Buffer::new(4096)).await;
+        for block in 10..13 {
+            assert!(read(block).await.0.is_err(), "block {block}");
+        }
+        let (outcome, buffer) = read(2000).await;
+        outcome.unwrap();
+        assert!(buffer.filled().iter().all(|byte| *byte == 0));
+        drop(device);
+        client.close().await.unwrap();
+    })
+    .unwrap();
+    signal(&server, "TERM");
+    assert!(server.wait().unwrap().success());
+    assert!(std::fs::read(disk(&folder)).unwrap() == bytes, "salvaging has written something");
 }
 
 #[test]
