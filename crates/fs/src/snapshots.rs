@@ -90,6 +90,11 @@ impl Snapshots {
         self.list.push(snapshot);
     }
 
+    /// Visits the items of all snapshots, to be changed.
+    pub(crate) fn visit_items(&mut self, mut visit: impl FnMut(&mut Forest)) {
+        self.list.iter_mut().for_each(|snapshot| visit(&mut snapshot.metadata.items));
+    }
+
     /// The metadata of a snapshot.
     ///
     /// # Errors

@@ -34,6 +34,7 @@ use crate::root::{self, Boundary, FoundRoot, ROOTS_AHEAD, Root, RootWriter};
 use crate::scan::{self, Kept};
 use crate::stream::{Sequences, StreamId, Streams};
 use block::{EraseGuarantee, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What a log is opened for.
@@ -150,6 +151,9 @@ pub struct Opening<K> {
     pub notes: Vec<String>,
     /// What can't be read and may have had acknowledged changes, in words; only with [`Goal::Salvage`].
     pub lost: Vec<String>,
+    /// Zones that were empty at the checkpoint or reset since, in order: what the checkpoint names in them is gone, unless a record
+    /// after it says where it was moved.
+    pub reset_since: Vec<u32>,
     goal: Goal,
     found: FoundRoot,
     reports: Vec<ZoneReport>,
@@ -169,6 +173,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
     let reports = zones.report(ZoneIndex(0), layout.zones).await?;
     let (known, own) = crate::directory::decode(&directory)?;
     let pool = known_zones(&layout, &root, &known, &reports);
+    let reset_since = reset_since(&known, &reports);
     let offline = reports.iter().filter(|report| report.state == ZoneState::Offline);
     let mut unlisted: Vec<(u32, u64)> = offline.map(|report| (report.zone.0, report.generation)).collect();
     let tail = match root.clean {
@@ -193,6 +198,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
         damaged,
         notes,
         lost,
+        reset_since,
         goal,
         found,
         reports,
@@ -241,6 +247,11 @@ async fn newest_checkpoint(
 }
 
 impl<K> Opening<K> {
+    /// What it was opened for.
+    pub fn goal(&self) -> Goal {
+        self.goal
+    }
+
     /// Ends the recovery, once the records are replayed: begins a new epoch, and returns the parts of the log. `clock` is the
     /// number of data blocks that users have written.
     ///
@@ -393,6 +404,14 @@ pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &
         pool.add_live(extent.zone, extent.blocks);
     }
     pool
+}
+
+/// Zones whose generation isn't the one that the checkpoint names. That of an offline zone can't be read.
+fn reset_since(known: &[ZoneEntry], reports: &[ZoneReport]) -> Vec<u32> {
+    let known: BTreeMap<u32, u64> = known.iter().map(|entry| (entry.zone, entry.generation)).collect();
+    let is_same = |report: &&ZoneReport| known.get(&report.zone.0) == Some(&report.generation);
+    let readable = reports.iter().filter(|report| report.state != ZoneState::Offline);
+    readable.filter(|report| !is_same(report)).map(|report| report.zone.0).collect()
 }
 
 /// The numbers of a record: its own, and those in the streams of which it is a member.
