@@ -409,6 +409,10 @@ impl Source {
             let has_root = is_wanted(metadata.items.shard_of(ROOT));
             let lines = salvage::replace_missing(&mut metadata, has_root);
             lines.into_iter().chain(salvage::tell_gone(&metadata.items)).for_each(|line| lost.note(line));
+            metadata.snapshots.visit_all(|snapshot| {
+                let lines = salvage::replace_missing(snapshot, has_root);
+                lines.into_iter().for_each(|line| lost.note(format!("in a snapshot: {line}")));
+            });
         }
         Ok((metadata, released, lost))
     }
@@ -420,7 +424,7 @@ impl Source {
             strange.into_iter().for_each(|line| lost.note(line));
         };
         mark(&mut metadata.items);
-        metadata.snapshots.visit_items(mark);
+        metadata.snapshots.visit_all(|snapshot| mark(&mut snapshot.items));
     }
 
     /// Lets a change of a record take effect, to salvage. A move may be of blocks whose old zone was reset after it.

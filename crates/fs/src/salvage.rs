@@ -19,6 +19,7 @@ use crate::tree::Key;
 use block::Result;
 use logkit::Layout;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Most parts that are described; others are counted.
 const MOST_LINES: usize = 1000;
@@ -29,6 +30,9 @@ pub(crate) const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// Bit of the zone of an extent whose blocks are gone: its zone was reset after the checkpoint that was read. No zone has it, so a
 /// read of the extent is an error, and not the data that is in the zone now.
 pub(crate) const GONE: u32 = 1 << 31;
+
+/// Most blocks of an extent for blocks that are lost.
+const MOST_GONE: u64 = 1 << 30;
 
 /// The parts that couldn't be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -109,36 +113,75 @@ pub(crate) fn tell_gone(items: &Forest) -> Vec<String> {
     gone.into_iter().map(line).collect()
 }
 
-/// Puts inodes where they are missing and their names or blocks aren't: a directory, or a file as long as its blocks. Returns them in
-/// words. With `has_root`, the root directory is of these shards.
+/// What is left of an inode.
+struct Remains {
+    inode: Option<Inode>,
+    /// Its type by other items, where the inode is missing.
+    file_type: FileType,
+    /// The blocks that it has, in rising order.
+    present: Vec<Range<u64>>,
+}
+
+/// Puts inodes where they are missing and their names or blocks aren't: a directory, or a file as long as its blocks. Where a file has
+/// fewer blocks than it should have, its holes can't be told from lost blocks, and become [`GONE`]. Returns all of that in words. With
+/// `has_root`, the root directory is of these shards.
 pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool) -> Vec<String> {
-    let mut found: BTreeMap<InodeNumber, (bool, FileType, u64)> = BTreeMap::new();
+    let nothing = |file_type| Remains { inode: None, file_type, present: Vec::new() };
+    let mut found: BTreeMap<InodeNumber, Remains> = BTreeMap::new();
     if has_root {
-        found.insert(ROOT, (false, FileType::Directory, 0));
+        found.insert(ROOT, nothing(FileType::Directory));
     }
     for (key, value) in metadata.items.items().filter(|(key, _)| (1..FIRST_KEEPER).contains(&key.inode)) {
-        let (has_inode, file_type, size) = found.entry(key.inode).or_insert((false, FileType::Regular, 0));
+        let remains = found.entry(key.inode).or_insert_with(|| nothing(FileType::Regular));
         match key.kind {
-            kind::INODE => *has_inode = Inode::decode(value).is_ok(),
-            kind::TARGET => *file_type = FileType::Link,
-            kind::ENTRY => *file_type = FileType::Directory,
+            kind::INODE => remains.inode = Inode::decode(value).ok(),
+            kind::TARGET => remains.file_type = FileType::Link,
+            kind::ENTRY => remains.file_type = FileType::Directory,
             kind::EXTENT => {
-                let blocks = Extent::decode(key, value).map_or(0, |extent| extent.blocks);
-                *size = (*size).max(key.offset.saturating_add(blocks.into()).saturating_mul(BLOCK));
+                let blocks = Extent::decode(key, value).map_or(1, |extent| extent.blocks);
+                remains.present.push(key.offset..key.offset.saturating_add(blocks.into()));
             }
             _ => {}
         }
     }
     let mut lines = Vec::new();
-    for (number, (_, file_type, size)) in found.into_iter().filter(|(_, (has_inode, ..))| !has_inode) {
-        let what = match file_type {
-            FileType::Directory => "directory",
-            FileType::Link => "symbolic link",
-            _ => "file",
+    for (number, Remains { inode, file_type, present }) in found {
+        let has: u64 = present.iter().map(|range| range.end - range.start).sum();
+        let (size, is_whole) = match &inode {
+            Some(inode) => (inode.size, inode.file_type() != FileType::Regular || has >= inode.blocks),
+            None => (
+                present.last().map_or(0, |last| last.end.saturating_mul(BLOCK)),
+                file_type != FileType::Regular,
+            ),
         };
-        lines.push(format!("attributes of inode {number}, a {what}: it is shown with those of a new one"));
-        let inode = Inode { mode: file_type as u32 | 0o700, size, ..Inode::root_directory(0) };
-        metadata.put(&Inode::key(number), &inode.encode());
+        if inode.is_none() {
+            let what = match file_type {
+                FileType::Directory => "directory",
+                FileType::Link => "symbolic link",
+                _ => "file",
+            };
+            lines
+                .push(format!("attributes of inode {number}, a {what}: it is shown with those of a new one"));
+            let inode = Inode { mode: file_type as u32 | 0o700, size, ..Inode::root_directory(0) };
+            metadata.put(&Inode::key(number), &inode.encode());
+        }
+        if is_whole {
+            continue;
+        }
+        let lost = inode.map_or(0, |inode| inode.blocks - has);
+        lines.push(format!(
+            "blocks of inode {number}, at least {lost}: its holes may be these and can't be read"
+        ));
+        let mut at = 0;
+        for next in present.into_iter().chain([size.div_ceil(BLOCK)..u64::MAX]) {
+            while at < next.start {
+                let blocks = (next.start - at).min(MOST_GONE) as u32;
+                let gone = Extent { block: at, blocks, zone: GONE, position: 0, is_shared: false };
+                metadata.put(&Extent::key(number, at), &gone.marked(GONE));
+                at += u64::from(blocks);
+            }
+            at = at.max(next.end);
+        }
     }
     lines
 }

@@ -13,6 +13,7 @@ mod model;
 mod mount;
 mod original;
 mod promises;
+mod salvage;
 mod sequences;
 mod snapshots;
 mod stripes;
