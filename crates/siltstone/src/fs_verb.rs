@@ -275,6 +275,10 @@ async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings)
         Error::Corrupt(detail) if settings.goal == Goal::Serve => Error::corrupt(format!(
             "{image}: {detail}; siltstone fs mount {image} DIRECTORY --salvage shows what can be read"
         )),
+        error @ Error::Io(_) if settings.goal == Goal::Serve => error.with_detail(format!(
+            "{image}: {}; siltstone fs mount {image} DIRECTORY --salvage shows what can be read",
+            error.detail()
+        )),
         other => other.in_context(image),
     })
 }
