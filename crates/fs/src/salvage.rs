@@ -173,7 +173,7 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool) -> Vec<St
             "blocks of inode {number}, at least {lost}: its holes may be these and can't be read"
         ));
         let mut at = 0;
-        for next in present.into_iter().chain([size.div_ceil(BLOCK)..u64::MAX]) {
+        for next in present.into_iter().chain(std::iter::once(size.div_ceil(BLOCK)..u64::MAX)) {
             while at < next.start {
                 let blocks = (next.start - at).min(MOST_GONE) as u32;
                 let gone = Extent { block: at, blocks, zone: GONE, position: 0, is_shared: false };

@@ -251,8 +251,9 @@ fn a_damaged_checkpoint_costs_what_followed_the_one_before() {
     let mut damaged = files;
     let bytes = disk(&mut damaged);
     let zone = byte_of(bytes, places.root_zone, 0)..byte_of(bytes, places.root_zone + 1, 0);
-    let newest = zone.clone().step_by(512).filter(|at| bytes[*at..at + 512].iter().any(|byte| *byte != 0));
-    let newest = newest.last().unwrap();
+    let mut newest =
+        zone.clone().step_by(512).filter(|at| bytes[*at..at + 512].iter().any(|byte| *byte != 0));
+    let newest = newest.next_back().unwrap();
     let byte = (newest..newest + 512).find(|at| bytes[*at] != 0).unwrap();
     bytes[byte] ^= 1;
     salvage("newest root", &damaged, 1);
