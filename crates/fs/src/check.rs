@@ -27,6 +27,7 @@ use logkit::Layout;
 use logkit::layout::ROOT_ZONES;
 use logkit::pool::{CHECKPOINT_CLASS, ZonePool};
 use logkit::record::{Identity, sum_of};
+use logkit::recovery::Goal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
@@ -269,11 +270,16 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
         Ok(read) => read,
         Err(error @ (Error::Corrupt(_) | Error::Invalid(_))) => {
             report.note(Kind::Log, error.detail());
+            // What else can't be read, and would be missing in a salvage.
+            let settings = Settings { goal: Goal::Salvage, ..Settings::default() };
+            if let Ok(read) = recovery::read(zones, &settings).await {
+                read.lost.lines.iter().for_each(|line| report.note(Kind::Log, line));
+            }
             return Ok(report);
         }
         Err(error) => return Err(error),
     };
-    let Recovered { opening, metadata, snapshots, released } = read;
+    let Recovered { opening, metadata, snapshots, released, .. } = read;
     report.notes.clone_from(&opening.notes);
     let layout = opening.layout;
     let mut extents = items::check(&metadata, &layout, &mut report);

@@ -24,6 +24,7 @@ use crate::item::{Item, Lost, Origin};
 use crate::locks::Locks;
 use crate::metadata::Metadata;
 use crate::node::{Node, Nodes};
+use crate::salvage::LostParts;
 use crate::snapshot_list::SnapshotList;
 use crate::sums::Sums;
 use crate::tickets::Tickets;
@@ -249,6 +250,10 @@ pub struct Core {
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
+    /// Whether it is open to be salvaged, and takes no changes.
+    pub(crate) is_salvaged: bool,
+    /// What can't be read then.
+    pub(crate) lost: RefCell<LostParts>,
     /// Turns of operations that write a checkpoint before they begin.
     storing: Rc<Semaphore>,
     /// Permits for reads of checksums from zones.
@@ -365,6 +370,8 @@ impl Core {
             dirty_blocks,
             loading: Semaphore::new(2),
             storing: Semaphore::new(1),
+            is_salvaged: settings.goal == Goal::Salvage,
+            lost: RefCell::default(),
             queued: Semaphore::new(settings.queued_operations.max(1) as usize),
             growing: Cell::new(0),
             tickets: RefCell::default(),
@@ -450,6 +457,9 @@ impl Core {
     /// As [`check_alive`](Self::check_alive); [`Error::NoSpace`].
     pub fn check_open(&self) -> Result<()> {
         self.check_alive()?;
+        if self.is_salvaged {
+            return Err(Error::read_only("the file system is mounted to be salvaged, and takes no changes"));
+        }
         self.kit.space.check()
     }
 

@@ -12,6 +12,7 @@ use crate::format::BLOCK;
 use crate::inode::InodeNumber;
 use crate::metadata::Metadata;
 use crate::node::{Appending, Node};
+use crate::salvage;
 use crate::snapshots::SnapshotNumber;
 use block::{Buffer, Data, Error, Payload, Result, ZoneIndex, ZoneReport, Zones};
 use logkit::Layout;
@@ -307,10 +308,17 @@ impl Core {
     /// Reads an extent and checks it.
     async fn read_extent(&self, inode: InodeNumber, extent: &Extent) -> Result<Data> {
         let layout = &self.kit.layout;
+        if !extent.is_within(layout) {
+            return Err(gone(inode, extent, "the zone was reset, or there is no such zone"));
+        }
         let buffer = Buffer::new(extent.blocks as usize * layout.block_bytes());
         let (outcome, buffer) =
             self.kit.zones.read(layout.address(extent.zone, extent.position), buffer).await;
-        outcome?;
+        outcome.map_err(|error| match error {
+            // The zone ends before the blocks.
+            Error::Invalid(detail) => gone(inode, extent, &detail),
+            error => error,
+        })?;
         let sums = self.sums_of(extent.zone).await?;
         let expected = &sums[extent.position as usize..][..extent.blocks as usize];
         let wrong = buffer.filled().chunks_exact(layout.block_bytes()).zip(expected);
@@ -418,6 +426,18 @@ fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) ->
         }
     }
     Ok((end, parts))
+}
+
+/// The error for blocks that aren't in their zone any more.
+#[cold]
+fn gone(inode: InodeNumber, extent: &Extent, detail: &str) -> Error {
+    Error::io(format!(
+        "inode {inode}, block {}: {} blocks in block {} of zone {} are gone: {detail}",
+        extent.block,
+        extent.blocks,
+        extent.position,
+        extent.zone & !salvage::GONE
+    ))
 }
 
 /// The checksums of the data blocks in a zone, by its records; 0 for other blocks.

@@ -72,6 +72,11 @@ impl Extent {
         self.is_preallocated() || has_place
     }
 
+    /// Value of its item with another bit in the number of the zone.
+    pub fn marked(&self, bit: u32) -> Vec<u8> {
+        Extent { zone: self.zone | bit, ..*self }.encode().to_vec()
+    }
+
     /// Returns the part of it within a range, which must overlap it.
     #[must_use]
     pub fn part(&self, range: &Range<u64>) -> Self {

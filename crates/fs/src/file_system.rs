@@ -19,15 +19,21 @@ use crate::node::Node;
 use crate::operations::{BETWEEN_ATTEMPTS, Statistics};
 use crate::path::{self, Walk};
 use crate::recovery;
+use crate::salvage::{self, LostParts};
 use crate::scrub::Scrubbed;
 use crate::stripes::Holder;
 use block::{Error, Payload, Result, ZonesPart};
+use logkit::recovery::Goal;
 use logkit::{Counters, Owner, cleaner, lane};
 use runtime::{Home, ShardIndex};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use zones::Overlay;
+
+/// Limit of what opening writes to salvage a file system, which stays in memory: roots.
+const SALVAGE_BYTES: u64 = 64 << 20;
 
 /// A file system on zones. Clones are the same one.
 #[derive(Clone)]
@@ -121,13 +127,72 @@ impl FileSystem {
         Self::start(zones, cores).await
     }
 
-    /// Opens the file system on these zones.
+    /// Opens the file system on these zones; with [`Goal::Salvage`] to read what can be read of a damaged one, without a change to the zones.
     ///
     /// # Errors
     /// [`Error::Protocol`] where there is none, [`Error::Corrupt`] for a damaged one; what reading and writing return.
     pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
+        let zones = match settings.goal {
+            Goal::Serve => zones,
+            Goal::Salvage => Arc::new(Overlay::new(zones, SALVAGE_BYTES)),
+        };
         let cores = recovery::open(&zones, settings).await?;
-        Self::start(zones, cores).await
+        let files = Self::start(zones, cores).await?;
+        if settings.goal == Goal::Salvage {
+            files.name_lost().await?;
+        }
+        Ok(files)
+    }
+
+    /// Gives inodes whose names can't be read names in the directory `lost+found`, in memory.
+    async fn name_lost(&self) -> Result<()> {
+        let mut names = salvage::Names::default();
+        for core in self.cores.all() {
+            let of_core =
+                |core: Rc<Core>| async move { Ok(salvage::Names::of(&core.metadata.borrow().items)) };
+            names.append(core.with(of_core).await?);
+        }
+        let unnamed = names.unnamed();
+        if unnamed.is_empty() {
+            return Ok(());
+        }
+        let make = move |core: Rc<Core>| async move {
+            let mut metadata = core.metadata.borrow_mut();
+            let directory = salvage::make_directory(&mut metadata);
+            for (inode, file_type) in unnamed {
+                let name = format!("#{inode}");
+                salvage::put_name(&mut metadata, directory, name.as_bytes(), (inode, file_type))?;
+                core.lost.borrow_mut().note(format!("the name of inode {inode}: it is lost+found/{name}"));
+            }
+            Ok(directory)
+        };
+        let directory = self.cores.of(ROOT).with(make).await?;
+        let holder = self.cores.holder(ROOT, salvage::LOST_AND_FOUND).inode;
+        let put = move |core: Rc<Core>| async move {
+            let named = (directory, FileType::Directory);
+            salvage::put_name(&mut core.metadata.borrow_mut(), holder, salvage::LOST_AND_FOUND, named)
+        };
+        self.cores.of(holder).with(put).await
+    }
+
+    /// Whether it is open to be salvaged.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn is_salvaged(&self) -> Result<bool> {
+        self.with(|core: Rc<Core>| async move { Ok(core.is_salvaged) }).await
+    }
+
+    /// What can't be read of a file system that is open to be salvaged.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn lost(&self) -> Result<LostParts> {
+        let mut all = LostParts::default();
+        for core in self.cores.all() {
+            all.append(core.with(|core: Rc<Core>| async move { Ok(core.lost.borrow().clone()) }).await?);
+        }
+        Ok(all)
     }
 
     async fn start(zones: Arc<dyn ZonesPart>, cores: Cores) -> Result<Self> {
@@ -143,13 +208,17 @@ impl FileSystem {
         files
             .home()
             .with(|core: Rc<Core>| async move {
-                cleaner::start(&core);
+                if !core.is_salvaged {
+                    cleaner::start(&core);
+                }
                 Ok(())
             })
             .await?;
         files
             .each(|core| async move {
-                core.remove_orphans();
+                if !core.is_salvaged {
+                    core.remove_orphans();
+                }
                 core.open_striped()
             })
             .await?;
@@ -214,7 +283,12 @@ impl FileSystem {
                 .await,
             );
         }
-        let last = |core: Rc<Core>| async move { core.take_checkpoint(true).await };
+        let last = |core: Rc<Core>| async move {
+            match core.is_salvaged {
+                true => Ok(()),
+                false => core.take_checkpoint(true).await,
+            }
+        };
         closed = match self.home().with(last).await {
             // Everything is durable without it: the next opening reads the records since the checkpoint before.
             Err(error @ Error::NoSpace(_)) if closed.is_ok() => {

@@ -151,12 +151,17 @@ impl Forest {
         self.trees[0].family_pages()
     }
 
-    /// Refuses items that are in the tree of another shard.
+    /// Whether an item belongs to a shard.
+    pub fn is_of_shard(&self, key: &Key, shard: Shard) -> bool {
+        self.shard_of_key(key) == shard as usize
+    }
+
+    /// Refuses a tree for a shard with items of another one.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for the first one.
-    pub fn check_shard(&self, shard: Shard) -> Result<()> {
-        match self.tree(shard).range(&Key::MIN).find(|(key, _)| self.shard_of_key(key) != shard as usize) {
+    pub fn check_tree(&self, tree: &Tree, shard: Shard) -> Result<()> {
+        match tree.range(&Key::MIN).find(|(key, _)| !self.is_of_shard(key, shard)) {
             None => Ok(()),
             Some((key, _)) => Err(Error::corrupt(format!(
                 "the tree of shard {shard} has the item \"{key}\" of another shard"

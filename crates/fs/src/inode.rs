@@ -120,6 +120,24 @@ pub struct Inode {
 }
 
 impl Inode {
+    /// The root directory of a new file system.
+    pub fn root_directory(now: Time) -> Self {
+        Inode {
+            mode: FileType::Directory as u32 | 0o755,
+            links: 2,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            blocks: 0,
+            accessed: now,
+            modified: now,
+            changed: now,
+            created: now,
+            device: 0,
+            parent: ROOT,
+        }
+    }
+
     /// A new stripe of a directory, without names. It has no times: those of the directory are newer.
     pub fn stripe(directory: InodeNumber, mode: u32) -> Self {
         Inode {

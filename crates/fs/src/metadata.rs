@@ -5,7 +5,7 @@
 use crate::change::{Attributes, Change, KEEP_TIMES, Value};
 use crate::extents::{self, Blocks, Extent, Place, visit_missing};
 use crate::forest::{Forest, Shard};
-use crate::inode::{FileType, Inode, InodeNumber, ROOT, Time, kind};
+use crate::inode::{Inode, InodeNumber, ROOT, Time, kind};
 use crate::shared;
 use crate::snapshots::{Moved, Snapshots, move_in};
 use crate::tree::{Key, Tree};
@@ -90,22 +90,8 @@ impl<B: Blocks> Blocks for Preallocated<'_, B> {
 impl Metadata {
     /// Returns the metadata of a new file system, with a root directory.
     pub fn new(items: Forest, now: Time) -> Self {
-        let root = Inode {
-            mode: FileType::Directory as u32 | 0o755,
-            links: 2,
-            uid: 0,
-            gid: 0,
-            size: 0,
-            blocks: 0,
-            accessed: now,
-            modified: now,
-            changed: now,
-            created: now,
-            device: 0,
-            parent: ROOT,
-        };
         let mut metadata = Metadata::empty(items);
-        metadata.put(&Inode::key(ROOT), &root.encode());
+        metadata.put(&Inode::key(ROOT), &Inode::root_directory(now).encode());
         metadata
     }
 

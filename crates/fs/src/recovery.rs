@@ -7,24 +7,26 @@ use crate::core::{
     user_stream,
 };
 use crate::cores::{Cores, Totals, core_of};
-use crate::extents::Extent;
+use crate::extents::{Blocks, Extent};
 use crate::forest::{Forest, Shard};
 use crate::format::{BLOCK, MOST_CORES, OWNER, Properties, State};
 use crate::inode::{InodeNumber, ROOT, kind};
 use crate::item::ATOMIC_BLOCKS;
 use crate::metadata::{Inodes, Metadata};
+use crate::salvage::{self, LostParts};
 use crate::shared::FIRST_KEEPER;
 use crate::snapshot_list::SnapshotInfo;
 use crate::snapshots::{Snapshot, own_blocks, visit_own_blocks};
-use crate::tree::{Key, Known, Load, PAGE, Place, Released, Stored, Tree};
+use crate::tree::{Key, Known, Load, PAGE, Place, Released, SinglePage, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
 use logkit::record::{Header, Identity};
-use logkit::recovery::{self, Opening};
+use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::Found;
 use logkit::{Kit, Layout, Parts, Sequences, ZonePool};
 use runtime::{Home, ShardIndex};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -72,6 +74,7 @@ pub async fn format(
 ) -> Result<Cores> {
     properties.check()?;
     let handle = zones.open().await?;
+    let settings = &settings.clone().for_zones(handle.geometry());
     let layout = Layout::new(handle.geometry(), BlockSize::new(BLOCK)?)?;
     check_layout(&layout)?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
@@ -83,7 +86,7 @@ pub async fn format(
             let items = Forest::new(properties.shards, &released);
             let has_root = core_of(items.shard_of(ROOT), cores) == core;
             let metadata = if has_root { Metadata::new(items, now()) } else { Metadata::empty(items) };
-            Home::here(Loaded::new(metadata, released, 0))
+            Home::here(Loaded::new((metadata, released, LostParts::default()), 0))
         };
         runtime::spawn_on(place_of(core), make).await
     };
@@ -118,7 +121,9 @@ pub async fn format(
 /// [`Error::Protocol`] for zones without a file system, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cores> {
     let handle = zones.open().await?;
+    let settings = &settings.clone().for_zones(handle.geometry());
     let (mut opening, properties, state) = find(&*handle, settings).await?;
+    let lost = std::mem::take(&mut opening.lost);
     let cores = number_of_cores(settings, &opening.layout, properties.shards);
     // The next root has the present version of the format.
     let own = std::mem::replace(&mut opening.root.own, properties.encode());
@@ -129,8 +134,8 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
         let (source, zones) = (source.clone(), zones.clone());
         let load = move || async move {
             let handle = zones.open().await?;
-            let (metadata, released) = source.load(&*handle, |shard| core_of(shard, cores) == core).await?;
-            Ok::<_, Error>(Home::here(Loaded::new(metadata, released, source.records.len() as u64)))
+            let loaded = source.load(&*handle, |shard| core_of(shard, cores) == core).await?;
+            Ok::<_, Error>(Home::here(Loaded::new(loaded, source.records.len() as u64)))
         };
         match runtime::spawn_on(place_of(core), load).await.and_then(|loaded| loaded) {
             Ok(home) => loaded.push(home),
@@ -151,8 +156,13 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     let is_divided_otherwise = source.state.shown.len() != cores.all().len();
     let infos: Vec<_> = source.state.snapshots.iter().map(|it| it.info.clone()).collect();
     let next_snapshot = source.state.next_snapshot;
+    let is_salvage = settings.goal == Goal::Salvage;
     let first = move |core: Rc<Core>| async move {
         core.snapshot_list.set(infos.into_iter(), next_snapshot);
+        lost.into_iter().for_each(|line| core.lost.borrow_mut().note(line));
+        if is_salvage {
+            return Ok(());
+        }
         // Records belong to the streams of the cores that the newest checkpoint names, and are of the version that the root names.
         match core.kit.checkpoints.is_due_at_open() || is_divided_otherwise || is_older {
             true => core.write_checkpoint(false).await,
@@ -165,14 +175,14 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
 
 /// The shards of a core, until its part of the log is made.
 struct Loaded {
-    metadata: RefCell<Option<(Metadata, Released)>>,
+    metadata: RefCell<Option<LoadedShards>>,
     /// Number of records that were replayed.
     replayed: u64,
 }
 
 impl Loaded {
-    fn new(metadata: Metadata, released: Released, replayed: u64) -> Rc<Self> {
-        Rc::new(Loaded { metadata: RefCell::new(Some((metadata, released))), replayed })
+    fn new(loaded: LoadedShards, replayed: u64) -> Rc<Self> {
+        Rc::new(Loaded { metadata: RefCell::new(Some(loaded)), replayed })
     }
 }
 
@@ -210,16 +220,18 @@ async fn start(
             let state = state.ok_or_else(|| {
                 Error::closed("the shards of a core were taken already; open the file system again")
             })?;
+            let (metadata, released, lost) = state;
             let kit_settings = kit_settings(&settings, &layout, (index, count));
             let kit = |policy| kit(policy, kit_settings);
             let core = Core::new(
                 (index, totals),
                 kit,
                 policy(&settings, &layout)?,
-                state,
+                (metadata, released),
                 &settings,
                 properties.block_size,
             );
+            core.lost.borrow_mut().append(lost);
             core.replayed.set(loaded.replayed);
             Ok::<_, Error>(Home::here(core))
         };
@@ -296,6 +308,8 @@ pub(crate) struct Recovered {
     pub snapshots: Vec<SnapshotInfo>,
     /// Places of pages of the checkpoint that the state no longer has.
     pub released: Released,
+    /// What can't be read, with [`Goal::Salvage`].
+    pub lost: LostParts,
 }
 
 /// Reads the file system on these zones: its newest checkpoint, with the records after it. Nothing is written.
@@ -305,13 +319,31 @@ pub(crate) struct Recovered {
 pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Recovered> {
     let (mut opening, properties, state) = find(zones, settings).await?;
     let source = Source::of(&mut opening, properties, state);
-    let (metadata, released) = source.load(zones, |_| true).await?;
+    let (metadata, released, of_shards) = source.load(zones, |_| true).await?;
     let snapshots = source.state.snapshots.into_iter().map(|it| it.info).collect();
-    Ok(Recovered { opening, metadata, snapshots, released })
+    let mut lost = LostParts::default();
+    opening.lost.iter().for_each(|line| lost.note(line.clone()));
+    lost.append(of_shards);
+    Ok(Recovered { opening, metadata, snapshots, released, lost })
+}
+
+/// A file system that was loaded: its metadata, the places of pages that it no longer has, and what can't be read.
+type LoadedShards = (Metadata, Released, LostParts);
+
+/// No blocks are counted of a file system that is salvaged: it takes no changes.
+struct Uncounted;
+
+impl Blocks for Uncounted {
+    fn live(&mut self, _zone: u32, _blocks: u32) {}
+
+    fn dead(&mut self, _zone: u32, _blocks: u32) {}
 }
 
 /// Source from which shards are loaded.
 struct Source {
+    goal: Goal,
+    /// [`Opening::reset_since`].
+    reset_since: Vec<u32>,
     layout: Layout,
     identity: Identity,
     pool: Arc<ZonePool>,
@@ -330,6 +362,8 @@ impl Source {
         let users = opening.records.iter().filter(|record| record.header.stream.0.is_multiple_of(2));
         let written = users.map(|record| u64::from(record.header.blocks)).sum::<u64>();
         Source {
+            goal: opening.goal(),
+            reset_since: opening.reset_since.clone(),
             layout: opening.layout,
             identity: opening.root.identity,
             pool: opening.pool.clone(),
@@ -342,11 +376,8 @@ impl Source {
     }
 
     /// Loads the shards that are wanted, and replays the records for them.
-    async fn load(
-        &self,
-        zones: &dyn Zones,
-        is_wanted: impl Fn(Shard) -> bool,
-    ) -> Result<(Metadata, Released)> {
+    async fn load(&self, zones: &dyn Zones, is_wanted: impl Fn(Shard) -> bool) -> Result<LoadedShards> {
+        let mut lost = LostParts::default();
         let released = Released::new();
         let empty = Forest::new(self.properties.shards, &released);
         let mut metadata = Metadata::empty(empty.clone());
@@ -354,50 +385,162 @@ impl Source {
             self.state.snapshots.iter().map(|_| Metadata::empty(empty.clone())).collect();
         for (shard, state) in (0..).zip(&self.state.shards).filter(|(shard, _)| is_wanted(*shard)) {
             let (tree, mut known) =
-                self.load_tree(zones, &state.tree, empty.tree(shard), Known::default()).await?;
-            check_next(&tree, shard, self.properties.shards, state.inodes.next)?;
+                self.load_tree(zones, &state.tree, (shard, &empty), Known::default(), &mut lost).await?;
+            let is_next = check_next(&tree, shard, self.properties.shards, state.inodes.next);
+            self.tolerate(is_next, &mut lost)?;
             metadata.set_shard(shard, tree, state.inodes);
-            metadata.items.check_shard(shard)?;
             // Neighbours share most pages.
             for (snapshot, stored) in snapshots.iter_mut().zip(&self.state.snapshots).rev() {
                 let stored = &stored.trees[shard as usize];
                 let tree;
-                (tree, known) = self.load_tree(zones, stored, empty.tree(shard), known).await?;
+                (tree, known) = self.load_tree(zones, stored, (shard, &empty), known, &mut lost).await?;
                 snapshot.set_shard(shard, tree, Inodes::none(shard, self.properties.shards));
-                snapshot.items.check_shard(shard)?;
             }
         }
         for (snapshot, state) in snapshots.into_iter().zip(&self.state.snapshots) {
             metadata.snapshots.add(Snapshot::new(state.info.number, snapshot));
         }
-        self.count(&mut metadata)?;
-        self.replay(&mut metadata, is_wanted)?;
-        Ok((metadata, released))
+        if self.goal == Goal::Serve {
+            self.count(&mut metadata)?;
+        }
+        if self.goal == Goal::Salvage {
+            self.mark_gone(&mut metadata, &mut lost);
+        }
+        self.replay(&mut metadata, &is_wanted, &mut lost)?;
+        if self.goal == Goal::Salvage {
+            let has_root = is_wanted(metadata.items.shard_of(ROOT));
+            let lines = salvage::replace_missing(&mut metadata, has_root);
+            lines.into_iter().chain(salvage::tell_gone(&metadata.items)).for_each(|line| lost.note(line));
+            metadata.snapshots.visit_all(|snapshot| {
+                let lines = salvage::replace_missing(snapshot, has_root);
+                lines.into_iter().for_each(|line| lost.note(format!("in a snapshot: {line}")));
+            });
+        }
+        Ok((metadata, released, lost))
     }
 
-    /// Reads a tree from the medium, beside an empty one and trees whose pages are known.
+    /// Marks what was in zones that were reset since, in all versions. A record after the checkpoint may name where it was moved.
+    fn mark_gone(&self, metadata: &mut Metadata, lost: &mut LostParts) {
+        let mut mark = |items: &mut Forest| {
+            let strange = salvage::mark_gone(items, &self.layout, &self.reset_since);
+            strange.into_iter().for_each(|line| lost.note(line));
+        };
+        mark(&mut metadata.items);
+        metadata.snapshots.visit_all(|snapshot| mark(&mut snapshot.items));
+    }
+
+    /// Lets a change of a record take effect, to salvage. A move may be of blocks whose old zone was reset after it.
+    fn salvage_change(metadata: &mut Metadata, change: &Change, at: Place) -> Result<()> {
+        metadata.apply(change, at, &mut Uncounted)?;
+        if let Change::Move { inode, block, blocks, from } = *change {
+            let from = Place { zone: from.zone | salvage::GONE, ..from };
+            metadata.apply(&Change::Move { inode, block, blocks, from }, at, &mut Uncounted)?;
+        }
+        Ok(())
+    }
+
+    /// An outcome without which the file system isn't whole ([`Goal::tolerate`]).
+    fn tolerate<T>(&self, outcome: Result<T>, lost: &mut LostParts) -> Result<Option<T>> {
+        let mut lines = Vec::new();
+        let found = self.goal.tolerate(outcome, &mut lines)?;
+        lines.into_iter().for_each(|line| lost.note(line));
+        Ok(found)
+    }
+
+    /// Reads a tree from the medium, beside empty ones and trees whose pages are known.
     async fn load_tree(
         &self,
         zones: &dyn Zones,
         stored: &Stored,
-        empty: &Tree,
+        (shard, empty): (Shard, &Forest),
+        known: Known,
+        lost: &mut LostParts,
+    ) -> Result<(Tree, Known)> {
+        let whole = self.load_whole_tree(zones, stored, (shard, empty), known).await;
+        match self.goal.tolerate(whole, &mut Vec::new())? {
+            Some(whole) => Ok(whole),
+            None => Ok((self.salvage_tree(zones, stored, (shard, empty), lost).await?, Known::default())),
+        }
+    }
+
+    /// Makes a tree of the items of the pages that can be read.
+    async fn salvage_tree(
+        &self,
+        zones: &dyn Zones,
+        stored: &Stored,
+        (shard, empty): (Shard, &Forest),
+        lost: &mut LostParts,
+    ) -> Result<Tree> {
+        let mut tree = empty.tree(shard).clone();
+        let mut reached = BTreeSet::new();
+        let mut wanted: Vec<(Place, u8, Key, Option<Key>)> =
+            stored.root.iter().map(|root| (*root, stored.level, Key::MIN, None)).collect();
+        while let Some((place, level, lower, upper)) = wanted.pop() {
+            let decoded = match reached.insert(place) {
+                true => self.single_page(zones, place, level, (lower, upper)).await,
+                false => Err(Error::corrupt("it is named a second time")),
+            };
+            let what = || {
+                let to = upper.map_or_else(|| "the end".to_owned(), |upper| format!("inode {}", upper.inode));
+                format!(
+                    "metadata of inodes {} to {to} in block {} of zone {}",
+                    lower.inode, place.position, place.zone
+                )
+            };
+            let decoded = decoded.map_err(|error| error.in_context(what()));
+            match self.tolerate(decoded, lost)? {
+                None => {}
+                Some(SinglePage::Branch(below)) => wanted.extend(
+                    below
+                        .into_iter()
+                        .map(|(place, lower, upper)| (place, level.saturating_sub(1), lower, upper)),
+                ),
+                Some(SinglePage::Leaf(items)) => {
+                    for (key, value) in items.iter().filter(|(key, _)| empty.is_of_shard(key, shard)) {
+                        tree.put(key, value);
+                    }
+                }
+            }
+        }
+        Ok(tree)
+    }
+
+    async fn single_page(
+        &self,
+        zones: &dyn Zones,
+        place: Place,
+        level: u8,
+        keys: (Key, Option<Key>),
+    ) -> Result<SinglePage> {
+        let mut bytes = page(zones, &self.layout, place).await?;
+        let bytes = page_of(&mut bytes)?;
+        unseal(bytes, &self.identity, place)?;
+        SinglePage::decode(bytes, place, level, keys)
+    }
+
+    /// Reads a tree from the medium, beside empty ones and trees whose pages are known.
+    async fn load_whole_tree(
+        &self,
+        zones: &dyn Zones,
+        stored: &Stored,
+        (shard, forest): (Shard, &Forest),
         known: Known,
     ) -> Result<(Tree, Known)> {
+        let empty = forest.tree(shard);
         let mut load = Load::beside_known(stored, empty, known)?;
         loop {
             let wanted = load.wanted().to_vec();
             if wanted.is_empty() {
-                return load.finish_known();
+                let (tree, known) = load.finish_known()?;
+                forest.check_tree(&tree, shard)?;
+                return Ok((tree, known));
             }
             let mut at = 0;
             for places in wanted.chunks(READS) {
                 let reads = places.iter().map(|place| page(zones, &self.layout, *place));
                 for (place, bytes) in places.iter().zip(runtime::join_all(reads).await) {
                     let mut bytes = bytes?;
-                    let bytes: &mut [u8; PAGE] = bytes
-                        .filled_mut()
-                        .try_into()
-                        .map_err(|_| Error::io("a page of the tree was read in part"))?;
+                    let bytes = page_of(&mut bytes)?;
                     unseal(bytes, &self.identity, *place)?;
                     load.supply(at, bytes)?;
                     at += 1;
@@ -446,7 +589,12 @@ impl Source {
     }
 
     /// Replays the records for the shards that are wanted. A shard was changed by the records of one core.
-    fn replay(&self, metadata: &mut Metadata, is_wanted: impl Fn(Shard) -> bool) -> Result<()> {
+    fn replay(
+        &self,
+        metadata: &mut Metadata,
+        is_wanted: impl Fn(Shard) -> bool,
+        lost: &mut LostParts,
+    ) -> Result<()> {
         let mut accounts = self.pool.accounts();
         for (core, shown) in (0..).zip(&self.state.shown) {
             let user = user_stream(core);
@@ -462,20 +610,23 @@ impl Source {
                 let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
                 // In a later epoch there are other operations.
                 let is_of_checkpoint = record.header.epoch == self.state.epoch;
-                for Recorded { change, is_submitted } in
-                    Change::decode_record(&record.meta, record.header.blocks)?
-                {
+                let decoded = Change::decode_record(&record.meta, record.header.blocks);
+                for Recorded { change, is_submitted } in self.tolerate(decoded, lost)?.unwrap_or_default() {
                     if is_submitted && is_of_checkpoint && shown > 0 {
                         shown -= 1;
                         continue;
                     }
                     let shard = metadata.items.shard_of(change.inode());
                     if is_wanted(shard) && self.state.core_of(shard) == core {
-                        metadata.apply(
-                            &change,
-                            at,
-                            &mut Accounting { accounts: &mut accounts, clock: record.header.clock },
-                        )?;
+                        let applied = match self.goal {
+                            Goal::Salvage => Self::salvage_change(metadata, &change, at),
+                            Goal::Serve => metadata.apply(
+                                &change,
+                                at,
+                                &mut Accounting { accounts: &mut accounts, clock: record.header.clock },
+                            ),
+                        };
+                        self.tolerate(applied, lost)?;
                     }
                     at.position += change.blocks();
                 }
@@ -483,6 +634,11 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// The bytes of a page.
+fn page_of(buffer: &mut Buffer) -> Result<&mut [u8; PAGE]> {
+    buffer.filled_mut().try_into().map_err(|_| Error::io("a page of the tree was read in part"))
 }
 
 /// Refuses a number for the next inode of a shard that isn't the shard's, or that isn't larger than all others: a new file would take the place

@@ -90,6 +90,11 @@ impl Snapshots {
         self.list.push(snapshot);
     }
 
+    /// Visits the metadata of all snapshots, to be changed.
+    pub(crate) fn visit_all(&mut self, mut visit: impl FnMut(&mut Metadata)) {
+        self.list.iter_mut().for_each(|snapshot| visit(&mut snapshot.metadata));
+    }
+
     /// The metadata of a snapshot.
     ///
     /// # Errors

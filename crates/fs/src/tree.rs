@@ -36,7 +36,7 @@ mod tests;
 pub use differences::visit_differences;
 pub use key::Key;
 pub use leaf::MAX_VALUE;
-pub use load::{Known, Load};
+pub use load::{Known, Load, SinglePage};
 pub use node::Released;
 pub use page::{PAGE, Place};
 pub use read::Range;

@@ -34,6 +34,7 @@ use crate::root::{self, Boundary, FoundRoot, ROOTS_AHEAD, Root, RootWriter};
 use crate::scan::{self, Kept};
 use crate::stream::{Sequences, StreamId, Streams};
 use block::{EraseGuarantee, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zones};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What a log is opened for.
@@ -150,6 +151,9 @@ pub struct Opening<K> {
     pub notes: Vec<String>,
     /// What can't be read and may have had acknowledged changes, in words; only with [`Goal::Salvage`].
     pub lost: Vec<String>,
+    /// Zones that were empty at the checkpoint or reset since, in order: what the checkpoint names in them is gone, unless a record
+    /// after it says where it was moved.
+    pub reset_since: Vec<u32>,
     goal: Goal,
     found: FoundRoot,
     reports: Vec<ZoneReport>,
@@ -170,6 +174,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
     let (known, own) = crate::directory::decode(&directory)?;
     goal.tolerate(check_closed(zones, &layout, &root, &known, &reports).await, &mut lost)?;
     let pool = known_zones(&layout, &root, &known, &reports);
+    let reset_since = reset_since(&known, &reports);
     let offline = reports.iter().filter(|report| report.state == ZoneState::Offline);
     let mut unlisted: Vec<(u32, u64)> = offline.map(|report| (report.zone.0, report.generation)).collect();
     let tail = match root.clean {
@@ -194,6 +199,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
         damaged,
         notes,
         lost,
+        reset_since,
         goal,
         found,
         reports,
@@ -245,6 +251,11 @@ pub async fn newest_checkpoint(
 }
 
 impl<K> Opening<K> {
+    /// What it was opened for.
+    pub fn goal(&self) -> Goal {
+        self.goal
+    }
+
     /// Ends the recovery, once the records are replayed: begins a new epoch, and returns the parts of the log. `clock` is the
     /// number of data blocks that users have written.
     ///
@@ -397,6 +408,14 @@ pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &
         pool.add_live(extent.zone, extent.blocks);
     }
     pool
+}
+
+/// Zones whose generation isn't the one that the checkpoint names. That of an offline zone can't be read.
+fn reset_since(known: &[ZoneEntry], reports: &[ZoneReport]) -> Vec<u32> {
+    let known: BTreeMap<u32, u64> = known.iter().map(|entry| (entry.zone, entry.generation)).collect();
+    let is_same = |report: &&ZoneReport| known.get(&report.zone.0) == Some(&report.generation);
+    let readable = reports.iter().filter(|report| report.state != ZoneState::Offline);
+    readable.filter(|report| !is_same(report)).map(|report| report.zone.0).collect()
 }
 
 /// The numbers of a record: its own, and those in the streams of which it is a member.

@@ -7,14 +7,14 @@ use crate::arguments::{FsCheck, FsFormat, FsMount, FsStatus, FsVerb};
 use crate::failure::Failure;
 use crate::kinds::registry;
 use crate::load;
-use crate::output::{print, print_json, print_line};
+use crate::output::{print, print_json, print_line, say};
 use crate::table;
 use block::{
     BlockRange, Buffer, DevicePart, Error, ExtentState, Result, Status, ZoneIndex, ZoneState, ZonesPart,
 };
-use fs::mount::kind::{allows_other_by_default, default_memory, status, zones_on};
+use fs::mount::kind::{allows_other_by_default, default_memory, status, zones_on, zones_to_read};
 use fs::mount::mounted::STOP_LIMIT;
-use fs::{FileSystem, MountConfig, Mounted, Properties, Settings};
+use fs::{FileSystem, Goal, MountConfig, Mounted, Properties, Settings};
 use runtime::{Config, StopSignals};
 use serde_json::json;
 use stack::{Built, BuiltStack, Contract, Plan, Stack, format_size};
@@ -251,10 +251,18 @@ async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
     Ok(())
 }
 
+/// The zones of a file system on a device, to be used or only to be read.
+async fn zones_for(device: Arc<dyn DevicePart>, goal: Goal) -> block::Result<Arc<dyn ZonesPart>> {
+    match goal {
+        Goal::Serve => zones_on(device, false, None).await,
+        Goal::Salvage => zones_to_read(device).await,
+    }
+}
+
 /// Opens the file system on a stack.
 async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings) -> Result<FileSystem> {
     let opened = match base(built, plan)? {
-        Base::Device(device) => match zones_on(device, false, None).await {
+        Base::Device(device) => match zones_for(device, settings.goal).await {
             Ok(zones) => FileSystem::open(zones, settings).await,
             // The error of the zones advises another verb.
             Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
@@ -269,6 +277,13 @@ async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings)
         Error::Protocol(detail) => {
             Error::protocol(format!("{image}: {detail}; siltstone fs format {image} makes a new file system"))
         }
+        Error::Corrupt(detail) if settings.goal == Goal::Serve => Error::corrupt(format!(
+            "{image}: {detail}; siltstone fs mount {image} DIRECTORY --salvage shows what can be read"
+        )),
+        error @ Error::Io(_) if settings.goal == Goal::Serve => error.with_detail(format!(
+            "{image}: {}; siltstone fs mount {image} DIRECTORY --salvage shows what can be read",
+            error.detail()
+        )),
         other => other.in_context(image),
     })
 }
@@ -294,12 +309,14 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
     let settings = Settings {
         metadata_bytes: arguments.memory.unwrap_or_else(default_memory),
         background_shares: arguments.background_shares,
+        goal: if arguments.salvage { Goal::Salvage } else { Goal::Serve },
         ..Settings::default()
     };
     runtime::run(config, move || async move {
         let built = plan.build().await?;
         let served = async {
             let files = open(&built, &plan, &image, &settings).await?;
+            tell_lost(&files).await?;
             let served = serve(&files, &image, mount).await;
             let closed = files.close().await;
             served.and_then(|()| Ok(closed?))
@@ -308,6 +325,19 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
         let closed = built.close().await;
         served.and_then(|()| Ok(closed?))
     })?
+}
+
+/// Lists what can't be read of a file system that is salvaged.
+async fn tell_lost(files: &FileSystem) -> Result<(), Failure> {
+    if files.is_salvaged().await? {
+        let lost = files.lost().await?;
+        lost.lines.iter().for_each(|line| say(&format!("lost: {line}")));
+        say(&format!(
+            "salvaged: {} parts of metadata can't be read; files with damaged data give errors",
+            lost.count
+        ));
+    }
+    Ok(())
 }
 
 /// Mounts, and waits for a signal or an unmount.

@@ -11,6 +11,7 @@ use block::{
     BlockCount, BlockSize, Call, DeviceGeometry, DevicePart, Error, Part, Result, Status, ZoneGeometry,
     ZonesPart,
 };
+use logkit::recovery::Goal;
 use serde_json::json;
 use stack::{Arguments, Built, Contract, Door, Key, Kind, Shape, ValueKind};
 use std::path::PathBuf;
@@ -61,6 +62,12 @@ pub const KIND: Kind = Kind {
             ValueKind::Bool,
             "let users other than the mounting one use it, as permissions allow; default: true if root mounts it, else false",
         ),
+        Key::optional(
+            "salvage",
+            ValueKind::Bool,
+            "mount a damaged file system to copy what can be read: nothing is written to its storage, and the mount is read-only",
+        )
+        .or("false"),
     ],
     messages: &[],
     shareable: false,
@@ -100,6 +107,15 @@ pub async fn zones_on(
     }
     let max_append = Some(MAX_APPEND);
     let options = on_device::Options { format, zone_size, max_append, ..on_device::Options::default() };
+    Ok(Arc::new(zones::OnDevice::open(device, options).await?))
+}
+
+/// Opens the zones on a device to be read only: nothing is written to them.
+///
+/// # Errors
+/// As [`zones::OnDevice::open`].
+pub async fn zones_to_read(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
+    let options = on_device::Options { read_only: true, ..on_device::Options::default() };
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
@@ -162,11 +178,18 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     let metadata_bytes = arguments.optional_size("memory")?.unwrap_or_else(default_memory);
     let background_shares = arguments.optional_integer("background_shares")?;
     let background_shares = background_shares.map_or(BACKGROUND_SHARES, |shares| shares as u32);
-    let settings = Settings { metadata_bytes, background_shares, ..Settings::default() };
     let format = arguments.format();
+    let is_salvage = arguments.boolean("salvage")?;
+    if is_salvage && format {
+        let what = "salvage: a file system that is formatted has nothing to copy; expected one of them";
+        return Err(arguments.refuse("salvage", what));
+    }
+    let goal = if is_salvage { Goal::Salvage } else { Goal::Serve };
+    let settings = Settings { metadata_bytes, background_shares, goal, ..Settings::default() };
     let is_lent = arguments.contract("on")? == Some(Contract::Zones);
     let zones = match is_lent {
         true => arguments.zones("on")?,
+        false if is_salvage => zones_to_read(arguments.device("on")?).await?,
         false => zones_on(arguments.device("on")?, format, arguments.optional_size("zone_size")?).await?,
     };
     let properties = properties(arguments)?;
@@ -222,6 +245,11 @@ pub async fn status(files: &FileSystem) -> Result<Status> {
     status.insert("free_bytes".into(), json!(found.free * BLOCK));
     status.insert("files".into(), json!(found.inodes));
     status.insert("replayed_records".into(), json!(found.replayed));
+    if files.is_salvaged().await? {
+        let lost = files.lost().await?;
+        status.insert("lost".into(), json!(lost.lines));
+        status.insert("lost_count".into(), json!(lost.count));
+    }
     let classes = files.classes().await?.into_iter().map(|class| {
         json!({
             "class": *class.name,

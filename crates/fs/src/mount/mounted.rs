@@ -60,7 +60,7 @@ impl Mounted {
         let options = MountOptions {
             path: config.path,
             source: config.source,
-            read_only: false,
+            read_only: file_system.is_salvaged().await?,
             allow_other: config.allow_other,
         };
         let files = file_system.clone();

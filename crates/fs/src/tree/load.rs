@@ -350,6 +350,36 @@ impl Load {
     }
 }
 
+/// A page by itself, of a tree of which others can't be read.
+pub enum SinglePage {
+    /// Items.
+    Leaf(Vec<(Key, Vec<u8>)>),
+    /// Places of the pages below, each with its first possible key and the first one after it.
+    Branch(Vec<(Place, Key, Option<Key>)>),
+}
+
+impl SinglePage {
+    /// Decodes the page at `place` of this level, whose keys are from `lower` to below `upper`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for every deviation from the format.
+    pub fn decode(
+        page: &[u8; PAGE],
+        place: Place,
+        level: u8,
+        (lower, upper): (Key, Option<Key>),
+    ) -> Result<SinglePage> {
+        if level == 0 {
+            let leaf = Leaf::decode(&Family::new(&Released::new()), page, place, lower, upper)?;
+            return Ok(SinglePage::Leaf(leaf.items().map(|(key, value)| (key, value.to_vec())).collect()));
+        }
+        let (keys, places) = Branch::decode(page, place, level, lower, upper)?;
+        let uppers = keys.iter().skip(1).copied().map(Some).chain([upper]);
+        let below = places.iter().zip(&keys).zip(uppers);
+        Ok(SinglePage::Branch(below.map(|((&place, &lower), upper)| (place, lower, upper)).collect()))
+    }
+}
+
 /// Adds the nodes of a tree that have a place. The depth of recursion is the tree's height.
 fn remember(node: &Node, level: u8, known: &mut BTreeMap<Place, (u8, Node)>) {
     if let Some(place) = node.place()

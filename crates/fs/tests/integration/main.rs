@@ -15,6 +15,8 @@ mod mount;
 mod original;
 mod promises;
 mod quiet;
+mod salvage;
+mod salvage_grid;
 mod sequences;
 mod snapshots;
 mod stripes;

@@ -21,12 +21,17 @@ pub fn empty(bytes: u64) -> Files {
 
 /// Zones on the disk of the world; with a size, they are made.
 pub async fn zones(zone_size: Option<u64>) -> Result<Arc<zones::OnDevice>> {
+    zones_with(zones::on_device::Options { format: zone_size.is_some(), zone_size, ..Default::default() })
+        .await
+}
+
+/// Zones on the disk of the world, opened with these options.
+pub async fn zones_with(options: zones::on_device::Options) -> Result<Arc<zones::OnDevice>> {
     let registry = Registry::new(vec![&disks::file::KIND]);
     let stack = Stack::from_line("test", &format!("file({DISK}, block_size=4096)"), &registry);
     let stack = stack.map_err(|error| Error::invalid(error.to_string()))?;
     let plan = stack.check(false).map_err(|error| Error::invalid(error.to_string()))?;
     let file = plan.build().await?.top()?;
-    let options = zones::on_device::Options { format: zone_size.is_some(), zone_size, ..Default::default() };
     Ok(Arc::new(zones::OnDevice::open(file, options).await?))
 }
 

@@ -81,7 +81,7 @@ async fn stay_quiet(controls: &Controls, time: Duration, case: Case, what: &str)
 }
 
 async fn run(case: Case) {
-    let (disk, controls): (Arc<dyn DevicePart>, _) = ControlledDisk::new(disk(2));
+    let (disk, controls): (Arc<dyn DevicePart>, _) = ControlledDisk::over(disk(2));
     let options = case.options();
     let mut volume = Volume::make(&disk, &options).await;
     if !case.is_full {

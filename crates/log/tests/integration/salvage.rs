@@ -210,7 +210,7 @@ fn salvaged(bytes: &[u8], options: &Options) -> Result<Salvaged, Error> {
             }
         };
         assert!(volume.device.geometry().read_only && !volume.device.geometry().volatile_cache);
-        let head = read_all(&volume.part).await;
+        let head = read_all(&*volume.part).await;
         let snapshot = match volume.part.version("old").await {
             Ok(part) => {
                 let found = read_all(&*part).await;

@@ -149,8 +149,10 @@ async fn check_others(volume: &Rc<Volume>, other: &Volume, case: Case) {
     assert!(begin.elapsed() < Duration::from_millis(50), "{case:?}: another log");
 }
 
-async fn check_contents(volume: &Volume, model: &Model, is_lost: bool, case: Case) {
-    for (block, found) in volume.versions(0, BLOCKS).await.into_iter().enumerate() {
+async fn check_contents(volume: &Volume, model: &RefCell<Model>, is_lost: bool, case: Case) {
+    let found = volume.versions(0, BLOCKS).await;
+    let model = model.borrow();
+    for (block, found) in found.into_iter().enumerate() {
         let versions = &model.asked[block];
         assert!(model.permits(block, found, is_lost), "{case:?}: block {block}: {found} of {versions:?}");
     }
@@ -158,7 +160,7 @@ async fn check_contents(volume: &Volume, model: &Model, is_lost: bool, case: Cas
 
 async fn run(case: Case) -> u64 {
     let inner = disk(4);
-    let (silent, controls): (Arc<dyn DevicePart>, Arc<Controls>) = ControlledDisk::new(inner.clone());
+    let (silent, controls): (Arc<dyn DevicePart>, Arc<Controls>) = ControlledDisk::over(inner.clone());
     let options = case.options();
     let volume = Rc::new(Volume::make(&silent, &options).await);
     let other = Volume::make(&disk(4), &options).await;
@@ -219,7 +221,7 @@ async fn run(case: Case) -> u64 {
             assert!(closed.is_err(), "{case:?}: it was closed");
             let left = copy_of(&raw(&inner).await).await;
             let volume = Volume::open(&left, &options).await;
-            check_contents(&volume, &model.borrow(), true, case).await;
+            check_contents(&volume, &model, true, case).await;
             volume.close().await;
             other.close().await;
             // The process ends while the old log waits.
@@ -227,7 +229,7 @@ async fn run(case: Case) -> u64 {
         }
     }
     let volume = Volume::open(&silent, &options).await;
-    check_contents(&volume, &model.borrow(), false, case).await;
+    check_contents(&volume, &model, false, case).await;
     volume.close().await;
     other.close().await;
     0

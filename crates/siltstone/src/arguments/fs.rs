@@ -116,6 +116,7 @@ pub struct FsUnmount {
   siltstone fs mount vol.img /mnt            mount it, and print a line when it is mounted
   siltstone fs mount vol.img /mnt &          mount it in the background of the shell
   siltstone fs unmount /mnt                  make everything durable, close the image and end the server
+  siltstone fs mount bad.img /mnt --salvage  copy what can be read of a damaged one; what can't be is listed
 
 Stays in the foreground. While files are open, Ctrl-C waits for 10 s; then their users get errors. fsync makes a file durable; \
 everything else becomes durable within 5 s. After a kill or a power cut the next mount recovers everything that was durable. Needs \
@@ -134,6 +135,9 @@ pub struct FsMount {
     /// Limit the memory for metadata, such as 2GiB; a file system that needs more isn't mounted [default: half of the machine's memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
+    /// Mount a damaged file system read-only, to copy what can be read; nothing is written to the image
+    #[arg(long)]
+    pub salvage: bool,
     /// Set the I/O shares of the cleaner, scrub and defragmentation, 1 to 1000; all other I/O has 100
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub background_shares: u32,

@@ -1,6 +1,5 @@
 //! `siltstone warm` as an operator uses it: on a stack that is served and on one that isn't, with other sizes, with files that
 //! say anything, and with a file system on the device.
-#![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use crate::common::{Ran, command, signal, wait_for};
 use block::{BlockIndex, Buffer, DevicePart};

@@ -83,7 +83,7 @@ pub struct ControlledDisk {
 
 impl ControlledDisk {
     /// A disk with the contents of another one.
-    pub fn new(inner: Arc<dyn DevicePart>) -> (Arc<dyn DevicePart>, Arc<Controls>) {
+    pub fn over(inner: Arc<dyn DevicePart>) -> (Arc<dyn DevicePart>, Arc<Controls>) {
         let controls = Arc::new(Controls::default());
         (Arc::new(ControlledDisk { inner, controls: controls.clone() }), controls)
     }

@@ -1,0 +1,195 @@
+//! Damaged file systems that are opened to be salvaged: what doesn't depend on the damage is read as it was written, what does is told,
+//! and nothing is written to the medium.
+
+use crate::world::{DISK, Files, Setup, empty};
+use block::{Data, Error};
+use fs::{FileSystem, Goal, OpenOptions};
+use runtime::Simulation;
+use stack::{Registry, Stack};
+use std::sync::Arc;
+use std::time::Duration;
+
+const FILES: u64 = 150;
+const ZONE: usize = 128 << 10;
+const SETUP: Setup = Setup {
+    disk: 8 << 20,
+    zone: ZONE as u64,
+    block_size: 4096,
+    checkpoint_after: 256 << 10,
+    blocks: 8,
+    clients: 1,
+    checkpoints: 0.0,
+    slow: 0.0,
+    bursts: 0.0,
+    snapshots: 0.0,
+    cores: 1,
+    stripe_above: 1000,
+    is_closed: false,
+    broken: None,
+};
+
+fn world() -> Simulation {
+    Simulation { trace_lines: 0, ..Simulation::new(1) }
+}
+
+fn contents(number: u64) -> Data {
+    Data::copy_of(&vec![number as u8; 3000 + 67 * number as usize])
+}
+
+fn path(number: u64) -> String {
+    format!("/{}/file-with-a-name-{number}", number % 5)
+}
+
+/// A file system with files that a checkpoint has, and others after it, closed or killed 5 s after a sync.
+fn image(is_closed: bool) -> Files {
+    let main = move || async move {
+        let files = SETUP.format().await.unwrap();
+        for number in 0..5 {
+            files.make_directory(&format!("/{number}")).await.unwrap();
+        }
+        for number in 0..FILES {
+            if number == FILES * 2 / 3 {
+                files.take_checkpoint().await.unwrap();
+            }
+            files.create(&path(number)).await.unwrap().write_at(0, contents(number)).await.unwrap();
+        }
+        files.sync().await.unwrap();
+        runtime::sleep(Duration::from_secs(5)).await;
+        if is_closed {
+            files.close().await.unwrap();
+        }
+        runtime::power_cut()
+    };
+    runtime::simulate(world().with_files(empty(SETUP.disk)), main).unwrap().value
+}
+
+/// The image, one byte of which is changed.
+fn flipped(image: &Files, at: usize) -> Files {
+    let mut image = image.clone();
+    image.iter_mut().for_each(|(_, bytes)| bytes[at] ^= 0xFF);
+    image
+}
+
+/// Salvages an image; returns the number of files with their contents, and of parts that are told to be lost. `None` where no checkpoint
+/// can be read.
+fn salvaged(image: Files) -> Option<(u64, u64)> {
+    let before = image.clone();
+    let main = move || async move {
+        let registry = Registry::new(vec![&disks::file::KIND]);
+        let stack = Stack::from_line("test", &format!("file({DISK}, block_size=4096)"), &registry).unwrap();
+        let device = stack.check(false).unwrap().build().await.unwrap().top().unwrap();
+        let zones = fs::mount::kind::zones_to_read(device).await.unwrap();
+        let settings = fs::Settings { goal: Goal::Salvage, ..SETUP.settings() };
+        let files = match FileSystem::open(zones, &settings).await {
+            Ok(files) => files,
+            Err(error) => {
+                assert!(error.detail().contains("no checkpoint of the log can be read"), "{error}");
+                return (None, runtime::power_cut());
+            }
+        };
+        let lost = files.lost().await.unwrap();
+        let (mut found, mut failed) = (0, 0);
+        for number in 0..FILES {
+            let read = async {
+                let file = files.open_file(&path(number), OpenOptions::default()).await?;
+                file.read_at(0, 1 << 20).await
+            };
+            match read.await {
+                Ok(bytes) if bytes.to_data()[..] == contents(number)[..] => found += 1,
+                // Only the records after a gap may be missing: what follows the last one that there is.
+                Ok(bytes) => {
+                    let is_older = bytes.is_empty() && lost.count > 0;
+                    assert!(is_older, "file {number} has {} bytes of other contents", bytes.len());
+                }
+                Err(Error::NotFound(_)) => {
+                    assert!(lost.count > 0, "file {number} is missing, and nothing is lost")
+                }
+                Err(error) => {
+                    let is_of_medium = matches!(error, Error::Corrupt(_) | Error::Io(_) | Error::Invalid(_));
+                    // A name may have lost its inode.
+                    assert!(is_of_medium || lost.count > 0, "file {number}: {error}");
+                    failed += 1;
+                }
+            }
+        }
+        assert!(lost.count > 0 || found + failed == FILES);
+        let refused = [
+            files.create("/new").await.map(drop),
+            files.unlink(&path(1)).await,
+            files.make_directory("/new").await,
+            files.take_checkpoint().await,
+        ];
+        for refused in refused {
+            let is_right = matches!(refused, Err(Error::ReadOnly(_) | Error::NotFound(_)));
+            assert!(is_right, "{refused:?}");
+        }
+        files.sync().await.unwrap();
+        files.close().await.unwrap();
+        (Some((found, lost.count)), runtime::power_cut())
+    };
+    let (outcome, after) = runtime::simulate(world().with_files(image), main).unwrap().value;
+    assert!(after == before, "the medium was written to");
+    outcome
+}
+
+#[test]
+fn what_can_be_read_of_a_damaged_file_system_is_salvaged() {
+    for is_closed in [true, false] {
+        let image = image(is_closed);
+        assert_eq!(salvaged(image.clone()), Some((FILES, 0)), "an undamaged one");
+        // Each zone in turn is offline: its header isn't right.
+        let zones = SETUP.disk as usize / ZONE - 1;
+        let mut kept: Vec<u64> = (0..zones)
+            .map(|zone| salvaged(flipped(&image, (2 + zone) * 4096 + 40)).map_or(0, |(found, _)| found))
+            .collect();
+        kept.sort_unstable();
+        println!("closed: {is_closed}: files without one zone: {kept:?}");
+        // At most the zones of the only root and of the only checkpoint cost everything.
+        assert!(kept[2] > FILES / 2, "{kept:?}");
+        // One damaged block: a root, a directory, a page, a header, data.
+        let bytes = &image[0].1;
+        let step = if conformance::budget::is_long() { 1 } else { 17 };
+        let used =
+            (1 << 17..bytes.len()).step_by(4096 * step).filter(|at| bytes[*at..*at + 4096] != [0; 4096]);
+        let mut kept: Vec<u64> =
+            used.map(|at| salvaged(flipped(&image, at + 45)).map_or(0, |(found, _)| found)).collect();
+        kept.sort_unstable();
+        println!("closed: {is_closed}: files without one block: {:?}", &kept[..10]);
+        assert!(kept[1] > FILES / 3 && kept[kept.len() / 2] >= FILES - 1, "{kept:?}");
+    }
+}
+
+/// A shard of metadata that can't be read at all leaves the root directory, and what is in the others.
+#[test]
+fn a_file_system_is_salvaged_by_several_cores() {
+    let setup = Setup { cores: 3, ..SETUP };
+    let main = move || async move {
+        let files = setup.format().await.unwrap();
+        for number in 0..60 {
+            files.create(&format!("/{number}")).await.unwrap().write_at(0, contents(number)).await.unwrap();
+        }
+        files.close().await.unwrap();
+        runtime::power_cut()
+    };
+    let shards = || Simulation { shards: 3, ..world() };
+    let image = runtime::simulate(shards().with_files(empty(setup.disk)), main).unwrap().value;
+    let zones = SETUP.disk as usize / ZONE - 1;
+    let mut opened = 0;
+    for zone in 0..zones {
+        let damaged = flipped(&image, (2 + zone) * 4096 + 40);
+        let main = move || async move {
+            let settings = fs::Settings { goal: Goal::Salvage, ..setup.settings() };
+            let zones = crate::world::zones(None).await.unwrap();
+            let Ok(files) = FileSystem::open(zones as Arc<dyn block::ZonesPart>, &settings).await else {
+                return 0;
+            };
+            let lost = files.lost().await.unwrap();
+            let listed = files.read_directory("/").await.unwrap().len();
+            assert!(lost.count > 0 || listed == 60, "{listed} names, and nothing is lost");
+            files.close().await.unwrap();
+            1
+        };
+        opened += runtime::simulate(shards().with_files(damaged), main).unwrap().value;
+    }
+    assert!(opened >= zones - 2, "{opened} of {zones}");
+}
