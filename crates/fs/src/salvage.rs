@@ -8,8 +8,10 @@
 //!
 //! Left to others: reading the trees (`recovery`), and pages (`tree`).
 
+use crate::core::Core;
 use crate::directory;
 use crate::extents::Extent;
+use crate::file_system::FileSystem;
 use crate::forest::Forest;
 use crate::format::BLOCK;
 use crate::inode::{FileType, Inode, InodeNumber, ROOT, kind};
@@ -20,6 +22,10 @@ use block::Result;
 use logkit::Layout;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::rc::Rc;
+
+/// Limit of what opening writes, which stays in memory: roots.
+pub(crate) const MOST_BYTES: u64 = 64 << 20;
 
 /// Most parts that are described; others are counted.
 const MOST_LINES: usize = 1000;
@@ -250,4 +256,56 @@ pub(crate) fn put_name(
         metadata.put(&key, &directory::encode(inode, file_type.code(), name));
     }
     Ok(())
+}
+
+impl FileSystem {
+    /// Gives inodes whose names can't be read names in the directory `lost+found`, in memory.
+    pub(crate) async fn name_lost(&self) -> Result<()> {
+        let mut names = Names::default();
+        for core in self.cores().all() {
+            let of_core = |core: Rc<Core>| async move { Ok(Names::of(&core.metadata.borrow().items)) };
+            names.append(core.with(of_core).await?);
+        }
+        let unnamed = names.unnamed();
+        if unnamed.is_empty() {
+            return Ok(());
+        }
+        let make = move |core: Rc<Core>| async move {
+            let mut metadata = core.metadata.borrow_mut();
+            let directory = make_directory(&mut metadata);
+            for (inode, file_type) in unnamed {
+                let name = format!("#{inode}");
+                put_name(&mut metadata, directory, name.as_bytes(), (inode, file_type))?;
+                core.lost.borrow_mut().note(format!("the name of inode {inode}: it is lost+found/{name}"));
+            }
+            Ok(directory)
+        };
+        let directory = self.cores().of(ROOT).with(make).await?;
+        let holder = self.cores().holder(ROOT, LOST_AND_FOUND).inode;
+        let put = move |core: Rc<Core>| async move {
+            let named = (directory, FileType::Directory);
+            put_name(&mut core.metadata.borrow_mut(), holder, LOST_AND_FOUND, named)
+        };
+        self.cores().of(holder).with(put).await
+    }
+
+    /// Whether it is open to be salvaged.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn is_salvaged(&self) -> Result<bool> {
+        self.with(|core: Rc<Core>| async move { Ok(core.is_salvaged) }).await
+    }
+
+    /// What can't be read of a file system that is open to be salvaged.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub async fn lost(&self) -> Result<LostParts> {
+        let mut all = LostParts::default();
+        for core in self.cores().all() {
+            all.append(core.with(|core: Rc<Core>| async move { Ok(core.lost.borrow().clone()) }).await?);
+        }
+        Ok(all)
+    }
 }
