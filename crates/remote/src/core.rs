@@ -7,11 +7,11 @@
 
 use crate::arena::{Arena, BLOCK, BLOCK_GRANULES};
 use crate::compression::{Compression, Compressor};
-use crate::entry::{Entry, GENERATIONS, GRANULE, Place};
+use crate::entry::{Entry, GENERATIONS, GRANULE, Place, lost, pieces_of};
 use crate::fetch::{Fetches, Source};
 use crate::frames::Frames;
 use crate::nodes::{self, FreeRegions, Node};
-use crate::slot::{self, Encoding, HEADER, PAGE, Slot};
+use crate::slot::{self, Encoding, HEADER, PAGE, Slot, append_page};
 use crate::staging::{Staging, Use};
 use crate::zones::{Copy, Zones};
 use block::{Buffer, Error, Payload, Result};
@@ -784,30 +784,4 @@ impl Core {
     pub(crate) fn is_writing(&self) -> bool {
         self.staging.borrow().count(Use::Full) > 0
     }
-}
-
-/// Appends a page to a buffer, unless `fill` returns false or an error.
-pub(crate) fn append_page(
-    buffer: &mut Buffer,
-    fill: impl FnOnce(&mut [u8; PAGE]) -> Result<bool>,
-) -> Result<bool> {
-    let length = buffer.filled().len();
-    buffer.append_zeroes(PAGE);
-    let page = buffer.filled_mut()[length..].first_chunk_mut().expect("a page was appended");
-    let outcome = fill(page);
-    if outcome != Ok(true) {
-        buffer.truncate_filled(length);
-    }
-    outcome
-}
-
-/// The pieces of 4 KiB, over all blocks, in which a place lies.
-pub(crate) fn pieces_of(place: Place) -> (u64, u64) {
-    let pages = (PAGE / GRANULE) as u64;
-    (place.granule / pages, (place.granule + u64::from(place.granules)).div_ceil(pages))
-}
-
-/// Error of a page of which every copy was lost.
-pub(crate) fn lost(page: u32) -> Error {
-    Error::io(format!("page {page}: every copy was lost with its memory node"))
 }

@@ -6,6 +6,9 @@
 //! stored: bits 2..38  granule on the nodes, 38..45 number of granules, 45..64 generation
 //! ```
 
+use crate::slot::PAGE;
+use block::Error;
+
 /// Unit in which pages are packed, in bytes.
 pub const GRANULE: usize = 64;
 /// Largest number of granules of all zones: 4 TiB of remote memory. `config` checks it.
@@ -63,6 +66,17 @@ impl Entry {
             _ => Entry::Lost,
         }
     }
+}
+
+/// The pieces of 4 KiB, over all blocks, in which a place lies.
+pub(crate) fn pieces_of(place: Place) -> (u64, u64) {
+    let pages = (PAGE / GRANULE) as u64;
+    (place.granule / pages, (place.granule + u64::from(place.granules)).div_ceil(pages))
+}
+
+/// Error of a page of which every copy was lost.
+pub(crate) fn lost(page: u32) -> Error {
+    Error::io(format!("page {page}: every copy was lost with its memory node"))
 }
 
 #[cfg(test)]

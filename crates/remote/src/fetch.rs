@@ -6,10 +6,10 @@
 //! A read whose pieces are covered by a read in flight waits for that one: a kernel that swaps in reads neighbouring pages at the same time.
 
 use crate::arena::{BLOCK, BLOCK_GRANULES};
-use crate::core::{Core, add, append_page, lost, pieces_of};
-use crate::entry::{Entry, GRANULE, Place};
+use crate::core::{Core, add};
+use crate::entry::{Entry, GRANULE, Place, lost, pieces_of};
 use crate::nodes::Node;
-use crate::slot::PAGE;
+use crate::slot::{PAGE, append_page};
 use crate::zones::Copy;
 use block::{Buffer, Error, Result};
 use runtime::sync::Notify;

@@ -8,6 +8,7 @@
 //! granule.
 
 use crate::entry::{GENERATIONS, GRANULE};
+use block::{Buffer, Result};
 use crc_fast::{CrcAlgorithm, Digest};
 
 /// Size of a page in bytes.
@@ -117,6 +118,21 @@ pub fn pattern_of(page: &[u8; PAGE]) -> Option<u32> {
     // Most pages differ at one of these.
     let is_filled = is_same(&page[PAGE - 8..]) && page.chunks_exact(8).all(is_same);
     is_filled.then_some(pattern)
+}
+
+/// Appends a page to a buffer, unless `fill` returns false or an error.
+pub(crate) fn append_page(
+    buffer: &mut Buffer,
+    fill: impl FnOnce(&mut [u8; PAGE]) -> Result<bool>,
+) -> Result<bool> {
+    let length = buffer.filled().len();
+    buffer.append_zeroes(PAGE);
+    let page = buffer.filled_mut()[length..].first_chunk_mut().expect("a page was appended");
+    let outcome = fill(page);
+    if outcome != Ok(true) {
+        buffer.truncate_filled(length);
+    }
+    outcome
 }
 
 #[cfg(test)]
