@@ -1,0 +1,50 @@
+//! The zones among which the cleaner chooses.
+
+use super::{CHECKPOINT_CLASS, Usage, Zone, ZonePool};
+use crate::cleaning::Candidate;
+use crate::stream::Sequences;
+use block::ZoneIndex;
+use std::cell::Cell;
+
+impl ZonePool {
+    /// Lets `choose` choose a victim among the candidates: the full zones with data of which cleaning would gain space. Returns it, and whether
+    /// a zone that `choose` examined was left out because a record in it hasn't committed: its live blocks can still grow.
+    ///
+    /// A zone of `zone_blocks` blocks that the cleaner fills takes `data_blocks` of data; fewer while zones are filled only as far as they are
+    /// known to have space. Headers and unused space of users' records count as garbage, because the cleaner packs the data better; those of the
+    /// cleaner's own records don't, because it would pack them the same way again, without end. So each move lowers the garbage that is counted.
+    ///
+    /// Zones that `choose` doesn't examine take no time. The pool is locked while it runs: other methods of the pool would deadlock.
+    pub fn choose(
+        &self,
+        (data_blocks, zone_blocks): (u32, u32),
+        committed: &Sequences,
+        choose: impl FnOnce(&mut dyn Iterator<Item = Candidate>) -> Option<ZoneIndex>,
+    ) -> (Option<Candidate>, bool) {
+        let state = self.lock();
+        let has_uncommitted = Cell::new(false);
+        let candidate = |number: usize| {
+            let zone = &state.zones[number];
+            let most = match state.only_backed {
+                true => data_blocks.saturating_sub(zone_blocks.saturating_sub(state.useful(number as u32))),
+                false => data_blocks,
+            };
+            let written = if zone.is_packed(zone_blocks) { most.min(zone.written) } else { most };
+            let live = zone.live;
+            // Moving the others frees nothing before the records are written with which these die, and users may wait for zones for them.
+            let is_dying = zone.dying > 0;
+            if zone.usage != Usage::Full || zone.class == CHECKPOINT_CLASS || live >= written || is_dying {
+                return None;
+            }
+            if !zone.last.is_within(committed) {
+                has_uncommitted.set(true);
+                return None;
+            }
+            let &Zone { class, opened, changed, .. } = zone;
+            let zone = ZoneIndex(number as u32);
+            Some(Candidate { zone, live: live.into(), written: written.into(), class, opened, changed })
+        };
+        let chosen = choose(&mut (0..state.zones.len()).filter_map(candidate));
+        (chosen.and_then(|zone| candidate(zone.0 as usize)), has_uncommitted.get())
+    }
+}
