@@ -1,4 +1,5 @@
 use super::*;
+use crate::stream::Sequences;
 
 #[test]
 fn records_of_the_filler_leave_open_which_records_before_them_have_committed() {
