@@ -183,8 +183,9 @@ impl Core {
 
     /// Refuses a checkpoint for whose pages there is no space: it would take the last zones, and nothing would be freed.
     fn check_space_for_pages(&self) -> Result<()> {
-        let (free, pages) = (u64::from(self.kit.pool.free()), self.totals.sum(|used| &used.unstored));
-        // The zone that is open for checkpoints has some, and so have zones that wait for a reset.
+        // A checkpoint resets zones that wait for it.
+        let (free, pages) = (u64::from(self.kit.pool.free_soon()), self.totals.sum(|used| &used.unstored));
+        // The zone that is open for checkpoints has some, and a count may be older than the pages.
         match pages <= (free + 2) * u64::from(self.kit.layout.zone_blocks) {
             true => Ok(()),
             false => Err(Error::no_space(format!(

@@ -42,6 +42,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Usual number of names above which a directory is made striped, on several cores.
 const STRIPE_ABOVE: u64 = 16_384;
@@ -65,6 +66,9 @@ const SHORT: u64 = 256 << 20;
 
 /// Zones for the records of removals, which the cleaner leaves: blocks of removed files are dying until these are written.
 pub(crate) const REMOVAL_RESERVE: u32 = 1;
+
+/// Time after a checkpoint without space in which operations don't try another one.
+const BETWEEN_CHECKPOINTS: Duration = Duration::from_secs(1);
 
 /// Free zones beyond those for a checkpoint at which operations wait for one.
 const CHECKPOINT_MARGIN: u32 = REMOVAL_RESERVE + 1;
@@ -235,6 +239,10 @@ pub struct Core {
     pub(crate) dropped: RefCell<Lost>,
     /// Zones to which the cleaner moves blocks of this core, where this isn't the home.
     mover: RefCell<Option<Mover>>,
+    /// Whether the drive limits the number of open zones.
+    pub(crate) is_limited: bool,
+    /// With such a limit, the class of all moves: the first that the policy chose. So the mover of a core has one open zone.
+    move_class: Cell<Option<u8>>,
     /// The checkpoint that is being written.
     pub(crate) frozen: RefCell<Option<FrozenTrees>>,
     pub(crate) sums: RefCell<Sums>,
@@ -250,12 +258,14 @@ pub struct Core {
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
-    /// Whether it is open to be salvaged, and takes no changes.
+    /// Open for salvage: every change is refused.
     pub(crate) is_salvaged: bool,
-    /// What can't be read then.
+    /// Losses of a salvage.
     pub(crate) lost: RefCell<LostParts>,
-    /// Turns of operations that write a checkpoint before they begin.
+    /// Held by an operation that writes a checkpoint before it begins.
     storing: Rc<Semaphore>,
+    /// When such a checkpoint found no space.
+    stored_in_vain: Cell<Option<runtime::Instant>>,
     /// Permits for reads of checksums from zones.
     pub(crate) loading: Rc<Semaphore>,
     /// Blocks of capacity that are reserved for writes in flight.
@@ -327,7 +337,8 @@ impl Core {
         let kit = kit(policy);
         let layout = kit.layout;
         let demand = geometry::demand(kit.zones.geometry(), totals.cores(), settings.appends_in_flight);
-        // Nothing seals zones for others: with a budget that is too small, tasks would wait for ever.
+        let is_limited = demand.limit.is_some();
+        // Movers seal no zones for others: with a budget that is too small, tasks would wait for ever.
         if geometry::fits(&demand) {
             kit.budget().set(demand);
         }
@@ -342,6 +353,8 @@ impl Core {
             snapshot_list: SnapshotList::default(),
             dropped: RefCell::default(),
             mover: RefCell::new(Some(Mover::new(classes))),
+            is_limited,
+            move_class: Cell::new(None),
             frozen: RefCell::default(),
             appender: Appender::new(
                 layout,
@@ -370,6 +383,7 @@ impl Core {
             dirty_blocks,
             loading: Semaphore::new(2),
             storing: Semaphore::new(1),
+            stored_in_vain: Cell::new(None),
             is_salvaged: settings.goal == Goal::Salvage,
             lost: RefCell::default(),
             queued: Semaphore::new(settings.queued_operations.max(1) as usize),
@@ -439,6 +453,16 @@ impl Core {
         &self.nodes
     }
 
+    /// Seals the open zones of the lanes whenever a task of any core finds that none is left to it, until the file system is closed: after a zone
+    /// that can't be finished, fewer may be open than lanes want.
+    pub(crate) async fn run_seals(self: Rc<Self>) {
+        let mut seen = 0;
+        while !self.kit.is_closing() && self.kit.failure().is_none() {
+            seen = self.kit.budget().wanted(seen).await;
+            self.kit.seal_lanes();
+        }
+    }
+
     /// Refuses reads of a file system that has failed or is closed.
     ///
     /// # Errors
@@ -454,11 +478,13 @@ impl Core {
     /// Refuses changes of a file system that has failed or is closed, or whose device has no space for a record that waits for some.
     ///
     /// # Errors
-    /// As [`check_alive`](Self::check_alive); [`Error::NoSpace`].
+    /// As [`check_alive`](Self::check_alive); [`Error::ReadOnly`] in a salvage; [`Error::NoSpace`].
     pub fn check_open(&self) -> Result<()> {
         self.check_alive()?;
         if self.is_salvaged {
-            return Err(Error::read_only("the file system is mounted to be salvaged, and takes no changes"));
+            return Err(Error::read_only(
+                "the file system is mounted for salvage: changes are refused; copy its files to another file system",
+            ));
         }
         self.kit.space.check()
     }
@@ -522,7 +548,7 @@ impl Core {
         self.check_space(1)
     }
 
-    /// Refuses operations that need memory for metadata, of whose budget they leave one of so many parts to others.
+    /// Refuses an operation when less than 1/`parts` of the budget of metadata is free.
     ///
     /// # Errors
     /// [`Error::NoSpace`] with both numbers.
@@ -546,6 +572,10 @@ impl Core {
     /// The failure of the log. A checkpoint that finds no space is tried again by the next operation.
     async fn leave_space_for_pages(&self) -> Result<()> {
         let is_due = || {
+            // A checkpoint that found no space isn't tried again by every operation.
+            if self.stored_in_vain.get().is_some_and(|at| at.elapsed() < BETWEEN_CHECKPOINTS) {
+                return false;
+            }
             let unstored = self.totals.sum(|used| &used.unstored);
             let least = u64::from(self.kit.layout.zone_blocks / 2).max(16);
             unstored >= least && self.kit.pool.free() <= self.checkpoint_zones() + CHECKPOINT_MARGIN
@@ -559,8 +589,11 @@ impl Core {
         }
         let write = |core: Rc<Core>| async move { mover::free_dead(&core).await };
         match Box::pin(self.cores().first().with(write)).await {
-            Ok(()) | Err(Error::NoSpace(_)) => Ok(()),
-            Err(error) => Err(error),
+            Err(Error::NoSpace(_)) => {
+                self.stored_in_vain.set(Some(runtime::now()));
+                Ok(())
+            }
+            outcome => outcome,
         }
     }
 

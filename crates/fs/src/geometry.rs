@@ -17,7 +17,7 @@ use logkit::record::Header;
 /// Fewest open zones with which a file system works: those of roots, and one of each purpose.
 pub const FEWEST_OPEN: u32 = ROOT_ZONES + Demand::FEWEST;
 
-/// Demand for open zones of so many cores with so many appends in flight each.
+/// Demand for open zones with `cores` cores and `lanes` appends in flight on each.
 pub(crate) fn demand(zones: &ZoneGeometry, cores: u32, lanes: u32) -> Demand {
     let limit = [zones.max_open, zones.max_active].into_iter().filter(|limit| *limit != 0).min();
     let limit = limit.map(|limit| limit.saturating_sub(ROOT_ZONES));
@@ -39,7 +39,7 @@ fn most(zones: &ZoneGeometry, wanted: u32, lanes: u32) -> (u32, u32) {
 impl Settings {
     /// These settings with no more cores and appends in flight than the limits of these zones permit.
     #[must_use]
-    pub fn for_zones(self, zones: &ZoneGeometry) -> Self {
+    pub(crate) fn for_zones(self, zones: &ZoneGeometry) -> Self {
         let wanted = self.cores.unwrap_or(runtime::shard_count() as u32);
         let (cores, appends_in_flight) = most(zones, wanted, self.appends_in_flight);
         Settings { cores: Some(cores), appends_in_flight, ..self }
@@ -55,6 +55,16 @@ pub(crate) fn least_zones(layout: &Layout, lanes: u32, cores: u32, directory: u6
     reserved_zones(lanes, cores) + for_pages + 1
 }
 
+/// The error for fewer zones of this layout than a new file system needs.
+pub(crate) fn too_few(layout: &Layout, least: u32) -> Error {
+    Error::invalid(format!(
+        "{} zones of {} blocks of 4 KiB are too few for a file system: expected at least {least} zones of this size, {} KiB; take more or larger ones",
+        layout.zones,
+        layout.zone_blocks,
+        (u64::from(least) * u64::from(layout.zone_blocks) * BLOCK) >> 10,
+    ))
+}
+
 /// Refuses to make a file system on zones that are too few or too small, or of which too few may be open, before anything is opened.
 ///
 /// # Errors
@@ -63,7 +73,8 @@ pub fn check_new(zones: &ZoneGeometry) -> Result<()> {
     let layout = Layout::new(zones, BlockSize::new(BLOCK)?)?;
     if !layout.takes(ATOMIC_BLOCKS, Header::length(ATOMIC_BLOCKS as usize, Change::LONGEST_WITH_BLOCKS)) {
         return Err(Error::invalid(format!(
-            "zones of {} blocks of 4 KiB with appends of up to {} are too small for a file system; expected at least {} blocks, and appends of {}",
+            "zones of {} blocks of 4 KiB with appends of up to {} blocks are too small for a file system; expected zones of at least {} blocks and appends \
+             of at least {} blocks; take larger zones",
             layout.zone_blocks,
             layout.max_append,
             ATOMIC_BLOCKS + 2,
@@ -74,12 +85,7 @@ pub fn check_new(zones: &ZoneGeometry) -> Result<()> {
     let (_, lanes) = most(zones, 1, Settings::default().appends_in_flight);
     let least = least_zones(&layout, lanes, 1, 1);
     if layout.zones < least {
-        return Err(Error::invalid(format!(
-            "{} zones of {} blocks of 4 KiB are too few for a file system: expected at least {least} zones of this size, {} KiB; take more or larger ones",
-            layout.zones,
-            layout.zone_blocks,
-            (u64::from(least) * u64::from(layout.zone_blocks) * BLOCK) >> 10,
-        )));
+        return Err(too_few(&layout, least));
     }
     match fits(&demand(zones, 1, 1)) {
         true => Ok(()),

@@ -153,7 +153,7 @@ impl Nodes {
         });
         entry.insert(node.clone());
         if nodes.len() > self.sweep_at.get().max(FEWEST_SWEPT) {
-            // A write that nobody waits for any more keeps its range.
+            // A cancelled write keeps its range lock.
             nodes.retain(|_, node| node.is_open() || Rc::strong_count(node) > 1 || !node.lock.is_free());
             self.sweep_at.set(2 * nodes.len());
         }

@@ -10,8 +10,8 @@ use crate::cores::{Cores, Totals, core_of};
 use crate::extents::{Blocks, Extent};
 use crate::forest::{Forest, Shard};
 use crate::format::{BLOCK, MOST_CORES, OWNER, Properties, State};
+use crate::geometry::{check_new, too_few};
 use crate::inode::{InodeNumber, ROOT, kind};
-use crate::item::ATOMIC_BLOCKS;
 use crate::metadata::{Inodes, Metadata};
 use crate::salvage::{self, LostParts};
 use crate::shared::FIRST_KEEPER;
@@ -20,7 +20,7 @@ use crate::snapshots::{Snapshot, own_blocks, visit_own_blocks};
 use crate::tree::{Key, Known, Load, PAGE, Place, Released, SinglePage, Stored, Tree};
 use block::{BlockSize, Buffer, Error, Result, Zones, ZonesPart};
 use logkit::cleaning::{Parameters, Policy, make};
-use logkit::record::{Header, Identity};
+use logkit::record::Identity;
 use logkit::recovery::{self, Goal, Opening};
 use logkit::scan::Found;
 use logkit::{Kit, Layout, Parts, Sequences, ZonePool};
@@ -36,22 +36,6 @@ const READS: usize = 64;
 fn policy(settings: &Settings, layout: &Layout) -> Result<Box<dyn Policy>> {
     let (name, parameters) = &settings.cleaning;
     make(name, parameters.unwrap_or_else(|| Parameters::for_zones(layout.zones)))
-}
-
-/// Refuses zones that don't take a record of the largest write that is atomic.
-fn check_layout(layout: &Layout) -> Result<()> {
-    let header = Header::length(ATOMIC_BLOCKS as usize, Change::LONGEST_WITH_BLOCKS);
-    match layout.takes(ATOMIC_BLOCKS, header) {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "zones of {} blocks with appends of up to {} are too small for a file system; expected at least {} blocks of 4 KiB, and \
-             appends of {}",
-            layout.zone_blocks,
-            layout.max_append,
-            ATOMIC_BLOCKS + 2,
-            ATOMIC_BLOCKS + 1
-        ))),
-    }
 }
 
 /// Number of cores among which shards are divided: the requested number, or that of the runtime's shards, limited by the numbers of shards and
@@ -76,7 +60,7 @@ pub async fn format(
     let handle = zones.open().await?;
     let settings = &settings.clone().for_zones(handle.geometry());
     let layout = Layout::new(handle.geometry(), BlockSize::new(BLOCK)?)?;
-    check_layout(&layout)?;
+    check_new(handle.geometry())?;
     let (pool, identity) = recovery::format(&*handle, &layout).await?;
     let parts = recovery::create(layout, pool, identity, STREAMS, OWNER, properties.encode());
     let cores = number_of_cores(settings, &layout, properties.shards);
@@ -97,17 +81,7 @@ pub async fn format(
     let cores = start((zones, handle), parts, loaded, properties, settings).await?;
     let first = |core: Rc<Core>| async move {
         match core.capacity() {
-            0 => {
-                let layout = &core.kit.layout;
-                let least = core.least_zones();
-                Err(Error::invalid(format!(
-                    "{} zones of {} blocks of 4 KiB are too few for a file system: expected at least {least} zones of this size, {} KiB; take more or larger \
-                     ones",
-                    layout.zones,
-                    layout.zone_blocks,
-                    (u64::from(least) * u64::from(layout.zone_blocks) * BLOCK) >> 10,
-                )))
-            }
+            0 => Err(too_few(&core.kit.layout, core.least_zones())),
             _ => core.write_checkpoint(false).await,
         }
     };

@@ -1,4 +1,4 @@
-//! What of a file system can't be read, where it is opened to be salvaged, and what takes its place in memory.
+//! Salvage of a damaged file system: read-only access to its intact files, and a list of the losses.
 //!
 //! Such a file system takes no changes, and none of its background work runs. A page of metadata that can't be read costs the items in
 //! it: names, attributes or blocks of files. Each is told. What is left is reachable:
@@ -31,7 +31,7 @@ pub(crate) const MOST_BYTES: u64 = 64 << 20;
 const MOST_LINES: usize = 1000;
 
 /// Directory in the root with the files whose names can't be read, each named `#` and its inode.
-pub(crate) const LOST_AND_FOUND: &[u8] = b"lost+found";
+const LOST_AND_FOUND: &str = "lost+found";
 
 /// Bit of the zone of an extent whose blocks are gone: its zone was reset after the checkpoint that was read. No zone has it, so a
 /// read of the extent is an error, and not the data that is in the zone now.
@@ -236,13 +236,17 @@ impl Names {
 /// Makes an empty directory without a name in the shard of the root, in memory. Returns its inode.
 pub(crate) fn make_directory(metadata: &mut Metadata) -> InodeNumber {
     let shard = metadata.items.shard_of(ROOT);
-    let directory = metadata.take_number(shard);
+    // The next number may be one that is taken: what says so may be damaged.
+    let mut directory = metadata.take_number(shard);
+    while metadata.inode(directory).is_ok() {
+        directory = metadata.take_number(shard);
+    }
     let inode = Inode { mode: FileType::Directory as u32 | 0o700, ..Inode::root_directory(0) };
     metadata.put(&Inode::key(directory), &inode.encode());
     directory
 }
 
-/// Gives a file a name in a directory, in memory. A name that is there stays.
+/// Gives a file a name in a directory, in memory. Returns false where the name is there, which stays.
 ///
 /// # Errors
 /// [`block::Error::Corrupt`] for damaged items of the directory; [`block::Error::NoSpace`] for too many of one hash.
@@ -251,15 +255,16 @@ pub(crate) fn put_name(
     directory: InodeNumber,
     name: &[u8],
     (inode, file_type): (InodeNumber, FileType),
-) -> Result<()> {
-    if let Err(key) = directory::find_or_vacant(&metadata.items, directory, name)? {
+) -> Result<bool> {
+    let vacant = directory::find_or_vacant(&metadata.items, directory, name)?.err();
+    if let Some(key) = vacant {
         metadata.put(&key, &directory::encode(inode, file_type.code(), name));
     }
-    Ok(())
+    Ok(vacant.is_some())
 }
 
 impl FileSystem {
-    /// Gives inodes whose names can't be read names in the directory `lost+found`, in memory.
+    /// Gives inodes whose names can't be read names in the directory `lost+found`, in memory; in `lost+found.1` and so on where there is one.
     pub(crate) async fn name_lost(&self) -> Result<()> {
         let mut names = Names::default();
         for core in self.cores().all() {
@@ -270,23 +275,34 @@ impl FileSystem {
         if unnamed.is_empty() {
             return Ok(());
         }
-        let make = move |core: Rc<Core>| async move {
+        let make = |core: Rc<Core>| async move { Ok(make_directory(&mut core.metadata.borrow_mut())) };
+        let directory = self.cores().of(ROOT).with(make).await?;
+        let mut number = 0;
+        let path = loop {
+            let name = match number {
+                0 => LOST_AND_FOUND.to_owned(),
+                number => format!("{LOST_AND_FOUND}.{number}"),
+            };
+            let holder = self.cores().holder(ROOT, name.as_bytes()).inode;
+            let (named, given) = ((directory, FileType::Directory), name.clone());
+            let put = move |core: Rc<Core>| async move {
+                put_name(&mut core.metadata.borrow_mut(), holder, given.as_bytes(), named)
+            };
+            if self.cores().of(holder).with(put).await? {
+                break name;
+            }
+            number += 1;
+        };
+        let fill = move |core: Rc<Core>| async move {
             let mut metadata = core.metadata.borrow_mut();
-            let directory = make_directory(&mut metadata);
             for (inode, file_type) in unnamed {
                 let name = format!("#{inode}");
                 put_name(&mut metadata, directory, name.as_bytes(), (inode, file_type))?;
-                core.lost.borrow_mut().note(format!("the name of inode {inode}: it is lost+found/{name}"));
+                core.lost.borrow_mut().note(format!("the name of inode {inode}: it is {path}/{name}"));
             }
-            Ok(directory)
+            Ok(())
         };
-        let directory = self.cores().of(ROOT).with(make).await?;
-        let holder = self.cores().holder(ROOT, LOST_AND_FOUND).inode;
-        let put = move |core: Rc<Core>| async move {
-            let named = (directory, FileType::Directory);
-            put_name(&mut core.metadata.borrow_mut(), holder, LOST_AND_FOUND, named)
-        };
-        self.cores().of(holder).with(put).await
+        self.cores().of(directory).with(fill).await
     }
 
     /// Whether it is open to be salvaged.

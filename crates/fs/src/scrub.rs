@@ -138,7 +138,7 @@ impl Core {
             let inodes = of_version().map(|it| it.inode).collect();
             // A snapshot may be deleted meanwhile.
             let Ok(paths) = path_of::paths_of(&Opened(self, version), &inodes).await else {
-                self.check_open()?;
+                self.check_alive()?;
                 continue;
             };
             let of = match version {

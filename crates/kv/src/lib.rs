@@ -16,7 +16,7 @@
 //!   a key take turns; `write_controller`: writes are slowed before they stop.
 //! - `jobs`: flushes and compactions; `manual_compaction`: compaction on request; `reads`: gets and scans, `pairs`: what scans return; `level_cursor`: cursors
 //!   of levels; `cross_shard`: batches and snapshots of several shards; `status`: numbers for operators.
-//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage; `salvage`: what of a damaged store can't be read. `erasure`, `eraser`: deletes are persistent in time, by `clock`; `reset_history`:
+//! - `recovery`, `checkpoint`: making and opening; [`check`]: looking for damage; `salvage`: losses of a damaged store. `erasure`, `eraser`: deletes are persistent in time, by `clock`; `reset_history`:
 //!   guarantees of resets before.
 //!
 //! [`Store`] is what programs use, [`redis`] serves it to redis clients, and [`kind`] makes it a part of stacks. [`audit`](mod@audit) looks for deleted keys

@@ -1,4 +1,4 @@
-//! What of a store can't be read, where it is opened to be salvaged.
+//! Salvage of a damaged store: read-only access to its intact keys, and a list of the losses.
 //!
 //! Such a store takes no writes, and none of its background work runs. A read of a key whose newest version may be in a part that
 //! can't be read fails, and names that part. A scan goes on behind it, and notes it here: keys may be missing there, and older values

@@ -48,7 +48,7 @@ pub(crate) struct WriteController {
     /// Time at which the writes that were admitted have passed at the rate.
     passed: Cell<Instant>,
     /// End of the last compaction of level 0, and whether writes were slowed since then.
-    compacted: Cell<Instant>,
+    compacted: Cell<Option<Instant>>,
     has_slowed: Cell<bool>,
 }
 
@@ -60,7 +60,7 @@ impl WriteController {
             stop_tables,
             compaction_rate: Cell::new(compaction_rate),
             passed: Cell::new(Instant::from_nanoseconds(0)),
-            compacted: Cell::new(Instant::from_nanoseconds(0)),
+            compacted: Cell::new(None),
             has_slowed: Cell::new(false),
         }
     }
@@ -74,8 +74,8 @@ impl WriteController {
     /// Notes that a compaction that began at `begun` has merged so many bytes of level 0. Where writes were slowed since the one before it, the time between
     /// counts, too: other compactions took it.
     pub fn note_compaction(&self, bytes: u64, begun: Instant, now: Instant) {
-        let before = self.compacted.replace(now);
-        let begun = if self.has_slowed.replace(false) { before } else { begun };
+        let before = self.compacted.replace(Some(now));
+        let begun = if self.has_slowed.replace(false) { before.unwrap_or(begun) } else { begun };
         let rate = u128::from(bytes) * 1_000_000_000 / (now - begun).as_nanos().max(1);
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);
         self.compaction_rate.set(self.compaction_rate.get() / 2 + rate / 2);
@@ -177,7 +177,7 @@ mod tests {
         let controller = WriteController::new(4, 20, 32 * MIB);
         let note = |second| controller.note_compaction(4 * MIB, at_second(second), at_second(second + 1));
         (0..20).for_each(|number| note(10 * number));
-        assert_eq!(controller.compaction_rate.get().div_ceil(MIB), 4);
+        assert_eq!((controller.compaction_rate.get() + MIB / 2) / MIB, 4);
         // While writes are slowed, the time of other compactions counts.
         for number in 20..40 {
             controller.admit(12, 1, at_second(10 * number));

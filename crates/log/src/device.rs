@@ -8,7 +8,7 @@ use crate::format::{Change, VersionId};
 use crate::home::{FileMedium, Medium};
 use crate::kind::MapPlace;
 use crate::map::{Map, Mapping, Physical};
-use crate::recovery::{For, Recovered};
+use crate::recovery::{Access, Recovered};
 use crate::salvage;
 use crate::snapshot::Message;
 use block::{
@@ -608,8 +608,8 @@ pub async fn open_with(
             (state, Recovered::default())
         }
         false => {
-            let wanted = if options.salvage { For::Salvage } else { For::Use };
-            crate::recovery::recover(handle, &options.map, home, wanted).await?
+            let access = if options.salvage { Access::Salvage } else { Access::Serve };
+            crate::recovery::recover(handle, &options.map, home, access).await?
         }
     };
     let blocks = state.versions.get(VersionId::HEAD).map_or(0, |head| head.blocks);

@@ -72,7 +72,9 @@ pub async fn dump(
                 None => value["directory"] = told,
             }
             // The state that opening would yield, if the log can be opened; otherwise the checkpoint's.
-            match recovery::recover(handle.clone(), crate::map::NAMES[0], home, recovery::For::Look).await {
+            match recovery::recover(handle.clone(), crate::map::NAMES[0], home, recovery::Access::Inspect)
+                .await
+            {
                 Ok((state, recovered)) => {
                     value["tail"] = tail(&recovered, &state.parts);
                     value["versions"] = versions(&state.versions);

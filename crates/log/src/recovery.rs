@@ -123,7 +123,7 @@ fn decode_directory(bytes: &[u8]) -> Result<(Vec<ZoneEntry>, Directory)> {
 }
 
 /// Recovers the log on these zones without writing to them. The caller calls [`State::begin`] before the first write. With
-/// [`For::Look`] nothing is written to the home either, and the log must not be written to; nor with [`For::Salvage`], which goes on
+/// [`Access::Inspect`] nothing is written to the home either, and the log must not be written to; nor with [`Access::Salvage`], which goes on
 /// after damage and returns a state that names what is lost. `medium` is the map's home; it has to be given exactly if the log has one.
 ///
 /// # Errors
@@ -133,10 +133,10 @@ pub async fn recover(
     zones: Rc<dyn Zones>,
     map: &str,
     medium: Option<Rc<dyn Medium>>,
-    wanted: For,
+    access: Access,
 ) -> Result<(State, Recovered)> {
     let mut stages = Stages::begin();
-    let goal = wanted.goal();
+    let goal = access.goal();
     let advise = |error| if goal == Goal::Serve { salvage::advise(error) } else { error };
     let mut lines = Vec::new();
     let found = recovery::newest_checkpoint(&*zones, OWNER, goal, &mut lines).await;
@@ -148,7 +148,7 @@ pub async fn recover(
     let mut lost = (goal == Goal::Salvage).then(|| Lost::new(&layout));
     let (known, directory, pool, mut at_home_state) = match at_home(&root, medium)? {
         Some((medium, demanded)) => {
-            let look_only = wanted != For::Use;
+            let look_only = access != Access::Serve;
             let found = home::recovery::open(&layout, &root, demanded, &reports, medium, look_only).await;
             let found = found.map_err(|error| match goal {
                 Goal::Salvage => error.in_context(
@@ -246,20 +246,20 @@ pub async fn recover(
 
 /// What a log is recovered for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum For {
-    /// To be used.
-    Use,
-    /// To be looked at: as it would be used, without a change to it.
-    Look,
-    /// To copy out what can be read, without a change to it.
+pub enum Access {
+    /// It is used: recovery may write to the map's home.
+    Serve,
+    /// It is read as it would be used, without any write.
+    Inspect,
+    /// Damage is tolerated and listed, without any write.
     Salvage,
 }
 
-impl For {
+impl Access {
     fn goal(self) -> Goal {
         match self {
-            For::Use | For::Look => Goal::Serve,
-            For::Salvage => Goal::Salvage,
+            Access::Serve | Access::Inspect => Goal::Serve,
+            Access::Salvage => Goal::Salvage,
         }
     }
 }

@@ -259,11 +259,6 @@ impl<E: Entry> Appender<E> {
         self.in_flight.set((appends + 1, all + entries as u32));
     }
 
-    /// Whether an append is in flight.
-    pub fn is_appending(&self) -> bool {
-        self.in_flight.get().0 > 0
-    }
-
     /// Notes that an append of this many entries has ended.
     pub fn completed(&self, entries: usize) {
         let (appends, all) = self.in_flight.get();

@@ -19,9 +19,14 @@ use block::{Error, Result};
 use smallvec::SmallVec;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Attempts to append one record, each in another zone, before the log fails.
 const MOST_ATTEMPTS: usize = 4;
+
+/// Longest time that acknowledged entries without data wait for a zone before the log fails, and time between two looks for one.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Queues an entry for a class. An entry that no record can carry is refused at once.
 #[inline]
@@ -48,6 +53,8 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     let mut zones: Vec<Option<ZoneWriter>> = (0..classes).map(|_| None).collect();
     let mut frozen = Frozen::default();
     let mut sealed = kit.seals_asked();
+    // Since when no zone was free.
+    let mut refusing: Option<runtime::Instant> = None;
     loop {
         if std::mem::replace(&mut sealed, kit.seals_asked()) != sealed {
             kit.seal_all(&mut zones).await;
@@ -69,7 +76,10 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         let zone = match zones[usize::from(class)].take() {
             Some(zone) => zone,
             None => match open_zone(&owner, class, &mut zones).await {
-                Ok(Some(zone)) => zone,
+                Ok(Some(zone)) => {
+                    refusing = None;
+                    zone
+                }
                 Ok(None) => continue,
                 Err(error) => {
                     let is_short = kit.space.is_short();
@@ -84,14 +94,17 @@ async fn lane<O: Owner>(owner: Rc<O>) {
                             space::write_without_data(&owner, class, &mut frozen, &error, &mut zones).await;
                             None
                         }
-                        _ => refuse_queued(&*owner, class, &error, &mut zones).await,
+                        _ => {
+                            let since = *refusing.get_or_insert_with(runtime::now);
+                            let keeps = since.elapsed() < PATIENCE;
+                            refuse_queued(&*owner, class, &error, &mut zones, keeps).await
+                        }
                     };
-                    if zones[usize::from(class)].is_none()
-                        && !appender.is_empty(class)
-                        && appender.is_appending()
+                    if refusing.is_some() && zones[usize::from(class)].is_none() && !appender.is_empty(class)
                     {
-                        // What was kept goes to the zone of the lane whose append is in flight.
-                        kit.events.work.notified().await;
+                        // What was kept goes to the zone of another lane that has one, or to one that is freed.
+                        kit.events.work.notify_one();
+                        let _freed = runtime::timeout(LOOK, kit.events.freed.notified()).await;
                     }
                     continue;
                 }
@@ -178,13 +191,14 @@ async fn open_zone<O: Owner>(
 }
 
 /// Refuses what is queued under a class because no zone is free. Entries that free space stay, and get one of the
-/// cleaner's zones: else a full log could never be emptied. Acknowledged ones without data also stay while another lane
-/// writes: its zone takes them.
+/// cleaner's zones: else a full log could never be emptied. With `keeps`, acknowledged ones without data stay, too: another lane may have
+/// a zone for them.
 async fn refuse_queued<O: Owner>(
     owner: &O,
     class: u8,
     error: &Error,
     held: &mut [Option<ZoneWriter>],
+    keeps: bool,
 ) -> Option<ZoneWriter> {
     let appender = owner.appender();
     let zone = match appender.any(class, O::Entry::frees_space) {
@@ -193,7 +207,7 @@ async fn refuse_queued<O: Owner>(
     };
     let is_kept = |entry: &O::Entry| match zone.is_some() {
         true => entry.frees_space(),
-        false => appender.is_appending() && entry.is_acknowledged() && entry.blocks() == 0,
+        false => keeps && entry.is_acknowledged() && entry.blocks() == 0,
     };
     let entries = appender.take_refused(Some(class), is_kept);
     entries.iter().for_each(|entry| owner.refuse(entry, error));

@@ -196,8 +196,6 @@ async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Res
         }
         Base::Zones(zones) => (zones, true),
     };
-    fs::geometry::check_new(zones.geometry())?;
-    let settings = settings.for_zones(zones.geometry());
     let files = FileSystem::format(zones, properties, &settings).await?;
     let files = if is_lent { files.on_lent_zones() } else { files };
     let statistics = files.statistics().await;
@@ -268,10 +266,7 @@ async fn open(built: &BuiltStack, plan: &Plan, image: &str, settings: &Settings)
             Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
             Err(error) => Err(error),
         },
-        Base::Zones(zones) => {
-            let settings = settings.clone().for_zones(zones.geometry());
-            FileSystem::open(zones, &settings).await.map(FileSystem::on_lent_zones)
-        }
+        Base::Zones(zones) => FileSystem::open(zones, settings).await.map(FileSystem::on_lent_zones),
     };
     opened.map_err(|error| match error {
         Error::Protocol(detail) => {

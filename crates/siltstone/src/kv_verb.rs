@@ -319,7 +319,12 @@ fn backup(arguments: &KvBackup) -> Result<(), Failure> {
 
 /// Refuses a destination that isn't empty.
 async fn check_empty(destination: &Planned) -> Result<(), Failure> {
-    let (built, of_part) = destination.plan.build_below_door(&destination.part).await?;
+    let (built, of_part) = match destination.plan.build_below_door(&destination.part).await {
+        Ok(below) => below,
+        // Storage that isn't there is made by the copy.
+        Err(Error::NotFound(_)) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
     let found = kv::kind::contents(&of_part).await;
     drop(of_part);
     let closed = built.close().await;

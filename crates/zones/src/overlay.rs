@@ -1,10 +1,9 @@
 //! Zones whose changes stay in memory: what lies below is read and never written.
 //!
-//! A log that can't be trusted to be whole is opened on them to copy out what can be read: opening writes roots and finishes
-//! zones, and none of that may touch a damaged medium.
+//! Recovery of a damaged log writes roots and finishes zones; over an overlay it leaves the medium unchanged.
 //!
 //! # Promises
-//! - No call changes the zones below. Zones that were begun there are readable and accept no appends: they are finished or reset,
+//! - No call changes the zones below. Zones that are partly written there are readable and accept no appends: they are finished or reset,
 //!   in memory.
 //! - Appends take memory up to [`Overlay::new`]'s limit; beyond it they fail with [`Error::NoSpace`].
 //! - Appends are in order, and nothing is durable: a flush only says that there is nothing to do.
@@ -154,7 +153,7 @@ impl Handle {
                 change(state, bytes, total)
             }
             _ => Err(Error::invalid(format!(
-                "zone {zone} is {:?}, and what lies below isn't changed: finish or reset it, and use another",
+                "zone {zone} is {:?} below the overlay: appends need an empty or reset zone; finish or reset it, and use another",
                 found.state
             ))),
         }

@@ -153,6 +153,10 @@ fn wrong_arguments_are_usage_errors() {
     );
     usage(&["kv", "status", "nowhere/kv.toml"], "no such file");
     let none = store.verb("get", &["key"]);
+    assert!(none.code == Some(1) && none.err.contains("kv.zns: no such file"), "{none:#?}");
+    assert!(!store.path("kv.zns").exists(), "it was created");
+    let other = "kv(ram(64MiB))";
+    let none = siltstone(&["kv", "get", other, "key"]);
     assert!(none.code == Some(1) && none.err.contains("it holds no key-value store"), "{none:#?}");
 }
 
@@ -202,7 +206,7 @@ fn a_check_names_the_table_of_a_flipped_byte_and_other_keys_stay_readable() {
     let text = std::fs::read_to_string(&store.stack).unwrap();
     std::fs::write(&store.stack, text + "salvage = true\n").unwrap();
     let told = store.verb("backup", &[&copy.stack, "--format"]);
-    assert!(told.err.contains("salvaged: 1 parts can't be read"), "{told:#?}");
+    assert!(told.err.contains("salvage: 1 damaged parts"), "{told:#?}");
     let copied = told.ok();
     assert!(copied.starts_with("copied "), "{copied}");
     assert_eq!(copy.ok("get", &["key1"]), "1".repeat(3000) + "\n");

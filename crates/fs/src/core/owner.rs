@@ -207,6 +207,7 @@ impl Owner for Core {
         mut pieces: Vec<(Piece<Name>, Data)>,
         mover: &mut Mover,
     ) -> Result<()> {
+        let class = self.class_of_moves(class);
         let start = |piece: &Piece<Name>| (piece.name.inode, piece.name.block + u64::from(piece.offset));
         // Neighbours in a file become neighbours in a zone.
         pieces.sort_by_key(|(piece, _)| start(piece));
@@ -282,6 +283,18 @@ impl Core {
             })?;
         }
         Ok(live)
+    }
+
+    /// The class under which blocks are moved for which the policy chose one.
+    fn class_of_moves(&self, chosen: u8) -> u8 {
+        match self.is_limited {
+            true => {
+                let class = self.move_class.get().unwrap_or(chosen);
+                self.move_class.set(Some(class));
+                class
+            }
+            false => chosen,
+        }
     }
 
     /// Moves blocks of this core for the home's cleaner.

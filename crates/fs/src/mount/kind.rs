@@ -193,7 +193,6 @@ async fn build(arguments: &Arguments) -> Result<Built> {
         false => zones_on(arguments.device("on")?, format, arguments.optional_size("zone_size")?).await?,
     };
     let properties = properties(arguments)?;
-    let settings = settings.for_zones(zones.geometry());
     let files = match format {
         true => FileSystem::format(zones, properties, &settings).await?,
         false => FileSystem::open(zones, &settings).await?,

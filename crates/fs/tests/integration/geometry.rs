@@ -85,7 +85,6 @@ fn run(line: Line) -> Option<String> {
     let main = move || async move {
         let zones = drive(line);
         let settings = Settings { checkpoint_after: 256 << 10, ..Settings::default() };
-        let settings = settings.for_zones(zones.geometry());
         if let Err(error) = fs::geometry::check_new(zones.geometry()) {
             return Some(error.to_string());
         }

@@ -28,9 +28,9 @@ struct Line {
 }
 
 impl Line {
-    /// Keys of each task: their values take up to an eighth of the zones.
+    /// Keys of each task: their values take up to a twelfth of the zones, since a store with the fewest zones has about 3 for data.
     fn keys(&self) -> u32 {
-        let fit = u64::from(self.zones) * self.zone_size / 8 / self.value as u64 / u64::from(WRITERS);
+        let fit = u64::from(self.zones) * self.zone_size / 12 / self.value as u64 / u64::from(WRITERS);
         fit.clamp(1, u64::from(MOST_KEYS)) as u32
     }
 

@@ -162,9 +162,8 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
             below.close().await.unwrap();
             (empty, error)
         };
-        for line in
-            ["kv(file(disk.img, size=64MiB))", "kv(zns-emulator(drive.zns, zones=32, zone_size=4MiB))"]
-        {
+        std::fs::write(path.join("disk.img"), vec![0; 64 << 20]).unwrap();
+        for line in ["kv(file(disk.img))", "kv(zns-emulator(zones=32, zone_size=4MiB))"] {
             let (empty, error) = open(line).await;
             assert_eq!(empty, None);
             assert!(
@@ -172,6 +171,17 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
                 "{error}"
             );
         }
+        // Storage that isn't there isn't made.
+        for line in
+            ["kv(file(other.img, size=64MiB))", "kv(zns-emulator(drive.zns, zones=32, zone_size=4MiB))"]
+        {
+            let stack = Stack::from_line("line", line, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let plan =
+                stack.with_base_directory(&path).check(false).unwrap_or_else(|wrong| panic!("{wrong}"));
+            let missing = plan.build_below_door("top").await.map(drop).unwrap_err();
+            assert!(matches!(missing, Error::NotFound(_)), "{missing}");
+        }
+        assert!(!path.join("other.img").exists() && !path.join("drive.zns").exists());
         std::fs::write(path.join("disk.img"), vec![b'x'; 64 << 20]).unwrap();
         assert!(open("kv(file(disk.img))").await.0.is_some(), "it isn't empty");
     };

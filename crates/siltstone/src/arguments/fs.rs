@@ -116,7 +116,7 @@ pub struct FsUnmount {
   siltstone fs mount vol.img /mnt            mount it, and print a line when it is mounted
   siltstone fs mount vol.img /mnt &          mount it in the background of the shell
   siltstone fs unmount /mnt                  make everything durable, close the image and end the server
-  siltstone fs mount bad.img /mnt --salvage  copy what can be read of a damaged one; what can't be is listed
+  siltstone fs mount bad.img /mnt --salvage  mount a damaged file system read-only; losses are listed
 
 Stays in the foreground. While files are open, Ctrl-C waits for 10 s; then their users get errors. fsync makes a file durable; \
 everything else becomes durable within 5 s. After a kill or a power cut the next mount recovers everything that was durable. Needs \

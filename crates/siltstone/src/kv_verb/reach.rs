@@ -264,10 +264,8 @@ async fn tell_lost(store: &Store) {
     let status = store.status().await.unwrap_or_default();
     if let Some(lost) = status.get("lost_count").and_then(serde_json::Value::as_u64) {
         say(&match lost {
-            0 => "salvaged: everything could be read".to_owned(),
-            _ => format!(
-                "salvaged: {lost} parts can't be read; keys in them may be missing, or have older values"
-            ),
+            0 => "salvage: nothing that was read is damaged".to_owned(),
+            _ => format!("salvage: {lost} damaged parts; keys in them may be missing, or have older values"),
         });
     }
 }
