@@ -256,9 +256,3 @@ fn all_keys_of_many_shards_are_deleted_in_one_record() {
         store.close().await.unwrap();
     });
 }
-
-#[test]
-fn debug_cell() {
-    let line = Line { shards: 1, zones: 64, zone_size: 4 << 20, value: 8000, promises: false, reopens: true };
-    run(line, Fill::Puts);
-}
