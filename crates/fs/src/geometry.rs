@@ -17,6 +17,9 @@ use logkit::record::Header;
 /// Fewest open zones with which a file system works: those of roots, and one of each purpose.
 pub const FEWEST_OPEN: u32 = ROOT_ZONES + Demand::FEWEST;
 
+/// Blocks that are kept for the pages of an empty file system: its root directory and the directory of the checkpoint, three times.
+const FEWEST_PAGES: u64 = 6;
+
 /// Demand for open zones with `cores` cores and `lanes` appends in flight on each.
 pub(crate) fn demand(zones: &ZoneGeometry, cores: u32, lanes: u32) -> Demand {
     let limit = [zones.max_open, zones.max_active].into_iter().filter(|limit| *limit != 0).min();
@@ -83,9 +86,10 @@ pub fn check_new(zones: &ZoneGeometry) -> Result<()> {
     }
     // Where there are few zones, the file system has one core.
     let (_, lanes) = most(zones, 1, Settings::default().appends_in_flight);
-    let least = least_zones(&layout, lanes, 1, 1);
-    if layout.zones < least {
-        return Err(too_few(&layout, least));
+    let zones_of_files = u64::from(layout.zones.saturating_sub(reserved_zones(lanes, 1)));
+    let blocks = zones_of_files * u64::from(layout.data_blocks(Change::LONGEST_WITH_BLOCKS));
+    if blocks - blocks / 16 <= FEWEST_PAGES {
+        return Err(too_few(&layout, least_zones(&layout, lanes, 1, 1)));
     }
     match fits(&demand(zones, 1, 1)) {
         true => Ok(()),
