@@ -308,7 +308,7 @@ impl FileSystem {
     /// Whether it is open to be salvaged.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`block::Error::Closed`].
     pub async fn is_salvaged(&self) -> Result<bool> {
         self.with(|core: Rc<Core>| async move { Ok(core.is_salvaged) }).await
     }
@@ -316,7 +316,7 @@ impl FileSystem {
     /// What can't be read of a file system that is open to be salvaged.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`block::Error::Closed`].
     pub async fn lost(&self) -> Result<LostParts> {
         let mut all = LostParts::default();
         for core in self.cores().all() {
