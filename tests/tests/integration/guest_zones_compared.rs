@@ -80,8 +80,15 @@ fn the_state_machine_answers_as_others_do() {
     let last_seed = if conformance::budget::is_long() { 40 } else { 1 };
     let lines = format!(
         "siltstone={}; zones={ZONES}; cd /run
-         # The namespace of this number of the controller with this serial number.
-         namespace() {{ echo /dev/ng$(cd /sys/class/nvme; grep -lx \"$1 *\" */serial | grep -o '[0-9]*')n$2; }}
+         # The namespace of this number of the controller with this serial number. The kernel looks for namespaces at the same time, and numbers
+         # their nodes as it finds them.
+         namespace() {{
+             for block in /sys/block/nvme*; do
+                 node=/dev/ng${{block#/sys/block/nvme}}
+                 found=\"$(cat $block/nsid) $(tr -d ' ' <$block/device/serial)\"
+                 if [ \"$found\" = \"$2 $1\" ] && [ -e $node ]; then echo $node; fi
+             done
+         }}
          compare() {{ name=$1; shift; $zones $@ >said; echo $name $(cat said); }}
          modprobe null_blk nr_devices=0
          mount -t configfs configfs /sys/kernel/config
