@@ -313,7 +313,7 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
             let files = open(&built, &plan, &image, &settings).await?;
             tell_lost(&files).await?;
             let served = serve(&files, &image, mount).await;
-            // The mount is gone, and nobody depends on the server any more: where the image never answers, a second signal from now on ends it.
+            // The mount is gone, and nobody depends on the server any more: a second signal from now on ends it.
             let _signals = StopSignals::catch_first()?;
             let closed = files.close().await;
             served.and_then(|()| Ok(closed?))
