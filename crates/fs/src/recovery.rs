@@ -421,7 +421,7 @@ impl Source {
         Ok(found)
     }
 
-    /// Reads a tree from the medium, beside empty ones and trees whose pages are known.
+    /// Reads a tree from the medium, beside empty ones and trees whose pages are known; with [`Goal::Salvage`], as much of a damaged one as can be read.
     async fn load_tree(
         &self,
         zones: &dyn Zones,

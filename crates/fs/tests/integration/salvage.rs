@@ -1,7 +1,7 @@
 //! Salvaging damaged images: what doesn't depend on the damaged part is read with its contents, what does is an error or told, and the
 //! medium doesn't change.
 
-use crate::world::{DISK, Files, SHARDS, Setup, empty, zones};
+use crate::world::{BASE, DISK, Files, SHARDS, Setup, empty, zones};
 use block::{Data, EraseGuarantee, Error, Part, Result, ZoneIndex, ZonesPart};
 use fs::format::{OWNER, State};
 use fs::tree::{Load, PAGE, Place, Released};
@@ -12,22 +12,7 @@ use runtime::Simulation;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-const SETUP: Setup = Setup {
-    disk: 12 << 20,
-    zone: 128 << 10,
-    block_size: 4096,
-    checkpoint_after: 64 << 20,
-    blocks: 8,
-    clients: 1,
-    checkpoints: 0.0,
-    slow: 0.0,
-    bursts: 0.0,
-    snapshots: 0.0,
-    cores: 1,
-    stripe_above: 1000,
-    is_closed: false,
-    broken: None,
-};
+const SETUP: Setup = Setup { disk: 12 << 20, ..BASE };
 /// Files that the newest checkpoint has, and those that only records after it have.
 const OLD: usize = 400;
 const NEW: usize = 20;

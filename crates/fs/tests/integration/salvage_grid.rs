@@ -1,7 +1,7 @@
 //! Damaged file systems that are opened to be salvaged: what doesn't depend on the damage is read as it was written, what does is told,
 //! and nothing is written to the medium.
 
-use crate::world::{DISK, Files, Setup, empty};
+use crate::world::{BASE, DISK, Files, Setup, empty};
 use block::{Data, Error};
 use fs::{FileSystem, Goal, OpenOptions};
 use runtime::Simulation;
@@ -11,22 +11,7 @@ use std::time::Duration;
 
 const FILES: u64 = 150;
 const ZONE: usize = 128 << 10;
-const SETUP: Setup = Setup {
-    disk: 8 << 20,
-    zone: ZONE as u64,
-    block_size: 4096,
-    checkpoint_after: 256 << 10,
-    blocks: 8,
-    clients: 1,
-    checkpoints: 0.0,
-    slow: 0.0,
-    bursts: 0.0,
-    snapshots: 0.0,
-    cores: 1,
-    stripe_above: 1000,
-    is_closed: false,
-    broken: None,
-};
+const SETUP: Setup = Setup { zone: ZONE as u64, checkpoint_after: 256 << 10, ..BASE };
 
 fn world() -> Simulation {
     Simulation { trace_lines: 0, ..Simulation::new(1) }
