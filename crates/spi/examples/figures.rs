@@ -1,4 +1,5 @@
-//! Measures what `bench/plans/spinor.toml` compares with tables: reads and status polls in process, and busy times in real time.
+//! Measures the tables of `bench/plans/spinor.toml`: reads and status polls in process, and busy times in
+//! real time.
 //!
 //! `cargo run --release -p siltstone-spi --example figures -- reads|busy`; prints JSON with columns and rows.
 
