@@ -9,7 +9,8 @@ use runtime::net::Address;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The acceptance of the whole: server and leaf in one runtime, on a unix socket, with the memory of this machine.
+/// Conformance of the whole: server and leaf in one runtime, on a unix socket, with the memory of this
+/// machine.
 #[test]
 fn over_a_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
@@ -49,7 +50,7 @@ fn the_leaf_keeps_the_contract_of_devices() {
         let node = node(config(&address), &Machine::new(512 * MIB)).await;
         let number = std::cell::Cell::new(0);
         let make = async || {
-            // The suite wants a device of zeros each time, and at most three borrowers are taken.
+            // The suite needs a zeroed device each time, and the node accepts at most three borrowers.
             number.set(number.get() + 1);
             let part = MemoryNodePart::connect(address.clone(), format!("part{}", number.get() % 3), 1).await;
             let part = part.unwrap();
@@ -74,7 +75,7 @@ fn names_have_memory_of_their_own_and_keep_it_without_a_client() {
         write(&*first, 0, pattern(MIB, 1)).await.unwrap();
         write(&*second, 0, pattern(MIB, 2)).await.unwrap();
         assert!(read(&*first, 0, MIB).await == pattern(MIB, 1)[..]);
-        // A second client of the name, on the other shard of the server, has the same memory.
+        // A second client with the name, on the other shard of the server, has the same memory.
         let again = borrow(&address, "one").await;
         assert!(read(&*open(&again).await, 0, MIB).await == pattern(MIB, 1)[..]);
         drop((first, one, again));
