@@ -83,8 +83,7 @@ impl GrowingWords {
         })
     }
 
-    /// Makes at least the first `count` words usable. Calls of several threads must not overlap: the number
-    /// of usable words could decrease.
+    /// Makes at least the first `count` words usable. Calls of several threads must not overlap.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] without address space or memory for them.

@@ -266,14 +266,14 @@ pub(super) fn take(length: usize) -> NonNull<Block> {
 }
 
 /// Sets the region from which the thread's pool carves buffers, and which its ring has registered as a whole.
-/// A region that was adopted before remains in use, but no longer counts as registered.
+/// Does nothing if the pool has a region already.
 pub fn adopt_region(region: Region) {
     // SAFETY: as in `take`.
     POOL.with(|pool| unsafe {
         let pool = &mut *pool.get();
         let mut held = lock(&pool.home.region);
         if held.is_some() {
-            // Buffers of the first region may be in use, so it can't be replaced: it remains unregistered.
+            // Buffers of the first region may be in use, so it can't be replaced.
             return;
         }
         pool.uncarved = Some((region.memory, region.len()));
