@@ -88,7 +88,6 @@ impl Arguments {
 
     /// Whether a part above has contents here and neither it nor this part is formatted: then a missing part
     /// is an error and isn't created.
-    /// isn't created.
     pub fn must_exist(&self) -> bool {
         self.must_exist && !self.format
     }
