@@ -48,7 +48,7 @@ pub enum PeerKind {
 pub struct Server {
     /// Name in the plan.
     pub name: String,
-    /// Command; it must stay in the foreground.
+    /// Command; it must remain in the foreground.
     pub command: Vec<String>,
     /// Commands that are run to their end before the server is started.
     pub prepare: Vec<Vec<String>>,

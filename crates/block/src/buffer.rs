@@ -8,7 +8,7 @@
 //! Memory comes from the [`pool`] of the thread, aligned to [`ALIGNMENT`], and is returned there by the
 //! thread that drops it last. This module bounds neither the size of a buffer (the caller does) nor
 //! outstanding memory (the bounded queues do).
-#![allow(unsafe_code)] // The kernel writes into these bytes; who may touch them when is stated at each use.
+#![allow(unsafe_code)] // The kernel writes into these bytes; each use states who may access them, and when.
 
 pub mod pool;
 

@@ -213,7 +213,7 @@ async fn erased_is_gone(suite: &mut Suite, erase: EraseGuarantee, length: usize)
     let last_id = suite.payload(0).0 - 1;
     let (old, unit) = (append_bytes(suite.seed, last_id, length), suite.geometry.append_granularity as usize);
     if unit < 16 {
-        return Ok(()); // So few bytes can be the same by chance.
+        return Ok(()); // So few bytes may match by accident.
     }
     let handle = suite.any_handle();
     if let Ok(buffer) = super::model::read(&*handle, ZoneAddress::new(0, 0), length, false).await? {
