@@ -361,7 +361,7 @@ mod tests {
         memory.read(1 << 19, &mut bytes);
         assert_eq!(bytes, [0; 5]);
         assert!(!memory.is_intact());
-        assert!(whole.is_intact(), "nothing of it is gone");
+        assert!(whole.is_intact(), "it is still complete");
         memory.write(1 << 18, b"nowhere");
         drop(memory);
         let (fresh, _descriptor) = SharedMemory::create("test", 4096).unwrap();

@@ -77,7 +77,7 @@ mod tests {
         let poll = |ended: std::pin::Pin<&mut dyn Future<Output = ()>>| {
             ended.poll(&mut Context::from_waker(Waker::noop())).is_ready()
         };
-        assert!(poll(pin!(group.ended())), "nobody has entered");
+        assert!(poll(pin!(group.ended())), "it is empty");
         let (first, second) = (group.enter(), group.clone().enter());
         let mut ended = pin!(group.ended());
         assert!(!poll(ended.as_mut()));

@@ -74,7 +74,7 @@ fn busy(description: Arc<Description>) -> Value {
             let mut worst = 0f64;
             for _ in 0..5 {
                 let mut transact = |sent: &[u8], read: &mut [u8]| {
-                    board.transact(Programmer(0), sent, read, false).expect("nobody else is on the bus");
+                    board.transact(Programmer(0), sent, read, false).expect("the bus is free");
                 };
                 transact(&[0x06], &mut []);
                 transact(&command, &mut []);

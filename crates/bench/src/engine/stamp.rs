@@ -162,7 +162,7 @@ mod tests {
         assert!(error(&ledger, &torn, 8192 + 512).contains("block at byte 9216: wrong checksum"));
         assert!(error(&ledger, &[0; 512], 8192).contains("all zeros"));
         assert!(error(&ledger, &[1; 512], 8192).contains("no stamp"));
-        assert_eq!(ledger.check(&[1; 512], 8192, false), Ok(()), "nobody wrote that one");
+        assert_eq!(ledger.check(&[1; 512], 8192, false), Ok(()), "it wasn't written");
         let other = Ledger::new(8, 8192, 16 * 512, 512);
         assert!(error(&other, &bytes, 8192 + 512).contains("another job"));
         ledger.begin_write(8192 + 512, 512);

@@ -136,7 +136,7 @@ fn companions_of_verify_in_any_order() {
         parse("[a]\nverify_fatal=1\nverify=meta\n[b]\nverify=0\ndo_verify=1\n[c]\nverify=meta\nverify_only")
             .unwrap();
     assert!(file.jobs[0].verify.unwrap().fatal);
-    assert!(file.jobs[1].verify.is_none(), "off stays off");
+    assert!(file.jobs[1].verify.is_none(), "it is off");
     assert!(file.jobs[2].verify.unwrap().only && !file.jobs[2].verify.unwrap().fatal);
 }
 

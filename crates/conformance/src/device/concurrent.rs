@@ -165,7 +165,7 @@ pub(super) async fn dropped_calls(suite: &mut Suite) -> Check {
         for _ in 0..4 {
             runtime::sleep(BETWEEN_LOOKS).await;
             ensure(reused.iter().all(|buffer| buffer.filled().iter().all(|byte| *byte == 0x66)), || {
-                format!("a read of block {at} whose call was dropped wrote into memory of somebody else")
+                format!("a read of block {at} whose call was dropped wrote into reused memory")
             })?;
         }
     }

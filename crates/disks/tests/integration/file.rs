@@ -221,7 +221,7 @@ fn no_file_of_a_stack_is_changed_before_all_are_locked() {
         std::fs::write(path(name), vec![7; 1 << 20]).expect("it writes");
     }
     let taken = std::fs::File::open(path("b")).expect("it opens");
-    taken.try_lock().expect("nobody has it");
+    taken.try_lock().expect("it is free");
     let device = |name: &str| {
         format!("[device.{name}]\nkind = \"file\"\npath = \"{}\"\nsize = \"2MiB\"\n", path(name).display())
     };

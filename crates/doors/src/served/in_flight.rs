@@ -212,7 +212,7 @@ mod tests {
             gates[chosen].2.borrow()[0].wake_by_ref();
         }
         gates[5].2.borrow()[0].wake_by_ref();
-        assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "told once until it looks");
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "one wake-up per poll");
         assert_eq!(collected(&mut in_flight), [3, 64, 127]);
         assert_eq!(gates[5].1.get(), 2, "woken without having ended");
         assert_eq!(gates[6].1.get(), 1, "never woken");

@@ -35,7 +35,7 @@ fn poll<'g>(waiting: &mut Waiting<'g>) -> Option<Held<'g>> {
 #[test]
 fn whole_writes_pass_until_one_is_announced() {
     let gate = WriteGate::new(2);
-    let first = gate.pass(0).expect("nobody is announced");
+    let first = gate.pass(0).expect("none is announced");
     let second = gate.pass(1).expect("writes of whole blocks don't exclude each other");
     let mut exclusive: Waiting<'_> = Box::pin(gate.exclude(BlockRange::new(4, 1)));
     assert!(poll(&mut exclusive).is_none(), "two are counted");
@@ -43,7 +43,7 @@ fn whole_writes_pass_until_one_is_announced() {
     drop(first);
     assert!(poll(&mut exclusive).is_none(), "one is counted");
     drop(second);
-    let held = poll(&mut exclusive).expect("nobody is counted any more");
+    let held = poll(&mut exclusive).expect("none is counted");
     let mut elsewhere: Waiting<'_> = Box::pin(gate.queue(BlockRange::new(5, 9)));
     let mut overlapping: Waiting<'_> = Box::pin(gate.queue(BlockRange::new(0, 5)));
     assert!(poll(&mut elsewhere).is_some());
@@ -83,7 +83,7 @@ fn only_the_last_counted_write_of_a_shard_wakes() {
         }
     }
     let gate = WriteGate::new(1);
-    let counted: Vec<_> = (0..10).map(|_| gate.pass(0).expect("nobody is announced")).collect();
+    let counted: Vec<_> = (0..10).map(|_| gate.pass(0).expect("none is announced")).collect();
     let wakes = Arc::new(Wakes(AtomicU64::new(0)));
     let waker = Waker::from(wakes.clone());
     let mut exclusive: Waiting<'_> = Box::pin(gate.exclude(BlockRange::new(4, 1)));
@@ -207,6 +207,6 @@ proptest! {
                 holding.push((number, held));
             }
         }
-        prop_assert!(turns < 4000, "somebody never got a turn");
+        prop_assert!(turns < 4000, "a write is starved");
     }
 }

@@ -101,7 +101,7 @@ fn a_file_on_disk_is_served_and_keeps_what_was_written() {
     let contents = std::fs::read(&path).expect("read");
     served.stop().expect("it stops");
     assert!(std::fs::read(image).expect("read") == contents);
-    assert_eq!(std::fs::read(path).expect("read"), b"a file that is there already", "and stays");
+    assert_eq!(std::fs::read(path).expect("read"), b"a file that is there already", "it remains");
 }
 
 #[test]
@@ -353,7 +353,7 @@ fn users_of_a_door_that_stops_get_errors_in_the_end() {
     let error = served.stop().expect_err("the file is open");
     assert_eq!(error.errno(), libc::EBUSY, "{error}");
     assert!(error.to_string().contains("lazily"), "{error}");
-    let failed = file.read_at(&mut [0; 10], 0).expect_err("the server is gone");
+    let failed = file.read_at(&mut [0; 10], 0).expect_err("aborted");
     assert!([libc::ECONNABORTED, libc::ENOTCONN].contains(&failed.raw_os_error().unwrap_or(0)), "{failed}");
     assert!(!is_mounted(&path));
 }

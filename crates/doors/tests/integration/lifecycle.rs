@@ -33,7 +33,7 @@ fn requests_in_flight_are_answered_before_the_server_stops() {
         assert!(busy.is_closed().await);
         stopping.await.expect("it stops");
         let Address::Unix(path) = &address else { unreachable!("a unix socket") };
-        assert!(!path.exists(), "the socket's file is gone");
+        assert!(!path.exists(), "the socket's file remains");
         server.stop().await.expect("a second time changes nothing");
         // A second start serves the written data.
         server.start().await.expect("it starts again");
@@ -128,7 +128,7 @@ fn what_lies_at_the_sockets_path() {
         assert!(path.exists());
         first.start().await.expect("a stale socket is replaced");
         let second = server(&address, vec![export("disk", ram(1 << 20, 512))]);
-        let error = second.start().await.expect_err("somebody listens there");
+        let error = second.start().await.expect_err("it is in use");
         assert_eq!(error.errno(), libc::EBUSY, "{error}");
         assert!(error.to_string().contains("nbd.sock"), "{error}");
         let part = client(&address, "disk", None).await;

@@ -82,7 +82,7 @@ fn refused_requests_leave_the_session_in_step() {
             assert_eq!(
                 raw.call(77, 0, 0, 1, &[]).await,
                 Err(22),
-                "nobody knows how long an unknown command is"
+                "the length of an unknown command is unknown"
             );
             assert!(raw.is_closed().await);
             let rom = Raw::open(&address, "rom", structured).await;

@@ -112,7 +112,7 @@ fn a_server_that_accepts_and_says_nothing_is_given_up_within_the_limit() {
         let listener = Listener::bind(&address).expect("it listens");
         let limit = Duration::from_millis(150);
         let connected = runtime::timeout(Duration::from_secs(5), limited_client(&address, limit)).await;
-        let error = connected.expect("it ends by its own limit").err().expect("nobody answers");
+        let error = connected.expect("it ends by its own limit").err().expect("no answer");
         assert!(matches!(error, Error::TimedOut(_)), "{error}");
         drop(listener);
     });

@@ -33,7 +33,7 @@ fn over_a_unix_socket() {
         assert_eq!((number(&status, "free_bytes"), number(&status, "reclaim_bytes")), (24 * MIB, 0));
         discard(&*device, 8 * MIB, 32 * MIB).await;
         assert!(read(&*device, 8 * MIB, 32 * MIB).await.iter().all(|byte| *byte == 0));
-        assert!(read(&*device, 0, 8 * MIB).await == data[..8 << 20], "the rest stays");
+        assert!(read(&*device, 0, 8 * MIB).await == data[..8 << 20], "the rest is kept");
         status_when(&part, "released", |status| number(status, "lent_bytes") == 8 * MIB).await;
         drop(device);
         part.close().await.unwrap();
@@ -124,7 +124,7 @@ fn a_node_that_ends_fails_requests_and_one_that_starts_again_can_be_opened() {
         let failed = write(&*device, 0, pattern(MIB, 2)).await.unwrap_err();
         assert_eq!(failed.errno(), 104, "{failed}");
         let failing = status_when(&part, "an error", |status| !status["status_error"].is_null()).await;
-        assert_eq!(number(&failing, "capacity_bytes"), 64 * MIB, "what is known last stays");
+        assert_eq!(number(&failing, "capacity_bytes"), 64 * MIB, "the last known value");
         let second = node(config(&address), &Machine::new(512 * MIB)).await;
         let well = status_when(&part, "reconnected", |status| status["status_error"].is_null()).await;
         assert_eq!(number(&well, "lent_bytes"), 0);

@@ -102,7 +102,7 @@ fn reclaim_is_divided_and_ends_as_borrowers_discard() {
         machine.change(|measured| measured.available = 64 * MIB + 8 * MIB);
         status_when(&one, "reclaiming has ended", |status| reclaim(status) == 0).await;
         status_when(&other, "reclaiming has ended", |status| reclaim(status) == 0).await;
-        assert!(read(&*first, 8 * MIB, 22 * MIB).await == pattern(30 * MIB, 1)[8 << 20..], "the rest stays");
+        assert!(read(&*first, 8 * MIB, 22 * MIB).await == pattern(30 * MIB, 1)[8 << 20..], "rest is kept");
         node.stop().await.unwrap();
     });
 }

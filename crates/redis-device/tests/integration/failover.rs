@@ -132,7 +132,7 @@ fn lost_writes_are_noticed_and_copies_lose_nothing() {
             // The last pages of the first round were still staged when replication stopped.
             let was_replicated = page < PAGES / 2 && alone.versions[page as usize].contains(&1);
             assert!(!was_replicated, "page {page}: the replica had the version that was acknowledged last");
-            assert!(!alone.check(page).await, "page {page} is lost, and stays so");
+            assert!(!alone.check(page).await, "page {page} remains lost");
             alone.write(page, 3).await;
             assert!(alone.check(page).await, "until it is written again");
         }

@@ -232,7 +232,7 @@ fn a_server_that_was_restarted_is_noticed() {
         assert!(error.detail().contains("was restarted"), "{error}");
         server.follow(other_run());
         let error = write(&*device, 0, content(0, 1)).await.unwrap_err();
-        assert!(error.detail().contains("was restarted"), "for ever: {error}");
+        assert!(error.detail().contains("was restarted"), "also later: {error}");
         read(&*open(&part).await, 0, 1).await.unwrap();
     });
 }
@@ -249,7 +249,7 @@ fn redirections_are_followed() {
         read(&*device, 0, 1).await.unwrap();
         assert_eq!((other.count("ASKING"), other.count("GETRANGE"), first.count("GETRANGE")), (1, 1, 2));
         read(&*device, 0, 1).await.unwrap();
-        assert_eq!((other.count("ASKING"), first.count("GETRANGE")), (2, 3), "the slot stays where it is");
+        assert_eq!((other.count("ASKING"), first.count("GETRANGE")), (2, 3), "the slot doesn't move");
         first.follow(to("GETRANGE", || say(&format!("-MOVED 1 {OTHER}\r\n"))));
         other.follow(to("CLUSTER", || cluster_of(OTHER)));
         runtime::sleep(Duration::from_millis(100)).await;

@@ -81,7 +81,7 @@ fn closing_removes_only_the_own_inode() {
         std::fs::remove_file(&path).unwrap();
         let second = UnixListener::bind(&path).unwrap();
         first.close().await.unwrap();
-        assert!(path.exists(), "the socket of another server stays");
+        assert!(path.exists(), "another server's socket remains");
         drop(second);
         // A file that was removed isn't an error.
         let third = listen(&path).await.unwrap();

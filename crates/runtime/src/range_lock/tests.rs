@@ -48,7 +48,7 @@ fn a_dropped_waiter_wakes_those_that_it_held_up() {
     assert!(Pin::new(&mut apart).poll(&mut Context::from_waker(&waker)).is_pending());
     assert!(poll(&mut behind).is_none());
     drop(second);
-    assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "nobody is in its way any more");
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "no request delays it now");
     assert!(poll(&mut apart).is_some());
     assert!(poll(&mut behind).is_none(), "the first one still has these blocks");
     // The blocks of the dropped request belong to the first one again.
@@ -101,9 +101,9 @@ fn wide_ranges_over_many_small_ones() {
     assert_eq!(
         links,
         1000 + 1000 + 1000 + 1,
-        "the second wide one waits for the first where nobody else was"
+        "the second wide request waits for the first in the remaining gaps"
     );
-    before.into_iter().for_each(|mut place| drop(poll(&mut place).expect("nobody is before it")));
+    before.into_iter().for_each(|mut place| drop(poll(&mut place).expect("it is the first")));
     drop(poll(&mut wide).expect("its turn"));
     after.into_iter().for_each(|mut place| drop(poll(&mut place).expect("its turn")));
     drop(poll(&mut wide_again).expect("its turn"));
@@ -172,7 +172,7 @@ fn follow<A: Access>(lock: &Lock<A>, steps: &[Step]) {
             match Pin::new(asked).poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(range) => granted.push((*number, range)),
                 Poll::Pending => {
-                    assert!(!expected, "{number} waits for nobody");
+                    assert!(!expected, "{number} waits for none");
                     return true;
                 }
             }
@@ -205,7 +205,7 @@ fn follow<A: Access>(lock: &Lock<A>, steps: &[Step]) {
     }
     // Progress: while a request waits, another one has a range, and releasing all ranges grants more.
     while !waiting.is_empty() || !held.is_empty() {
-        assert!(!held.is_empty(), "{} wait for ever", waiting.len());
+        assert!(!held.is_empty(), "{} wait forever", waiting.len());
         held.drain(..).for_each(|(number, range)| {
             model.remove(number);
             drop(range);

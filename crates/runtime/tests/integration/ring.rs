@@ -38,7 +38,7 @@ fn a_file_keeps_what_is_written_and_errors_name_it() {
             file::list(directory.path()).await.expect("it lists"),
             [std::path::PathBuf::from("other")]
         );
-        let error = File::open(&path, OpenOptions::default()).await.expect_err("it is gone");
+        let error = File::open(&path, OpenOptions::default()).await.expect_err("removed");
         assert_eq!(error.errno(), libc::ENOENT);
         assert!(error.to_string().contains("data"), "{error}");
     });
@@ -242,7 +242,7 @@ fn what_an_abandoned_accept_has_accepted_is_closed() {
             poll_once_and_drop(listener.accept(), late).await;
             let end = runtime::timeout(Duration::from_secs(1), client.receive(Buffer::new(1))).await;
             let (end, _) = end.expect("the connection was accepted and never closed");
-            assert!(matches!(end, Ok(0) | Err(_)), "nobody sends: {end:?}");
+            assert!(matches!(end, Ok(0) | Err(_)), "no data: {end:?}");
         });
     }
 }

@@ -27,7 +27,7 @@ fn a_notification_is_waited_for() {
         });
         let tasks: Vec<_> = tasks.collect();
         runtime::sleep(Duration::from_secs(1)).await;
-        assert_eq!(woken.get(), 0, "nobody was notified");
+        assert_eq!(woken.get(), 0, "none was notified");
         notify.notify_one();
         runtime::sleep(Duration::from_secs(1)).await;
         assert_eq!(woken.get(), 1);
@@ -76,7 +76,7 @@ fn channels_are_bounded_and_end() {
             let (sender, sent) = (sender.clone(), sent.clone());
             runtime::spawn(async move {
                 for number in 0..10 {
-                    sender.send((who, number)).await.expect("somebody receives");
+                    sender.send((who, number)).await.expect("it is received");
                     sent.borrow_mut().push((who, number));
                 }
             })

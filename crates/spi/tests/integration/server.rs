@@ -57,7 +57,7 @@ fn modes_of_cs_and_duplex_and_the_drivers_are_each_programmers_own() {
         one.send(&[0x17, 0, 0x18, 1]).await;
         one.receive(2).await;
         assert!(one.spi(&[0x9F], 0).await.is_empty());
-        assert_eq!(one.spi(&[], 3).await, [0xEF, 0x40, 0x18], "CS# stays low");
+        assert_eq!(one.spi(&[], 3).await, [0xEF, 0x40, 0x18], "CS# remains low");
         one.send(&[0x18, 0, 0x15, 0]).await;
         one.receive(2).await;
         assert_eq!(one.spi(&[0x9F], 2).await, [0xFF, 0xFF], "without drivers");

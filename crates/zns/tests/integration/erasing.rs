@@ -77,7 +77,7 @@ async fn guarantees(make: impl AsyncFn(bool) -> Zns) {
     let cells = zns.raw(ZONE, 0, 4096, false).await.unwrap();
     handle.reset(ZONE, EraseGuarantee::Key).await.unwrap();
     assert_eq!(zns.zones_now()[1]["key"], "none");
-    assert_eq!(zns.raw(ZONE, 0, 4096, false).await.unwrap(), cells, "the ciphertext stays");
+    assert_eq!(zns.raw(ZONE, 0, 4096, false).await.unwrap(), cells, "ciphertext is kept");
     append(&handle).await;
     assert_ne!(zns.raw(ZONE, 0, 4096, false).await.unwrap(), cells, "the next generation has another key");
     drop(handle);

@@ -70,7 +70,7 @@ fn requests_of_a_killed_server_are_submitted_again() {
         queue.complete(heads[2]);
         shared.memory.write(layout.used + 4, &u32::from(heads[2]).to_le_bytes());
         shared.store(layout.used + 2, 1);
-        let shared = Arc::into_inner(shared).expect("the connection is gone");
+        let shared = Arc::into_inner(shared).expect("it is closed");
         let mut front_end = FrontEnd::resume(&address, shared).await.expect("it is served");
         front_end.set_inflight(description, descriptor).await.expect("taken");
         // QEMU knows only the used index.
