@@ -161,7 +161,7 @@ impl Buffer {
     /// Marks the next `count` bytes as filled.
     ///
     /// # Safety
-    /// They were written, by the kernel or through [`spare_address`](Self::spare_address).
+    /// The next `count` bytes were written, by the kernel or through [`spare_address`](Self::spare_address).
     #[inline]
     pub unsafe fn add_filled(&mut self, count: usize) {
         assert!(
