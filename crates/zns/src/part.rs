@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use zones::gate::Gate;
 use zones::sector;
 
-/// Range of the first generations that a format draws.
+/// Bound of the random first generations of a new drive.
 const FIRST_GENERATIONS: u64 = 1 << 48;
 
 /// Shape of a new drive.

@@ -55,7 +55,7 @@ pub(crate) struct Zone {
     pub(crate) begun: u64,
     pub(crate) key: [u8; 32],
     pub(crate) blocks: Vec<Block>,
-    /// Number of the erase at which each block fails.
+    /// Number of erases after which each block fails.
     pub(crate) last_erases: Vec<u32>,
     /// Contents in memory, up to the highest written byte; empty for a drive on a file.
     pub(crate) cells: Vec<u8>,

@@ -217,7 +217,7 @@ impl Model {
         self.dropped.push((range, number));
     }
 
-    /// Records a close of the device. It ends the dropped writes, whose blocks now hold nothing older.
+    /// Records a close of the device. It ends the dropped writes: older contents are no longer permitted.
     pub(super) fn closed(&mut self) {
         for (range, number) in std::mem::take(&mut self.dropped) {
             for sector in self.sectors_of(range) {

@@ -231,7 +231,7 @@ const OPEN_ZONES_EXCEEDED: i32 = libc::ETOOMANYREFS;
 /// The block layer's BLK_STS_ZONE_ACTIVE_RESOURCE.
 const ACTIVE_ZONES_EXCEEDED: i32 = libc::EOVERFLOW;
 
-/// Numbers of open and active zones in a report.
+/// Summary of a report: numbers of open and active zones, and candidates to close or finish.
 struct Opened {
     open: u32,
     active: u32,
