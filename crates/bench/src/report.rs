@@ -1,8 +1,8 @@
 //! Report: one self-contained HTML file.
 //!
-//! It has its own SVG, a style sheet for light, dark, phones and paper, and a small script that shows the label of the
-//! point under the pointer. Text from a plan, a peer or a machine is escaped, and the page's content security policy
-//! forbids it to load anything. The figures are those of [`Results`].
+//! It has its own SVG, a style sheet for light, dark, phones and paper, and a small script that shows the
+//! label of the point under the pointer. Text from a plan, a peer or a machine is escaped, and the page's
+//! content security policy prevents it from loading anything. The figures are those of [`Results`].
 
 mod beside;
 mod charts;
@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use svg::escape;
 
-/// Colour of each subject, the same in every picture, and whether it is a peer.
+/// Colour of each subject, the same in every chart, and whether it is a peer.
 pub(crate) struct Palette {
     subjects: Vec<(String, bool)>,
-    /// Baselines that are compared with no other subject.
+    /// Subjects that are only baselines of comparisons.
     baselines: Vec<String>,
 }
 
@@ -31,7 +31,7 @@ const COLOURS: usize = 6;
 impl Palette {
     fn of(results: &Results) -> Self {
         let mut subjects: Vec<(String, bool)> = Vec::new();
-        // Ours first, so that ours has the same colour in every report.
+        // Stacks first, so that their colours are the same in every report.
         for peer in [false, true] {
             for run in results.runs.iter().filter(|run| run.peer == peer) {
                 if !subjects.iter().any(|(name, _)| *name == run.subject) {
@@ -304,7 +304,7 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
     html + "</table>"
 }
 
-/// Renders a row below a subject's with the figures that others have published.
+/// Renders a row with published figures of others below a subject's row.
 fn published(results: &Results, workload: &str, subject: &str, columns: usize) -> String {
     let of = |figure| results.published_of(workload, subject, figure);
     let places = [(0, Figure::Iops), (1, Figure::Bandwidth), (3, Figure::P50), (5, Figure::P99)];

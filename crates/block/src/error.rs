@@ -1,8 +1,8 @@
 //! The one error type of the I/O path.
 //!
-//! A variant has the meaning of the POSIX error of the same name, so that every door translates it to its own protocol
-//! and `errno` passes through the stack unchanged. The text names the object, the value, what was expected and what to
-//! do.
+//! A variant has the meaning of the POSIX error of the same name, so that every door translates it to its own
+//! protocol and `errno` passes through the stack unchanged. The text names the object, the value, the
+//! expected value and the remedy.
 
 use std::borrow::Cow;
 
@@ -49,7 +49,8 @@ macro_rules! errors {
                 }
             }
 
-            /// Returns the same kind of error with another text, for a layer that knows more than the one below it.
+            /// Returns the same kind of error with another text, for a layer that has more information than
+            /// the layer below it.
             #[cold]
             pub fn with_detail(&self, detail: impl Into<Detail>) -> Self {
                 match self {
@@ -71,13 +72,14 @@ macro_rules! errors {
 }
 
 errors! {
-    /// EIO: the medium failed; nothing is known about the data that was to be read or written.
+    /// EIO: the medium failed; the contents that were to be read or written are unknown.
     Io = EIO, io, "input/output error";
-    /// EBADMSG: data was read, but its checksum or format shows that it isn't what was written.
+    /// EBADMSG: data was read, but its checksum or format shows that it differs from the data that was
+    /// written.
     Corrupt = EBADMSG, corrupt, "corrupt data";
     /// ENOSPC: there is no free space; reads, deletes and cleaning still work.
     NoSpace = ENOSPC, no_space, "no space left";
-    /// EINVAL: the call itself is wrong: out of range, unaligned, a bad value.
+    /// EINVAL: the call itself is wrong: out of range, unaligned, an invalid value.
     Invalid = EINVAL, invalid, "invalid argument";
     /// ESPIPE: an append named an offset other than the write pointer of its zone; the text has the write pointer.
     Misplaced = ESPIPE, misplaced, "not at the write pointer";
@@ -85,13 +87,13 @@ errors! {
     ReadOnly = EROFS, read_only, "read-only";
     /// EOPNOTSUPP: the device, file system or kernel doesn't support the operation.
     Unsupported = EOPNOTSUPP, unsupported, "not supported";
-    /// ENOENT: there is no such file, zone, export or name.
+    /// ENOENT: the file, zone, export or name doesn't exist.
     NotFound = ENOENT, not_found, "not found";
     /// EEXIST: the object exists already.
     AlreadyExists = EEXIST, already_exists, "already exists";
     /// EBUSY: the object is in use, or a limit on concurrent use (open zones, writers) is reached.
     Busy = EBUSY, busy, "busy";
-    /// EACCES: the kernel doesn't allow it.
+    /// EACCES: the kernel doesn't permit the operation.
     PermissionDenied = EACCES, permission_denied, "permission denied";
     /// ETIMEDOUT: the operation did not complete within its time limit.
     TimedOut = ETIMEDOUT, timed_out, "timed out";

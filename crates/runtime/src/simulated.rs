@@ -1,8 +1,8 @@
 //! Simulated runtime: the same executor and API over a world that is generated from a seed.
 //!
-//! All shards run on one thread. The next shard and the next of its ready tasks are drawn; operations take a drawn time
-//! and end in the order of their times; time passes only when no task is ready. Nothing depends on the machine, so the
-//! same seed gives the same run, event for event, and the [`Trace`] shows it.
+//! All shards run on one thread. The next shard and the next of its ready tasks are drawn; operations take a
+//! drawn time and end in the order of their times; time passes only when no task is ready. Results don't
+//! depend on the machine: the same seed gives the same run, event for event, and the [`Trace`] records it.
 //!
 //! The world has files ([`files`]) with a volatile cache that a [`power_cut`] loses in part, and
 //! sockets ([`network`]). Its faults are drawn with the probabilities of [`SimulatedFaults`].
@@ -32,14 +32,14 @@ pub(crate) use world::World;
 pub struct SimulatedFaults {
     /// A read of a file fails with EIO.
     pub read_error: f64,
-    /// A write to a file fails with EIO, after any part of it was done; no later operation reports it.
+    /// A write to a file fails with EIO after any part of it was done; no later operation reports it.
     pub write_error: f64,
-    /// Write-back fails at a sync or a durable write, which loses what was written to the file since the last sync and is
-    /// reported once by each open file description (`files`); the sync of a directory fails with EIO.
+    /// Write-back fails at a sync or a durable write. It loses all writes to the file since the last sync and
+    /// is reported once by each open file description (`files`). The sync of a directory fails with EIO.
     pub sync_error: f64,
     /// An operation takes a hundred times as long.
     pub slow: f64,
-    /// A transfer is cut short, as the kernel may do with any.
+    /// A transfer is cut short, as the kernel may do with any transfer.
     pub short: f64,
 }
 
@@ -54,9 +54,9 @@ pub struct Simulation {
     pub latency: Range<u64>,
     /// Fault probabilities.
     pub faults: SimulatedFaults,
-    /// The run fails if `main` hasn't returned after this many events.
+    /// Most events: the run fails if `main` hasn't returned after them.
     pub most_events: u64,
-    /// Number of lines of the trace that are kept; its hash covers all events.
+    /// Most lines of the trace that are kept; its hash covers all events.
     pub trace_lines: usize,
     /// Initial files, with durable contents.
     pub files: Vec<(PathBuf, Vec<u8>)>,
@@ -102,7 +102,7 @@ pub struct Trace {
     pub events: u64,
     /// Hash over all events.
     pub hash: u64,
-    /// The first events, in words.
+    /// Descriptions of the first events.
     pub lines: Vec<String>,
 }
 
@@ -129,15 +129,15 @@ pub struct Simulated<T> {
     pub trace: Trace,
     /// Virtual time that passed.
     pub elapsed: Duration,
-    /// Files at the end, as a program that runs on sees them, to begin the next simulation with.
+    /// Files at the end, without a power cut: initial files of a following simulation.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 /// Runs `main` on shard 0 of a simulated world, and returns once it has returned.
 ///
 /// # Errors
-/// [`Error::TimedOut`] if `main` waits while no event will ever happen again, or takes more than `most_events`; the
-/// text names the seed.
+/// [`Error::TimedOut`] if `main` waits without a pending event, or takes more than `most_events`; the text
+/// names the seed.
 pub fn simulate<T, F, Fut>(simulation: Simulation, main: F) -> Result<Simulated<T>>
 where
     F: FnOnce() -> Fut,
@@ -211,7 +211,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Runs one task that is ready, drawn from all of them.
+    /// Runs one ready task, drawn from all of them.
     fn run_one(&mut self) -> bool {
         for shard in &self.shards {
             shard::set_current(Some(shard.clone()));
@@ -261,7 +261,7 @@ impl Scheduler {
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        // A task of one shard may hold what another one waits for, so until nothing is left on any.
+        // Tasks of one shard may hold data of another shard's tasks, so all shards are emptied twice.
         for _ in 0..2 {
             for shard in &self.shards {
                 shard::set_current(Some(shard.clone()));
@@ -275,7 +275,7 @@ impl Drop for Scheduler {
     }
 }
 
-/// World of the simulation that runs here; `None` without one.
+/// World of the simulation on this thread; `None` without one.
 pub(crate) fn current_world() -> Option<Rc<World>> {
     shard::try_with_current(|shard| shard.world().cloned()).flatten()
 }
@@ -296,8 +296,8 @@ pub(crate) fn share(handle: u64) -> u64 {
     with_world(|world| world.share(handle))
 }
 
-/// Returns the contents of the simulated files after a power cut at this moment: for each, the synced data, and a drawn
-/// part of later writes, torn at 512 bytes. Begin the next simulation with it.
+/// Returns the contents of the simulated files after a power cut at this moment: for each, the synced data,
+/// and a drawn part of later writes, torn at 512 bytes. They are the initial files of a following simulation.
 ///
 /// # Panics
 /// Outside of [`simulate`].

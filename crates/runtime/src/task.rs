@@ -13,22 +13,23 @@ pub(crate) type Runnable = async_task::Runnable<Arc<Mailbox>>;
 
 type Task<T> = async_task::Task<T, Arc<Mailbox>>;
 
-/// Creates a task. The mailbox is the task's metadata and not captured by the function that schedules it: at each wake async-task
-/// would count one more reference to a task whose function has captured variables, in three atomic operations.
+/// Creates a task. The mailbox is the task's metadata, because a scheduling function with captured variables
+/// would make async-task count one more reference at each wake, in three atomic operations.
 fn create<T: 'static>(shard: &Shard, future: impl Future<Output = T> + 'static) -> (Runnable, Task<T>) {
     let builder = async_task::Builder::new().metadata(shard.mailbox.clone());
     builder.spawn_local(|_| future, Mailbox::schedule)
 }
 
-/// Handle of a task of this shard. Dropping it lets the task go on; awaiting it returns the task's result.
+/// Handle of a task of this shard. Awaiting it returns the task's result; dropping it detaches the task.
 #[must_use = "dropping the handle detaches the task; say so with `detach`"]
 pub struct JoinHandle<T>(Option<Task<T>>);
 
 impl<T> JoinHandle<T> {
-    /// Lets the task go on without this handle.
+    /// Detaches the task, which continues.
     pub fn detach(self) {}
 
-    /// Drops the task at its await point. Submitted operations end as those of any dropped future do.
+    /// Drops the task at its current await point. Its submitted operations end as those of any dropped
+    /// future.
     pub fn abort(mut self) {
         drop(self.0.take());
     }
@@ -77,7 +78,7 @@ pub(crate) fn spawn_in<T: 'static>(
     JoinHandle(Some(task))
 }
 
-/// Keeps a task in its shard's list as long as its future lives, so that the end of the shard finds it.
+/// Keeps a task in its shard's list while its future lives, so that the end of the shard finds it.
 struct Listed {
     shard: Rc<Shard>,
     entry: usize,
@@ -90,7 +91,7 @@ impl Drop for Listed {
     }
 }
 
-/// Goes once through the run queue, so that every other task that is ready runs first.
+/// Goes once through the run queue: every other ready task runs first.
 pub fn yield_now() -> YieldNow {
     YieldNow(false)
 }
@@ -134,8 +135,8 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
     .await
 }
 
-/// As [`join_all`], with at most `limit` futures at a time: another one is taken from the iterator as soon as one has
-/// returned.
+/// As [`join_all`], with at most `limit` futures at a time: the next one is taken from the iterator when one
+/// has returned.
 pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut futures = futures.into_iter().fuse();
     let mut outputs: Vec<Option<F::Output>> = Vec::new();
@@ -148,7 +149,7 @@ pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<It
                 running.push((outputs.len(), Box::pin(future)));
                 outputs.push(None);
             }
-            // Those that were added in this turn haven't been polled.
+            // Futures that were added in this turn haven't been polled.
             let Some((number, future)) = running.get_mut(at) else { break };
             match future.as_mut().poll(context) {
                 Poll::Ready(value) => {
@@ -166,7 +167,7 @@ pub async fn join_limited<F: Future>(limit: usize, futures: impl IntoIterator<It
     .await
 }
 
-/// Drops a value in a task of its own, where nothing of the shard is borrowed.
+/// Drops a value in a task of its own, while no state of the shard is borrowed.
 pub(crate) fn drop_later<T: 'static>(shard: &Shard, value: T) {
     let (runnable, task) = create(shard, async move { drop(value) });
     runnable.schedule();

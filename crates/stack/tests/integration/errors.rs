@@ -1,4 +1,4 @@
-//! Every error, as people see it.
+//! Every error, in the form that users get.
 
 use crate::fixtures::registry;
 use stack::{Problems, Stack};
