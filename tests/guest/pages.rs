@@ -1,4 +1,5 @@
-//! A program that uses much memory, and checks it: it fills pages, then reads and changes them at random, and checks every word that it reads.
+//! A program that uses much memory, and checks it: it fills pages, then reads and changes them at random, and
+//! checks every word that it reads.
 //!
 //! Usage: siltstone-guest-pages MIB FILE
 //!
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 const WORDS: usize = 512;
 /// Words of a page that can't be compressed.
 const NOISE: usize = WORDS / 2;
-/// Operations between two looks for the file.
+/// Operations between two checks for the file.
 const OPERATIONS_PER_LOOK: u64 = 64;
 /// Share of operations that change a page, in percent.
 const WRITES: u64 = 25;

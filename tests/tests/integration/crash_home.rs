@@ -1,5 +1,5 @@
-//! The crash oracle on a log whose map is at home: its disk and the home are cut at the same moment, while the cleaner, zones
-//! that are reset, transactions and roots go on.
+//! The crash oracle on a log whose map is at home: its disk and the home are cut at the same moment, while
+//! the cleaner, resets of zones, transactions and roots are in progress.
 
 use block::{BlockCount, DevicePart, Result};
 use layers::record::replay::Search;
@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many blocks the home takes.
+/// Blocks of the home.
 const HOME: u64 = 400;
 
 fn run(

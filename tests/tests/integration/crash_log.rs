@@ -1,5 +1,5 @@
-//! The crash oracle on the log: small zones, so that it goes round while the cleaner, checkpoints and roots are cut at
-//! every event.
+//! The crash oracle on the log: zones are small, so that all of them are used again while the cleaner,
+//! checkpoints and roots are cut at every event.
 
 use block::{BlockCount, BlockSize, DevicePart, Result};
 use log::core::Acknowledge;
@@ -123,7 +123,7 @@ fn cuts_during_a_recovery() {
     }
 }
 
-/// One operation at a time: after a cut exactly some prefix of them is there.
+/// One operation at a time: the contents after a cut are exactly the result of some prefix.
 #[test]
 fn a_sequential_client_finds_a_prefix() {
     for (number, acknowledge) in [Acknowledge::Log, Acknowledge::Buffer].into_iter().enumerate() {

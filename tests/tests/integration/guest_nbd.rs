@@ -1,4 +1,5 @@
-//! `siltstone attach` over the kernel's NBD client, in a stock kernel: a mounted file system carries on when the server is killed.
+//! `siltstone attach` over the kernel's NBD client, in a stock kernel: a mounted file system continues when
+//! the server is killed.
 
 use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
@@ -72,8 +73,9 @@ fn a_mounted_node_over_nbd_survives_its_servers() {
          echo done");
 }
 
-/// One connection: requests of a killed server are sent again after five seconds, and requests that take longer are left alone. Several
-/// connections: such a request costs the server. A server that can't be replaced, and the loss of server and holder.
+/// One connection: requests of a killed server are sent again after five seconds, and slower requests have no
+/// time limit. Several connections: such a request ends the server. Then a server that can't be replaced, and
+/// the loss of server and holder.
 #[test]
 fn losses_of_an_attachment_over_nbd() {
     run("attach 'file(disk, size=16MiB)' --via nbd --recover-within 20s

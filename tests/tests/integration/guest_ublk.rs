@@ -1,5 +1,6 @@
-//! The ublk door in a stock kernel: a file system on the block device carries on when the server is killed in the middle of its writes
-//! and another one takes over, and a stop in good order loses nothing and leaves nothing.
+//! The ublk door in a stock kernel: a file system on the block device continues when the server is killed in
+//! the middle of its writes and another one takes over, and a clean stop loses nothing and removes the
+//! device.
 
 use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
@@ -93,7 +94,7 @@ fn a_mounted_block_device_survives_its_servers() {
     finished.ok();
 }
 
-/// `siltstone attach` uses ublk where the kernel has it; the mount carries on while its servers are killed.
+/// `siltstone attach` uses ublk if the kernel has it; the mount continues while its servers are killed.
 #[test]
 fn an_attached_stack_is_a_ublk_device() {
     if conformance::budget::is_left_out() {
@@ -138,8 +139,8 @@ fn an_attached_stack_is_a_ublk_device() {
     finished.ok();
 }
 
-/// LVM takes an attached node as a physical volume: a logical volume is made, extended and mounted while the server is killed, and is
-/// found again when the stack is attached again.
+/// LVM uses an attached node as a physical volume: a logical volume is created, extended and mounted while
+/// the server is killed, and is found again when the stack is attached again.
 #[test]
 fn lvm_stands_on_an_attached_node() {
     need!("lvm");

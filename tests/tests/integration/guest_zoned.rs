@@ -1,5 +1,5 @@
-//! Zones in a stock kernel: the ublk door serves them as a host-managed zoned block device, on which the programs and file systems
-//! for such devices work.
+//! Zones in a stock kernel: the ublk door serves them as a host-managed zoned block device, which the
+//! programs and file systems for such devices can use.
 
 use siltstone_tests::foreign::binary;
 use siltstone_tests::guest::Options;
@@ -29,8 +29,8 @@ fn run(modules: Vec<&'static str>, script: &str) {
     finished.ok();
 }
 
-/// An emulated drive is attached without more ado. blkzone sees the states, fio verifies what it writes, and btrfs finds its files again
-/// when the drive is attached again.
+/// An emulated drive is attached without options. blkzone sees the states, fio verifies its writes, and btrfs
+/// finds its files again when the drive is attached again.
 #[test]
 fn a_drive_is_a_zoned_block_device() {
     need!("blkzone");
@@ -120,8 +120,8 @@ fn f2fs_has_its_data_on_zones() {
     );
 }
 
-/// Zones of a file whose size isn't a power of two, by the door of a stack: limits, several writers, servers that are killed and stopped, and
-/// a door that is read-only.
+/// Zones of a file whose size isn't a power of two, by the door of a stack: limits, several writers, servers
+/// that are killed and stopped, and a read-only door.
 #[test]
 fn zones_of_a_file_are_served_by_one_server_after_the_other() {
     if conformance::budget::is_left_out() {
