@@ -3,7 +3,9 @@
 //!
 //! Usage: siltstone-guest-pages MIB FILE
 //!
-//! It runs until it is told to end, and needs nothing but `runtime`, for the guest; page-check of `remote` measures for a fixed time. Half of each page can't be compressed. It ends once FILE exists: with a check of all pages, 0 if every page has the bytes that were written, and otherwise 1.
+//! It needs nothing but `runtime`, for the guest; page-check of `remote` measures for a fixed time. Half of
+//! each page can't be compressed. It ends once FILE exists, with a check of all pages: 0 if every page has
+//! the bytes that were written, and otherwise 1.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for tests")]
 
 use runtime::Random;
