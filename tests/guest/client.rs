@@ -27,7 +27,7 @@ fn main() -> Result<()> {
             numbered::write(Path::new(socket), number(seed)?, numbers, number(flush_every)?, |number| {
                 println!("flushed {number}");
                 // The reader may be about to cut the power.
-                std::io::stdout().flush().expect("whoever started this listens");
+                std::io::stdout().flush().expect("the output is read");
             })
         }
         [socket, "read", file] => std::fs::write(file, numbered::read(Path::new(socket))?),

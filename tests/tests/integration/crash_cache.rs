@@ -211,7 +211,7 @@ fn warmed_all_the_time() {
     for (number, mode) in [Mode::Writeback, Mode::Writethrough].into_iter().enumerate() {
         let setup = Setup { is_warmed: true, ..setup(mode, 8, 96) };
         let counts = holds(&format!("warmed, {mode:?}"), 250 + number as u64, setup, many);
-        assert!(counts["prefetched_bytes"].as_u64() > Some(0), "nothing was brought in: {counts:?}");
+        assert!(counts["prefetched_bytes"].as_u64() > Some(0), "nothing was promoted: {counts:?}");
     }
 }
 
@@ -230,5 +230,5 @@ fn cuts_during_a_recovery() {
 fn a_cache_that_is_thrown_away_is_caught() {
     let setup = Setup { becomes: Fast::Wrong, ..setup(Mode::Writeback, 4, 96) };
     let (report, _) = run("thrown away", 240, setup, |_| {});
-    println!("{}", report.expect_err("what was dirty is missed"));
+    println!("{}", report.expect_err("lost dirty blocks are noticed"));
 }

@@ -117,7 +117,7 @@ struct RottenHandle {
 
 impl RottenHandle {
     fn heal(&self, blocks: Range<u64>) {
-        self.blocks.lock().expect("nobody panics").retain(|block| !blocks.contains(block));
+        self.blocks.lock().expect("nothing panics").retain(|block| !blocks.contains(block));
     }
 }
 
@@ -128,7 +128,7 @@ impl Device for RottenHandle {
 
     fn read(&self, at: BlockIndex, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
         let end = at.0 + buffer.len() as u64 / 4096;
-        let rotten = self.blocks.lock().expect("nobody panics").range(at.0..end).next().copied();
+        let rotten = self.blocks.lock().expect("nothing panics").range(at.0..end).next().copied();
         match rotten {
             None => self.inner.read(at, buffer),
             Some(block) => {
@@ -491,7 +491,7 @@ fn a_leg_that_was_not_flushed_is_caught() {
     let tried = std::panic::catch_unwind(|| {
         holds("a leg that was not flushed", 3, 2, settings, &[Case::Lost(0)], Budget::unlimited())
     });
-    let panic = tried.expect_err("what was flushed is lost with the fast leg");
+    let panic = tried.expect_err("flushed data is lost with the fast leg");
     let text = panic.downcast_ref::<String>().expect("it says what");
     assert!(text.contains("holds what it can't"), "{text}");
 }

@@ -248,7 +248,7 @@ fn is_caught(name: &str, usual_seed: u64, setup: Setup, change: impl FnOnce(&mut
         oracle.search = Search::brief(oracle.seed);
         change(oracle);
     });
-    println!("{name}: {}", report.expect_err("what is missing isn't missed"));
+    println!("{name}: {}", report.expect_err("a loss is noticed"));
 }
 
 fn tiers(mode: Mode, lost: Lost) -> Setup {

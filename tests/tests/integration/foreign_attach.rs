@@ -460,7 +460,7 @@ fn memory_of_a_ram_is_locked_as_it_is_used() {
     }
     let attached = Attached::new("ram", "ram(size=3GiB)", &[]);
     let status =
-        std::fs::read_to_string(format!("/proc/{}/status", attached.listed()["server"])).expect("it lives");
+        std::fs::read_to_string(format!("/proc/{}/status", attached.listed()["server"])).expect("it runs");
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux tells");
     let kib: u64 = resident.trim().trim_end_matches(" kB").parse().expect("a number");
     assert!(kib < 1 << 20, "{kib} KiB are resident");

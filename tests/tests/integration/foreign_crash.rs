@@ -148,6 +148,6 @@ fn writes_that_were_dropped_are_found_out() {
         let folder = tempfile::tempdir().expect("a folder");
         let stack = format!("fault({}), \"{rule}\", seed=1)", file_in(folder.path()));
         let broken = live_three_times(&stack, folder.path(), &mut runtime::Random::new(1), DURABLE);
-        println!("{rule}: {}", broken.expect_err("what the disk lost is found"));
+        println!("{rule}: {}", broken.expect_err("the disk's lost writes are noticed"));
     }
 }

@@ -119,18 +119,18 @@ fn wrong_requests_are_answered_and_the_session_goes_on() {
         ("zeroes whose end is beyond 2^64", Command::WriteZeroes, u64::MAX, 2),
     ];
     for (what, command, offset, length) in cases {
-        let error = client.call(command, offset, length, &[]).expect("the session goes on");
+        let error = client.call(command, offset, length, &[]).expect("the session continues");
         assert_ne!(error, 0, "{what} succeeded");
         if command == Command::Read {
             assert_eq!(error, EINVAL, "{what}");
         }
-        let read = client.read(0, 512).expect("the session goes on");
+        let read = client.read(0, 512).expect("the session continues");
         assert!(read.iter().all(|&byte| byte == 0), "{what} left something");
         victim.serves_others(what);
     }
-    let beyond = client.call(Command::Write, size - 512, 1024, &[7; 1024]).expect("the session goes on");
+    let beyond = client.call(Command::Write, size - 512, 1024, &[7; 1024]).expect("the session continues");
     assert_ne!(beyond, 0, "a write beyond the end succeeded");
-    assert!(client.read(size - 512, 512).expect("the session goes on").iter().all(|&byte| byte == 0));
+    assert!(client.read(size - 512, 512).expect("the session continues").iter().all(|&byte| byte == 0));
     drop(client);
     victim.ends();
 }
@@ -200,7 +200,7 @@ fn a_client_that_takes_no_replies() {
                     return client;
                 }
             }
-            panic!("the server has taken 65536 requests of a MiB although nobody reads its replies");
+            panic!("the server has taken 65536 requests of a MiB although no reply is read");
         })
         .collect();
     let info = run("nbdinfo", &["--size", victim.server.uri()]);
@@ -233,7 +233,7 @@ fn thousands_of_connects() {
     let mut held: Vec<RawClient> = (0..400).filter_map(|_| RawClient::open(victim.socket()).ok()).collect();
     assert!((200..=256).contains(&held.len()), "{} clients at a time", held.len());
     for client in &mut held {
-        assert_eq!(client.call(Command::Flush, 0, 0, &[]).expect("who was let in is served"), 0);
+        assert_eq!(client.call(Command::Flush, 0, 0, &[]).expect("an accepted client is served"), 0);
     }
     held.clear();
     let at_most = victim.open_files;

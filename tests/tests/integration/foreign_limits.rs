@@ -79,7 +79,7 @@ fn a_file_or_a_socket_in_use_is_refused() {
     let said = second("ram(1MiB)", "a_file");
     assert!(said.contains("a_file") && said.contains("regular file"), "{said}");
     assert_eq!(std::fs::read(folder.path().join("a_file")).expect("the file"), b"mine");
-    assert_eq!(open(&server).call(Command::Write, 0, 4, b"data").expect("the first one goes on"), 0);
+    assert_eq!(open(&server).call(Command::Write, 0, 4, b"data").expect("the first server continues"), 0);
     server.stop();
     // The files and sockets of a stopped server are free at once.
     Server::start(folder.path(), &stack).stop();

@@ -252,7 +252,7 @@ fn qemu_img_converts_and_compares() {
     server.stop();
     let disk = read(&folder, "disk.img");
     assert_same(&disk[..8 << 20], &contents[..8 << 20]);
-    assert!(disk[8 << 20..][..512].iter().all(|&byte| byte == 0x99), "what qemu-io wrote is not in the file");
+    assert!(disk[8 << 20..][..512].iter().all(|&byte| byte == 0x99), "qemu-io's data is not in the file");
 }
 
 #[test]

@@ -329,7 +329,7 @@ fn cache_answers_as_dm_cache() {
         let [our_hits, our_promotions] = ["write_hits", "promotions"].map(|key| status(&our, key));
         println!("cache, {mode}: {our_hits} writes hit, {our_promotions} blocks were promoted");
         if mode == "passthrough" {
-            assert_eq!((promotions, our_promotions), (0, 0), "nothing comes in: {said}{our}");
+            assert_eq!((promotions, our_promotions), (0, 0), "something was promoted: {said}{our}");
             continue;
         }
         assert!(hits > 0 && promotions > 0, "nothing was cached: {said}");

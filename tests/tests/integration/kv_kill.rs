@@ -99,7 +99,7 @@ fn check(socket: &Path, client: u64, known: &mut [Known]) {
         if length < 0 {
             // The key was never set, or one of the last deletions has taken effect.
             let is_deleted = acknowledged == 0 || (acknowledged..=sent).any(|write| write % 2 == 1);
-            assert!(is_deleted, "{name} is gone: {of_key:?}");
+            assert!(is_deleted, "{name} is lost: {of_key:?}");
             *of_key = Known { acknowledged: sent + 1 + sent % 2, sent: sent + 1 + sent % 2 };
             continue;
         }
