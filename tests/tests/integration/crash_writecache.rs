@@ -120,5 +120,5 @@ fn the_origin_alone_is_no_such_state_without_order() {
     let mut oracle = Oracle::new(seed("origin alone, without order", 320));
     oracle.disk.blocks = BlockCount(ORIGIN + CACHE);
     oracle.older = true;
-    assert!(run(oracle, options, Survivors::OriginAlone).is_err(), "an order was kept without being requested");
+    assert!(run(oracle, options, Survivors::OriginAlone).is_err(), "an order was kept unasked");
 }
