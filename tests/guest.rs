@@ -86,7 +86,8 @@ macro_rules! need_guest {
 impl Guest {
     /// Checks that everything a guest needs is there.
     ///
-    /// # Errors Why there can be no guest machine here, and what to do.
+    /// # Errors
+    /// Why there can be no guest machine here, and what to do.
     pub fn new() -> Result<Guest, String> {
         if !is_installed("qemu-system-x86_64") {
             return Err("qemu-system-x86_64 is not installed".into());
@@ -100,7 +101,8 @@ impl Guest {
 
     /// Runs lines of bash as root in a guest to their end; they end at the first failure.
     ///
-    /// # Panics If it takes too long, or the guest ends by itself before.
+    /// # Panics
+    /// If it takes too long, or the guest ends by itself before.
     #[track_caller]
     pub fn run(self, lines: &str, options: &Options) -> Finished {
         self.start(lines, options).wait()
@@ -108,7 +110,8 @@ impl Guest {
 
     /// Starts lines of bash as root in a guest.
     ///
-    /// # Panics If the guest can't be started.
+    /// # Panics
+    /// If the guest can't be started.
     #[track_caller]
     pub fn start(self, lines: &str, options: &Options) -> Running {
         let control = tempfile::tempdir().expect("a folder for the guest");
@@ -154,7 +157,8 @@ impl Running {
 
     /// Waits until `is_so` is true for the command's output.
     ///
-    /// # Panics If the guest ends before, or it takes too long.
+    /// # Panics
+    /// If the guest ends before, or it takes too long.
     #[track_caller]
     pub fn wait_until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) {
         while !is_so(&self.out()) {
@@ -166,7 +170,8 @@ impl Running {
 
     /// Cuts the guest's power. Returns the command's standard output until then.
     ///
-    /// # Panics If the guest has ended already.
+    /// # Panics
+    /// If the guest has ended already.
     #[track_caller]
     pub fn cut_power(mut self) -> String {
         let file = self.control.path().join("qemu.pid");
@@ -182,7 +187,8 @@ impl Running {
 
     /// Waits for the command's end.
     ///
-    /// # Panics If it takes too long, or the guest ends by itself before.
+    /// # Panics
+    /// If it takes too long, or the guest ends by itself before.
     #[track_caller]
     pub fn wait(mut self) -> Finished {
         let finished = self.ended();

@@ -38,7 +38,8 @@ impl Rest {
 
     /// Opens a home with these places on the blocks of a disk from `first` on.
     ///
-    /// # Errors Errors of reading the disk.
+    /// # Errors
+    /// Errors of reading the disk.
     pub async fn open(
         disk: &Arc<dyn DevicePart>,
         first: u64,
@@ -163,7 +164,8 @@ impl Medium for Rest {
 
 /// Opens or creates a log on the first `blocks` blocks of a disk, with its map's home on the rest.
 ///
-/// # Errors Errors of the zones, the home and the log.
+/// # Errors
+/// Errors of the zones, the home and the log.
 pub async fn open(
     disk: Arc<dyn DevicePart>,
     blocks: u64,

@@ -48,7 +48,8 @@ impl KeysDevice {
     /// Compares a scan of all keys with reads of the single keys, at one moment. Failed reads of the disk are
     /// left out.
     ///
-    /// # Errors A description of the first difference, as [`block::Error::Corrupt`]; errors of reading.
+    /// # Errors
+    /// A description of the first difference, as [`block::Error::Corrupt`]; errors of reading.
     pub async fn check_scan(&self) -> Result<()> {
         match self.compare_scan().await {
             Err(Error::Io(_) | Error::Closed(_)) => Ok(()),

@@ -127,7 +127,8 @@ pub fn seed(test: &str, usual: u64) -> u64 {
 
 /// Runs `main` in a simulated world, where the order and the times of everything follow from the seed.
 ///
-/// # Panics If `main` waits for something that never happens.
+/// # Panics
+/// If `main` waits for something that never happens.
 pub fn in_simulation<T: 'static, Fut: Future<Output = T> + 'static>(
     seed: u64,
     main: impl FnOnce() -> Fut,
@@ -173,7 +174,8 @@ impl Oracle {
 
     /// Tries the stack that `open` opens, on a disk in memory.
     ///
-    /// # Errors The first promise that was broken.
+    /// # Errors
+    /// The first promise that was broken.
     pub async fn run<F>(&self, open: F) -> Result<Report, Box<Violation>>
     where
         F: AsyncFn(Arc<dyn DevicePart>, Opening) -> Result<Arc<dyn DevicePart>>,
@@ -183,7 +185,8 @@ impl Oracle {
 
     /// Does as [`run`](Self::run), with this disk during the run; it must be all zeros.
     ///
-    /// # Errors The first promise that was broken.
+    /// # Errors
+    /// The first promise that was broken.
     pub async fn run_on<F>(&self, disk: Arc<dyn DevicePart>, open: F) -> Result<Report, Box<Violation>>
     where
         F: AsyncFn(Arc<dyn DevicePart>, Opening) -> Result<Arc<dyn DevicePart>>,

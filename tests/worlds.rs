@@ -130,7 +130,8 @@ pub trait Subject: Debug + Clone + Send + Sync + Sized + 'static {
 
     /// Checks the number of blocks of the opened stack, where the model has `known`.
     ///
-    /// # Errors A number that isn't legal.
+    /// # Errors
+    /// A number that isn't legal.
     fn check_size(_world: &World<Self>, blocks: u64, known: Option<u64>) -> Result<(), String> {
         match known {
             Some(known) if known != blocks => Err(format!("it has {blocks} blocks, not {known}")),
@@ -197,7 +198,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<S: Subject> World<S> {
     /// Calls a function on the model.
     ///
-    /// # Panics If the stack has not been opened yet.
+    /// # Panics
+    /// If the stack has not been opened yet.
     pub fn model<T>(&self, work: impl FnOnce(&mut Model) -> T) -> T {
         work(locked(&self.model).as_mut().expect("the stack has been made"))
     }
@@ -214,7 +216,8 @@ impl<S: Subject> World<S> {
 
     /// Counts an error of an operation.
     ///
-    /// # Errors The error, if it isn't permitted in this life.
+    /// # Errors
+    /// The error, if it isn't permitted in this life.
     pub fn judge(&self, what: &str, error: Error, is_write: bool) -> Result<(), String> {
         let is_allowed = match &error {
             Error::Corrupt(_) => false,

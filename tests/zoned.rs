@@ -89,7 +89,8 @@ pub struct Report {
 pub trait Subject {
     /// Carries out a command; blocks that are written have the stamps of `number`.
     ///
-    /// # Errors If there is no answer.
+    /// # Errors
+    /// If there is no answer.
     fn command(
         &mut self,
         zone: u32,
@@ -99,13 +100,15 @@ pub trait Subject {
 
     /// Puts a zone into the state Read Only or Offline, as a failure of the medium does.
     ///
-    /// # Errors If the device can't do so.
+    /// # Errors
+    /// If the device can't do so.
     fn fail(&mut self, zone: u32, to: State) -> impl Future<Output = Result<(), String>>;
 
     /// Reports zones from `first` on: those in this state, or all; at most `most` are described. A partial
     /// report counts only the described zones.
     ///
-    /// # Errors If there is no report, or an invalid one.
+    /// # Errors
+    /// If there is no report, or an invalid one.
     fn report(
         &mut self,
         first: u32,
@@ -179,7 +182,8 @@ impl<'a> Comparison<'a> {
 
     /// Runs `steps` steps.
     ///
-    /// # Errors If the device differs; the text has the last steps.
+    /// # Errors
+    /// If the device differs; the text has the last steps.
     pub async fn run(&mut self, subject: &mut impl Subject, steps: u64) -> Result<(), String> {
         for _ in 0..steps {
             self.number += 1;

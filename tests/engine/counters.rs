@@ -34,7 +34,8 @@ impl std::fmt::Debug for Counters {
 impl Counters {
     /// Formats these zones for counters. Their contents are lost.
     ///
-    /// # Errors Errors of resetting and writing the zones.
+    /// # Errors
+    /// Errors of resetting and writing the zones.
     pub async fn format(zones: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
         let handle = zones.open().await?;
         let layout = Layout::new(handle.geometry(), BlockSize::default())?;
@@ -47,8 +48,9 @@ impl Counters {
 
     /// Opens the counters on these zones.
     ///
-    /// # Errors [`Error::Protocol`] if the zones hold no counters, [`Error::Corrupt`] if they are damaged;
-    /// errors of reading and writing the zones.
+    /// # Errors
+    /// [`Error::Protocol`] if the zones hold no counters, [`Error::Corrupt`] if they are damaged; errors of
+    /// reading and writing the zones.
     pub async fn open(zones: Arc<dyn ZonesPart>, options: Options) -> Result<Self> {
         let handle = zones.open().await?;
         let mut opening: Opening<Found> = recovery::open(&*handle, OWNER, Goal::Serve).await?;
@@ -126,7 +128,8 @@ impl Counters {
     /// Sets an existing counter. It can be read once this returns, and survives a power cut after the next
     /// flush.
     ///
-    /// # Errors [`Error::NoSpace`] if no zone can be freed; the error that has ended the log.
+    /// # Errors
+    /// [`Error::NoSpace`] if no zone can be freed; the error that has ended the log.
     pub async fn set(&self, counter: u32, value: u64) -> Result<()> {
         self.at(counter).with(move |core: Rc<Core>| async move { core.set(counter, value).await }).await
     }
@@ -134,7 +137,8 @@ impl Counters {
     /// Sets two counters together: after a power cut both have their new value or neither has. They can be
     /// read once this returns.
     ///
-    /// # Errors Errors of [`set`](Self::set).
+    /// # Errors
+    /// Errors of [`set`](Self::set).
     pub async fn set_both(&self, sets: [(u32, u64); 2]) -> Result<()> {
         self.at(sets[0].0).with(move |core: Rc<Core>| async move { core.set_both(sets).await }).await
     }
@@ -142,7 +146,8 @@ impl Counters {
     /// Whether no zone holds an older value of a counter than the newest one. Requires that the counters were
     /// formatted with [`Options::erase`] and not opened since.
     ///
-    /// # Errors [`Error::Cancelled`] if a shard has ended.
+    /// # Errors
+    /// [`Error::Cancelled`] if a shard has ended.
     pub async fn older_values_are_erased(&self, counter: u32) -> Result<bool> {
         let newest =
             self.at(counter).with(move |core: Rc<Core>| async move { Ok(core.place(counter)) }).await?;
@@ -156,14 +161,16 @@ impl Counters {
 
     /// Value of an existing counter, read from its zone; 0 for one that was never set.
     ///
-    /// # Errors [`Error::Corrupt`] for a block that isn't that counter's; errors of reading the zones.
+    /// # Errors
+    /// [`Error::Corrupt`] for a block that isn't that counter's; errors of reading the zones.
     pub async fn get(&self, counter: u32) -> Result<u64> {
         self.at(counter).with(move |core: Rc<Core>| async move { core.get(counter).await }).await
     }
 
     /// Makes all values durable that were set before.
     ///
-    /// # Errors Errors of flushing the zones.
+    /// # Errors
+    /// Errors of flushing the zones.
     pub async fn flush(&self) -> Result<()> {
         for home in &self.homes {
             home.with(|core: Rc<Core>| async move { core.flush().await }).await?;
@@ -173,7 +180,8 @@ impl Counters {
 
     /// Writes what is queued and a last checkpoint, and closes the zones.
     ///
-    /// # Errors The error that has ended the log; errors of writing the zones.
+    /// # Errors
+    /// The error that has ended the log; errors of writing the zones.
     pub async fn close(&self) -> Result<()> {
         let end = |core: Rc<Core>| async move {
             core.kit.begin_closing();
@@ -204,7 +212,8 @@ impl Counters {
     /// Compares the live blocks of each zone with the kit's running count, by which it resets zones. For
     /// tests, while nothing is set.
     ///
-    /// # Errors The first zone whose count is wrong.
+    /// # Errors
+    /// The first zone whose count is wrong.
     pub async fn check_counts(&self) -> Result<()> {
         let mut places = Vec::new();
         for home in &self.homes {

@@ -65,7 +65,8 @@ impl Change {
 
 /// Checks that a counter belongs to a shard, of `shards`, and is below the `number` of counters there.
 ///
-/// # Errors [`Error::Corrupt`] with the counter's number, if it isn't.
+/// # Errors
+/// [`Error::Corrupt`] with the counter's number, if it isn't.
 pub fn check_counter(counter: u32, (shard, shards): (u32, u32), number: usize) -> Result<()> {
     match counter % shards == shard && ((counter / shards) as usize) < number {
         true => Ok(()),
@@ -90,7 +91,8 @@ fn fill(counter: u32, value: u64, bytes: &mut [u8]) {
 
 /// Value in a block of this counter.
 ///
-/// # Errors [`Error::Corrupt`] for any other block.
+/// # Errors
+/// [`Error::Corrupt`] for any other block.
 pub fn value(counter: u32, found: &[u8]) -> Result<u64> {
     let value = u64::from_le_bytes(std::array::from_fn(|at| found[4 + at]));
     let mut expected = vec![0; found.len()];

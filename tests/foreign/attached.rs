@@ -28,7 +28,8 @@ pub struct Attached {
 impl Attached {
     /// Attaches a stack under a name that no other test has.
     ///
-    /// # Panics If attaching fails.
+    /// # Panics
+    /// If attaching fails.
     #[track_caller]
     pub fn new(name: &str, stack: &str, options: &[&str]) -> Attached {
         Self::by(&binary().display().to_string(), name, stack, options)
@@ -36,7 +37,8 @@ impl Attached {
 
     /// Does as [`new`](Self::new), with a copy of the program.
     ///
-    /// # Panics If attaching fails.
+    /// # Panics
+    /// If attaching fails.
     #[track_caller]
     pub fn by(program: &str, name: &str, stack: &str, options: &[&str]) -> Attached {
         let name = format!("test-{name}-{}", std::process::id());
@@ -58,7 +60,8 @@ impl Attached {
 
     /// Entry of the stack in `siltstone list`.
     ///
-    /// # Panics If there is none.
+    /// # Panics
+    /// If there is none.
     #[track_caller]
     pub fn listed(&self) -> Value {
         let said = run(&binary().display().to_string(), &["list", "--json"]).ok();
@@ -69,7 +72,8 @@ impl Attached {
 
     /// Kills the stack's server, and waits until another one has taken over.
     ///
-    /// # Panics If none does.
+    /// # Panics
+    /// If none does.
     #[track_caller]
     pub fn kill_server(&self) {
         let before = self.listed();
@@ -95,7 +99,8 @@ impl Attached {
 
     /// Detaches the stack.
     ///
-    /// # Panics If detaching fails.
+    /// # Panics
+    /// If detaching fails.
     #[track_caller]
     pub fn detach(mut self) {
         run(&binary().display().to_string(), &["detach", &self.name]).ok();

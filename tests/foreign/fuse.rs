@@ -38,7 +38,8 @@ pub struct Fuse {
 impl Fuse {
     /// Shows the export with this address in this folder.
     ///
-    /// # Panics If the file doesn't appear in time.
+    /// # Panics
+    /// If the file doesn't appear in time.
     #[track_caller]
     pub fn start(folder: &Path, uri: &str) -> Fuse {
         let export = folder.join("export");
@@ -54,7 +55,8 @@ impl Fuse {
 
     /// Unmounts the folder and waits for the end of `nbdfuse`.
     ///
-    /// # Panics If it fails.
+    /// # Panics
+    /// If it fails.
     #[track_caller]
     pub fn close(mut self) {
         self.unmount();
@@ -64,7 +66,8 @@ impl Fuse {
 
     /// Ends `nbdfuse` after its server has died.
     ///
-    /// # Panics If it doesn't end.
+    /// # Panics
+    /// If it doesn't end.
     #[track_caller]
     pub fn give_up(mut self) {
         self.unmount();

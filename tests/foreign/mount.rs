@@ -15,7 +15,8 @@ pub struct Mount {
 impl Mount {
     /// Creates a file system of 512 MiB, with these options of `siltstone fs format`, and mounts it.
     ///
-    /// # Panics If it can't be created or mounted.
+    /// # Panics
+    /// If it can't be created or mounted.
     #[track_caller]
     pub fn new(options: &[&str]) -> Mount {
         let mut arguments = vec!["--size", "512MiB"];
@@ -25,7 +26,8 @@ impl Mount {
 
     /// Creates a file system with these options of `siltstone fs format`, and mounts it.
     ///
-    /// # Panics If it can't be created or mounted.
+    /// # Panics
+    /// If it can't be created or mounted.
     #[track_caller]
     pub fn formatted(options: &[&str]) -> Mount {
         let mount = Self::in_folder(tempfile::tempdir());
@@ -40,7 +42,8 @@ impl Mount {
     /// [`mounted`](Self::mounted). The folder is in memory if `/dev/shm` exists, so that nothing waits for a
     /// disk.
     ///
-    /// # Panics If there can't be a folder.
+    /// # Panics
+    /// If there can't be a folder.
     pub fn without_image() -> Mount {
         Self::in_folder(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()))
     }
@@ -54,7 +57,8 @@ impl Mount {
     /// Formats a stack in TOML that mounts a file system at `mnt`, and serves it, with the control socket
     /// [`beside`](Self::beside) it as `control`. [`stopped`](Self::stopped) ends the server.
     ///
-    /// # Panics If it can't be created or mounted.
+    /// # Panics
+    /// If it can't be created or mounted.
     #[track_caller]
     pub fn of_stack(toml: &str) -> Mount {
         let mut mount = Self::in_folder(tempfile::tempdir());
@@ -68,7 +72,8 @@ impl Mount {
 
     /// Mounts the image again.
     ///
-    /// # Panics If it can't be mounted.
+    /// # Panics
+    /// If it can't be mounted.
     #[track_caller]
     pub fn mounted(self) -> Mount {
         self.mounted_with(&[])
@@ -76,7 +81,8 @@ impl Mount {
 
     /// Mounts the image again, with these options of `siltstone fs mount`.
     ///
-    /// # Panics If it can't be mounted.
+    /// # Panics
+    /// If it can't be mounted.
     #[track_caller]
     pub fn mounted_with(mut self, options: &[&str]) -> Mount {
         let (image, at) = (self.image(), self.at("").display().to_string());
@@ -103,7 +109,8 @@ impl Mount {
 
     /// Runs a script in the mounted file system. Returns its output.
     ///
-    /// # Panics If it fails.
+    /// # Panics
+    /// If it fails.
     #[track_caller]
     pub fn shell(&self, script: &str) -> String {
         run_shell(&format!("cd '{}'; {script}", self.at("").display())).ok()
@@ -111,7 +118,8 @@ impl Mount {
 
     /// Unmounts, and waits until the server has ended without an error.
     ///
-    /// # Panics If the mount is in use, or the server fails.
+    /// # Panics
+    /// If the mount is in use, or the server fails.
     #[track_caller]
     pub fn unmounted(mut self) -> Mount {
         let at = self.at("").display().to_string();
@@ -123,7 +131,8 @@ impl Mount {
 
     /// Sends SIGTERM to the server, and waits until it has ended without an error.
     ///
-    /// # Panics If the server fails.
+    /// # Panics
+    /// If the server fails.
     #[track_caller]
     pub fn stopped(mut self) -> Mount {
         let mut server = self.server.take().expect("it is mounted");
@@ -134,7 +143,8 @@ impl Mount {
 
     /// Kills the server, and leaves the mount without one.
     ///
-    /// # Panics If there is no server.
+    /// # Panics
+    /// If there is no server.
     pub fn killed(mut self) -> Mount {
         let mut server = self.server.take().expect("it is mounted");
         if server.process.is_alive() {
@@ -146,14 +156,16 @@ impl Mount {
 
     /// Process id of the server.
     ///
-    /// # Panics If there is no server.
+    /// # Panics
+    /// If there is no server.
     pub fn server_pid(&self) -> u32 {
         self.server.as_ref().expect("it is mounted").process.pid()
     }
 
     /// Status of the image, which isn't mounted.
     ///
-    /// # Panics If it can't be read.
+    /// # Panics
+    /// If it can't be read.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
         let text = run(&program(), &["fs", "status", &self.image(), "--json"]).ok();
@@ -162,7 +174,8 @@ impl Mount {
 
     /// Checks the image, which isn't mounted, with all data.
     ///
-    /// # Panics If it is damaged.
+    /// # Panics
+    /// If it is damaged.
     #[track_caller]
     pub fn is_sound(&self) {
         let said = run(&program(), &["fs", "check", &self.image(), "--data"]).ok();

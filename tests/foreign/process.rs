@@ -24,7 +24,8 @@ pub struct Finished {
 impl Finished {
     /// Returns the standard output of a program that succeeded.
     ///
-    /// # Panics If it failed.
+    /// # Panics
+    /// If it failed.
     #[track_caller]
     pub fn ok(self) -> String {
         assert!(self.code == Some(0), "expected success of {self:#?}");
@@ -33,7 +34,8 @@ impl Finished {
 
     /// Returns the output of a program that failed by itself and in time.
     ///
-    /// # Panics If it succeeded, was killed or took too long.
+    /// # Panics
+    /// If it succeeded, was killed or took too long.
     #[track_caller]
     pub fn refused(self) -> String {
         let in_time = self.code.is_some_and(|code| code != 0 && code < 124);
@@ -62,7 +64,8 @@ fn search_path() -> String {
 
 /// Runs a program to its end, with empty input.
 ///
-/// # Panics If it can't be started, or takes longer than the deadline.
+/// # Panics
+/// If it can't be started, or takes longer than the deadline.
 #[track_caller]
 pub fn run<A: AsRef<str>>(program: &str, arguments: &[A]) -> Finished {
     // `timeout` makes a process group of its own and ends all of it, so that no process outlives a test by
@@ -85,7 +88,8 @@ pub fn run<A: AsRef<str>>(program: &str, arguments: &[A]) -> Finished {
 
 /// Runs lines of shell, which end at the first failure.
 ///
-/// # Panics As [`run`].
+/// # Panics
+/// As [`run`].
 #[track_caller]
 pub fn run_shell(script: &str) -> Finished {
     run("sh", &["-euc", script])
@@ -93,7 +97,8 @@ pub fn run_shell(script: &str) -> Finished {
 
 /// Writes a file of seeded bytes with zeros in every third chunk. Returns its contents.
 ///
-/// # Panics If the file can't be written.
+/// # Panics
+/// If the file can't be written.
 pub fn random_file(path: &Path, chunks: usize, seed: u64) -> Vec<u8> {
     let mut random = runtime::Random::new(seed);
     let mut bytes = vec![0; chunks * PATTERN_CHUNK];

@@ -45,7 +45,8 @@ impl Promised {
 
     /// Writes and flushes until the server is killed, which happens after 200 to `most` more replies.
     ///
-    /// # Panics If the server doesn't answer as it must.
+    /// # Panics
+    /// If the server doesn't answer as it must.
     pub fn work_until_killed(&mut self, server: &mut Server, random: &mut runtime::Random, most: u64) {
         let client = RawClient::open(&server.socket).expect("a ready server answers");
         assert_eq!(client.size, self.bytes(), "the size of the export");
@@ -120,9 +121,11 @@ impl Promised {
     /// Reads the whole export: each block must hold, as a whole, contents that are legal after such a stop.
     /// The contents are durable from now on, since the end of a process loses no page of the kernel's.
     ///
-    /// # Errors The first block whose contents aren't legal.
+    /// # Errors
+    /// The first block whose contents aren't legal.
     ///
-    /// # Panics If the server doesn't answer as it must.
+    /// # Panics
+    /// If the server doesn't answer as it must.
     pub fn check(&mut self, server: &Server, stop: Stop) -> Result<(), String> {
         let mut client = RawClient::open(&server.socket).expect("a ready server answers");
         assert_eq!(client.size, self.bytes(), "the size of the export");

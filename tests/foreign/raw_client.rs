@@ -51,7 +51,8 @@ pub struct RawClient {
 impl RawClient {
     /// Connects, and reads nothing.
     ///
-    /// # Errors If no server listens on the socket.
+    /// # Errors
+    /// If no server listens on the socket.
     pub fn connect(socket: &Path) -> Result<RawClient> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(DEADLINE))?;
@@ -61,7 +62,8 @@ impl RawClient {
 
     /// Connects and exchanges the greeting, so that options can follow.
     ///
-    /// # Errors Errors of the connection.
+    /// # Errors
+    /// Errors of the connection.
     pub fn greet(socket: &Path) -> Result<RawClient> {
         let mut client = RawClient::connect(socket)?;
         let greeting: [u8; 18] = client.receive()?;
@@ -72,7 +74,8 @@ impl RawClient {
 
     /// Connects and opens the default export, so that requests can follow.
     ///
-    /// # Errors Errors of the connection.
+    /// # Errors
+    /// Errors of the connection.
     pub fn open(socket: &Path) -> Result<RawClient> {
         let mut client = RawClient::greet(socket)?;
         client.stream.write_all(&option(OPTION_EXPORT_NAME, 0))?;
@@ -83,7 +86,8 @@ impl RawClient {
 
     /// Sends a request, with the data of a write.
     ///
-    /// # Errors Errors of the connection.
+    /// # Errors
+    /// Errors of the connection.
     pub fn send(
         &mut self,
         command: Command,
@@ -99,7 +103,8 @@ impl RawClient {
 
     /// Receives a reply: its error number and cookie.
     ///
-    /// # Errors Errors of the connection.
+    /// # Errors
+    /// Errors of the connection.
     pub fn reply(&mut self) -> Result<(u32, u64)> {
         let reply: [u8; SIMPLE_REPLY_BYTES] = self.receive()?;
         let word = |at: usize| u32::from_be_bytes(reply[at..at + 4].try_into().expect("four bytes"));
@@ -109,7 +114,8 @@ impl RawClient {
 
     /// Sends a request and waits for its reply. Returns the error number.
     ///
-    /// # Errors Errors of the connection.
+    /// # Errors
+    /// Errors of the connection.
     pub fn call(&mut self, command: Command, offset: u64, length: u32, data: &[u8]) -> Result<u32> {
         self.send(command, offset ^ 0x5eed, offset, length, data)?;
         let (error, cookie) = self.reply()?;
@@ -119,9 +125,11 @@ impl RawClient {
 
     /// Reads these bytes.
     ///
-    /// # Errors Errors of the connection.
+    /// # Errors
+    /// Errors of the connection.
     ///
-    /// # Panics If the server answers with an error.
+    /// # Panics
+    /// If the server answers with an error.
     pub fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>> {
         let error = self.call(Command::Read, offset, length, &[])?;
         assert_eq!(error, 0, "read of {length} bytes at {offset}");

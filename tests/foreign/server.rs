@@ -16,7 +16,8 @@ const LOOKS: u32 = 12_000;
 
 /// Path of the server program: `SILTSTONE_BIN`, or the program that cargo builds.
 ///
-/// # Panics If it can't be built.
+/// # Panics
+/// If it can't be built.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("SILTSTONE_BIN") {
@@ -56,7 +57,8 @@ pub struct Background {
 impl Background {
     /// Starts a program.
     ///
-    /// # Panics If it can't be started.
+    /// # Panics
+    /// If it can't be started.
     pub fn start<A: AsRef<str>>(program: &str, arguments: &[A]) -> Background {
         let folder = tempfile::tempdir().expect("a folder for what it says");
         let to_file = |name| Stdio::from(std::fs::File::create(folder.path().join(name)).expect("a file"));
@@ -96,7 +98,8 @@ impl Background {
 
     /// Waits until `is_so` returns true.
     ///
-    /// # Panics If the program ends before, or it takes too long.
+    /// # Panics
+    /// If the program ends before, or it takes too long.
     #[track_caller]
     pub fn wait_until(&mut self, what: &str, mut is_so: impl FnMut(&Background) -> bool) {
         for _ in 0..LOOKS {
@@ -118,14 +121,16 @@ impl Background {
 
     /// Sends a signal.
     ///
-    /// # Panics If the process has ended.
+    /// # Panics
+    /// If the process has ended.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("a child that was not waited for is there");
     }
 
     /// Stops the process where it is (SIGSTOP), as a power cut does that reaches the devices a moment later.
     ///
-    /// # Panics If it ends before, or it takes too long.
+    /// # Panics
+    /// If it ends before, or it takes too long.
     #[track_caller]
     pub fn stop(&mut self) {
         self.signal(Signal::STOP);
@@ -141,7 +146,8 @@ impl Background {
 
     /// Waits for the end of the program.
     ///
-    /// # Panics If it takes too long.
+    /// # Panics
+    /// If it takes too long.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
         for _ in 0..LOOKS {
@@ -155,7 +161,8 @@ impl Background {
 
     /// Resident memory, in bytes.
     ///
-    /// # Panics If the process has ended.
+    /// # Panics
+    /// If the process has ended.
     pub fn resident_bytes(&self) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the process is there");
@@ -166,7 +173,8 @@ impl Background {
 
     /// Number of open files and sockets.
     ///
-    /// # Panics If the process has ended.
+    /// # Panics
+    /// If the process has ended.
     pub fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the process is there").count()
     }
@@ -196,7 +204,8 @@ pub struct Server {
 impl Server {
     /// Serves this stack (one line, or a file) on a unix socket in this folder.
     ///
-    /// # Panics If the server isn't ready in time.
+    /// # Panics
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn start(folder: &Path, stack: &str) -> Server {
         let socket = folder.join("nbd.sock");
@@ -209,7 +218,8 @@ impl Server {
     /// (the socket, the file's lock), a moment after the process has ended: until then the new server is
     /// refused and reports that.
     ///
-    /// # Panics If the server isn't ready in time.
+    /// # Panics
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn restart(folder: &Path, stack: &str) -> Server {
         let socket = folder.join("nbd.sock");
@@ -218,7 +228,8 @@ impl Server {
 
     /// Does as [`start_with`](Self::start_with), after a server of the same files was killed.
     ///
-    /// # Panics If the server isn't ready in time.
+    /// # Panics
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn restart_with(arguments: &[&str], socket: PathBuf) -> Server {
         let program = binary().display().to_string();
@@ -236,7 +247,8 @@ impl Server {
 
     /// Serves a stack in TOML that has a door on the socket `nbd.sock` in this folder.
     ///
-    /// # Panics If the server isn't ready in time.
+    /// # Panics
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn start_toml(folder: &Path, toml: &str) -> Server {
         let file = folder.join("stack.toml");
@@ -246,7 +258,8 @@ impl Server {
 
     /// Runs the program with these arguments and waits for its addresses.
     ///
-    /// # Panics If the server isn't ready in time.
+    /// # Panics
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn start_with(arguments: &[&str], socket: PathBuf) -> Server {
         let program = binary().display().to_string();
@@ -255,7 +268,8 @@ impl Server {
 
     /// Waits for the addresses of a server that the caller has started.
     ///
-    /// # Panics If the server isn't ready in time.
+    /// # Panics
+    /// If the server isn't ready in time.
     #[track_caller]
     pub fn ready(mut process: Background, socket: PathBuf) -> Server {
         process.wait_until("it printed its addresses", |process| process.out().ends_with('\n'));
@@ -265,14 +279,16 @@ impl Server {
 
     /// Address of the first export, as a URI.
     ///
-    /// # Panics If there is none.
+    /// # Panics
+    /// If there is none.
     pub fn uri(&self) -> &str {
         self.addresses.first().expect("a ready server has printed an address")
     }
 
     /// Sends SIGTERM to the server and waits until it has ended without an error.
     ///
-    /// # Panics If it doesn't end, or ends with an error.
+    /// # Panics
+    /// If it doesn't end, or ends with an error.
     #[track_caller]
     pub fn stop(mut self) {
         self.process.signal(Signal::TERM);

@@ -25,7 +25,8 @@ fn stamped(block: u64, number: u64) -> Vec<u8> {
 /// Makes the writes with these numbers, flushes after each multiple of `flush_every`, and reports the last
 /// flushed number.
 ///
-/// # Errors Errors of the connection, or an error number from the server.
+/// # Errors
+/// Errors of the connection, or an error number from the server.
 pub fn write(
     socket: &Path,
     seed: u64,
@@ -52,7 +53,8 @@ pub fn write(
 
 /// Reads these blocks of an export.
 ///
-/// # Errors Errors of the connection.
+/// # Errors
+/// Errors of the connection.
 pub fn read(socket: &Path) -> Result<Vec<u8>> {
     let mut client = RawClient::open(socket)?;
     let mut all = Vec::new();
@@ -64,7 +66,8 @@ pub fn read(socket: &Path) -> Result<Vec<u8>> {
 
 /// Number of the seed's writes, counted from the first, whose result is exactly this.
 ///
-/// # Errors The result of no prefix; the text says where it differs.
+/// # Errors
+/// The result of no prefix; the text says where it differs.
 pub fn count(seed: u64, found: &[u8]) -> std::result::Result<u64, String> {
     let blocks = found.chunks(BLOCK).map(|block| {
         let number = block[8..16].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));

@@ -5,10 +5,10 @@
 //! first BYTES of the only device on top of a one-line stack, and reads all of those at the end. WORDs:
 //!
 //! - `format`: the stack is formatted before
-//!
-//! - `rewrite`: discarded blocks are written at once, before they can be read: for devices that promise nothing about them
-//! - `discard-on=PATH`: discards go to this block device by ioctl (util-linux's `blkdiscard`), and not through the stack, whose
-//!   `file` asks for zeros instead
+//! - `rewrite`: discarded blocks are written at once, before they can be read: for devices that promise
+//!   nothing about them
+//! - `discard-on=PATH`: discards go to this block device by ioctl (util-linux's `blkdiscard`), and not through
+//!   the stack, whose `file` asks for zeros instead
 //! - `message=TEXT`: this message is sent to the top device at the end
 //! - `until=KEY=VALUE`: waits afterwards until its status has this value
 //!

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 /// Checks the contents of a client's device against the cuts up to `cut`.
 ///
-/// # Errors The mismatch with the state at the earliest possible cut, with the cursor there.
+/// # Errors
+/// The mismatch with the state at the earliest possible cut, with the cursor there.
 pub(super) fn check(
     history: &Arc<History>,
     cut: u64,

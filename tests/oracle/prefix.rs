@@ -11,7 +11,8 @@ use layers::record::replay::{History, Operation};
 
 /// Checks the contents of a client's device.
 ///
-/// # Errors The missing operation, and the later one that was found.
+/// # Errors
+/// The missing operation, and the later one that was found.
 pub(super) fn check(history: &History, contents: &[u8]) -> Result<(), String> {
     let size = history.geometry().block_size;
     let blocks: Vec<(u64, &[u8])> = (0..).zip(contents.chunks_exact(size.bytes() as usize)).collect();

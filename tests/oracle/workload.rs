@@ -29,7 +29,8 @@ impl Workload {
 
     /// Runs to the end, with a flush.
     ///
-    /// # Errors The first operation that failed.
+    /// # Errors
+    /// The first operation that failed.
     pub async fn run(&self, device: &Rc<dyn Device>) -> Result<()> {
         let sequence = Rc::new(Cell::new(0));
         let tasks = (0..self.queue_depth).map(|task| {

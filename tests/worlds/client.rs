@@ -22,14 +22,16 @@ pub fn units_per_block(geometry: &DeviceGeometry) -> u64 {
 
 /// Versions in these bytes, beginning with this unit.
 ///
-/// # Errors A unit whose contents are no version.
+/// # Errors
+/// A unit whose contents are no version.
 pub fn versions(unit_bytes: usize, unit: u64, bytes: &[u8]) -> Result<Vec<Version>, String> {
     bytes.chunks_exact(unit_bytes).zip(unit..).map(|(bytes, unit)| version_of(unit, bytes)).collect()
 }
 
 /// Reads all of a device.
 ///
-/// # Errors An error of the device, or contents that are no version.
+/// # Errors
+/// An error of the device, or contents that are no version.
 pub async fn read_all(device: &dyn Device) -> Result<Vec<Version>, Result<Error, String>> {
     let (blocks, unit) = (device.geometry().blocks.0, unit_of(device.geometry()));
     let mut found = Vec::new();

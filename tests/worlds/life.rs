@@ -127,7 +127,8 @@ pub struct Disks {
 impl Disks {
     /// Opens a file as a device, by its position in the list, with the faults of the life.
     ///
-    /// # Errors [`Error::NotFound`] for a file that is lost.
+    /// # Errors
+    /// [`Error::NotFound`] for a file that is lost.
     pub async fn open(&self, number: usize) -> Result<Arc<dyn DevicePart>> {
         let File { path, sector, .. } = &self.files[number];
         let registry = Registry::new(vec![&disks::file::KIND]);

@@ -213,7 +213,8 @@ impl Model {
 
     /// Checks the version that a read which began at this time found in a unit.
     ///
-    /// # Errors The legal versions.
+    /// # Errors
+    /// The legal versions.
     pub fn check_read(&self, unit: u64, found: Version, began: u64) -> Result<(), String> {
         let is_before = |operation: &Operation| operation.completed.is_some_and(|time| time < began);
         self.check_unit(unit, found, self.recent(unit as usize), is_before)
@@ -221,7 +222,8 @@ impl Model {
 
     /// Checks the contents of a device that was opened again after such a stop.
     ///
-    /// # Errors The first unit whose version isn't legal.
+    /// # Errors
+    /// The first unit whose version isn't legal.
     pub fn check_stopped(&self, found: &[Version], stop: Stop) -> Result<(), String> {
         let found: Vec<Option<Version>> = found.iter().copied().map(Some).collect();
         self.check_found(&found, stop)
@@ -229,7 +231,8 @@ impl Model {
 
     /// Does as [`check_stopped`](Self::check_stopped), where some units could not be read.
     ///
-    /// # Errors The first unit whose version isn't legal.
+    /// # Errors
+    /// The first unit whose version isn't legal.
     pub fn check_found(&self, found: &[Option<Version>], stop: Stop) -> Result<(), String> {
         assert_eq!(found.len(), self.units.len(), "all units");
         let units = || found.iter().enumerate().filter_map(|(unit, version)| Some((unit, (*version)?)));

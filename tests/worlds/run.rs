@@ -339,7 +339,8 @@ fn run_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
 /// Tries one seed, on a thread of its own, because a part that is stopped in the middle leaves its core in a
 /// thread-local.
 ///
-/// # Errors A description of the promise that was broken.
+/// # Errors
+/// A description of the promise that was broken.
 pub fn try_seed<S: Subject>(seed: u64, verbose: bool) -> Result<(), String> {
     let outcome = std::thread::scope(|scope| scope.spawn(|| run_seed::<S>(seed, verbose)).join());
     outcome.unwrap_or_else(|_| Err("a panic, see above".to_owned()))
@@ -352,7 +353,8 @@ fn from_environment(name: &str) -> Option<u64> {
 /// Tries seeds in order on one thread, as many as fit into this number of shares of the budget and at most
 /// `most`. Seeds that the environment names are tried on two threads, without a limit of time.
 ///
-/// # Panics If a seed fails, after printing which and why.
+/// # Panics
+/// If a seed fails, after printing which and why.
 pub fn keeps_its_promises<S: Subject>(shares: u32, most: u64) {
     let first = from_environment("SILTSTONE_SEED").unwrap_or(1);
     let asked = from_environment("SILTSTONE_SEEDS");

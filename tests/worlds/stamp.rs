@@ -21,7 +21,8 @@ pub fn stamped(bytes: usize, unit: u64, count: u64, version: Version) -> Data {
 
 /// Version of a unit with these bytes.
 ///
-/// # Errors If they are no version of this unit.
+/// # Errors
+/// If they are no version of this unit.
 pub fn version_of(unit: u64, bytes: &[u8]) -> Result<Version, String> {
     let version = u64::from_le_bytes(std::array::from_fn(|at| bytes[8 + at]));
     let mut expected = vec![0; bytes.len()];

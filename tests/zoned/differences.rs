@@ -57,7 +57,8 @@ pub fn status_field(status: ZoneStatus) -> u16 {
 impl Seen<'_> {
     /// Checks answer, states and data against a model after the command.
     ///
-    /// # Errors A description of the difference.
+    /// # Errors
+    /// A description of the difference.
     pub fn agrees_with(&self, after: &Model, machine: Result<u64, ZoneStatus>) -> Result<(), String> {
         let same = match (machine, self.answer) {
             (Err(status), Answer::Refused(found)) => found.is_none_or(|found| found == status_field(status)),

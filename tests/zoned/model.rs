@@ -117,14 +117,16 @@ impl Model {
 
     /// Compares the states, and the write pointers in states that have one.
     ///
-    /// # Errors The first zone that differs.
+    /// # Errors
+    /// The first zone that differs.
     pub fn compare(&self, found: &[Zone]) -> Result<(), String> {
         (0..).zip(found).try_for_each(|(zone, found)| self.compare_zone(zone, found))
     }
 
     /// Compares one zone.
     ///
-    /// # Errors A description of the difference.
+    /// # Errors
+    /// A description of the difference.
     pub fn compare_zone(&self, zone: u32, found: &Zone) -> Result<(), String> {
         let expected = &self.zones[zone as usize];
         let has_pointer = !matches!(expected.state, State::Full | State::ReadOnly | State::Offline);

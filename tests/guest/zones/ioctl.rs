@@ -67,7 +67,8 @@ pub struct Passthrough {
 
 /// `NVME_IOCTL_IO64_CMD`: returns status code type and status code, and the result in dwords 0 and 1.
 ///
-/// # Errors Errors of the kernel, after which the device has not carried out the command.
+/// # Errors
+/// Errors of the kernel, after which the device has not carried out the command.
 pub fn pass_through(device: &File, command: Passthrough, data: &mut [u8]) -> Result<(u16, u64)> {
     let mut words = [0_u64; PASSTHROUGH / 8];
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -86,7 +87,8 @@ pub fn pass_through(device: &File, command: Passthrough, data: &mut [u8]) -> Res
 
 /// `BLKREPORTZONE`: returns up to `most` zones, the first of which contains this sector.
 ///
-/// # Errors Errors of the kernel.
+/// # Errors
+/// Errors of the kernel.
 pub fn report_zones(device: &File, sector: u64, most: u32) -> Result<Vec<[u64; ZONE / 8]>> {
     let mut words = vec![0_u64; (RANGE + most as usize * ZONE) / 8];
     (words[0], words[1]) = (sector, most.into());
@@ -114,7 +116,8 @@ pub enum Manage {
 
 /// Manages the zone of this range of sectors.
 ///
-/// # Errors Errors of the kernel.
+/// # Errors
+/// Errors of the kernel.
 pub fn manage_zone(device: &File, manage: Manage, sector: u64, sectors: u64) -> Result<()> {
     let opcode = opcode::from_components(rustix::ioctl::Direction::Write, 0x12, manage as u8, RANGE);
     // SAFETY: the argument has the length of the structure, which the kernel reads.
