@@ -4,7 +4,7 @@
 //! Promises: a test gets a command's output and status, or cuts the guest's power; every guest has a time
 //! limit and ends with its test; guests of several tests share nothing but the host's root, which they can't
 //! change. `guest/fetch` decides what the guest is made of, `guest/run` how it runs. An emulated machine is
-//! many times slower than a real one: it measures nothing.
+//! many times slower than a real one, so nothing is measured in it.
 #![expect(clippy::disallowed_methods, reason = "waits for a real process; nothing here runs in the runtime")]
 
 pub mod numbered;

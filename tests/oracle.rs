@@ -160,7 +160,7 @@ impl Oracle {
         }
     }
 
-    /// Does as [`new`](Self::new), with a [limit](Self::limit).
+    /// Like [`new`](Self::new), with a [limit](Self::limit).
     pub fn limited(seed: u64, shares: u32) -> Self {
         let mut oracle = Oracle::new(seed);
         oracle.limit(shares);
@@ -183,7 +183,7 @@ impl Oracle {
         self.run_on(Arc::new(ImageDisk::empty(self.disk.clone())), open).await
     }
 
-    /// Does as [`run`](Self::run), with this disk during the run; it must be all zeros.
+    /// Like [`run`](Self::run), with this disk during the run; it must be all zeros.
     ///
     /// # Errors
     /// The first promise that was broken.

@@ -35,7 +35,7 @@ impl Attached {
         Self::by(&binary().display().to_string(), name, stack, options)
     }
 
-    /// Does as [`new`](Self::new), with a copy of the program.
+    /// Like [`new`](Self::new), with a copy of the program.
     ///
     /// # Panics
     /// If attaching fails.

@@ -212,7 +212,7 @@ impl Server {
         Self::start_with(&["serve", stack, "--nbd", &format!("unix:{}", socket.display())], socket)
     }
 
-    /// Does as [`start`](Self::start), after a server of the same name and files was killed.
+    /// Like [`start`](Self::start), after a server of the same name and files was killed.
     ///
     /// The kernel dismantles the ring of a killed process, and closes the files of its requests in flight
     /// (the socket, the file's lock), a moment after the process has ended: until then the new server is
@@ -226,7 +226,7 @@ impl Server {
         Self::restart_with(&["serve", stack, "--nbd", &format!("unix:{}", socket.display())], socket)
     }
 
-    /// Does as [`start_with`](Self::start_with), after a server of the same files was killed.
+    /// Like [`start_with`](Self::start_with), after a server of the same files was killed.
     ///
     /// # Panics
     /// If the server isn't ready in time.

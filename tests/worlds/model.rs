@@ -229,7 +229,7 @@ impl Model {
         self.check_found(&found, stop)
     }
 
-    /// Does as [`check_stopped`](Self::check_stopped), where some units could not be read.
+    /// Like [`check_stopped`](Self::check_stopped), where some units could not be read.
     ///
     /// # Errors
     /// The first unit whose version isn't legal.
