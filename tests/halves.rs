@@ -26,7 +26,7 @@ pub struct Rest {
     /// Blocks that were stored to since their last write-back.
     dirty: RefCell<BTreeSet<u64>>,
     random: RefCell<Random>,
-    /// Persisting does nothing.
+    /// Whether data isn't made durable although it should be.
     is_lying: bool,
 }
 

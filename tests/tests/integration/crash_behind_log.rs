@@ -94,7 +94,7 @@ async fn open(
         vec![("fast".to_owned(), part(0, leg)?), ("slow".to_owned(), behind.clone() as Arc<dyn DevicePart>)];
     let mirror = mirror(legs, sizes, format, false).await?;
     if format {
-        // From now on the slow leg alone is a consistent state.
+        // From now on the slow device alone holds a whole leg.
         behind.message("flush").await?;
     }
     Ok(Arc::new(mirror))
