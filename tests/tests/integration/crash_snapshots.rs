@@ -19,7 +19,7 @@ type Contents = Vec<u8>;
 /// Contents of each snapshot, by its name.
 type Expected = Arc<Mutex<BTreeMap<String, Contents>>>;
 
-/// Takes a snapshot at every third flush, and then deletes the oldest if there are more than two.
+/// Takes a snapshot at every third flush. At flush 12, 18, 24 and so on it also deletes the previous one.
 struct Snapshotting {
     log: Arc<dyn DevicePart>,
     expected: Expected,

@@ -71,7 +71,7 @@ impl Machine {
              }}
              first() {{ name=$1; stack=$2; discard=$3; shift 3; sequence $name 1 \"$stack\" $discard 1 {HALF} \"$@\"; }}
              second() {{ name=$1; stack=$2; discard=$3; shift 3; sequence $name 2 \"$stack\" $discard {HALF} {ALL} \"$@\"; }}
-             # What a program had open is let go a moment after its end.
+             # Files that a program had open are released a moment after its end.
              soon() {{ for try in 1 2 3 4 5 6 7 8 9; do \"$@\" 2>/dev/null && return; sleep 0.2; done; \"$@\"; }}\n",
             share.display(),
             self.seed,

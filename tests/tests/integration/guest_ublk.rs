@@ -58,7 +58,7 @@ fn a_mounted_block_device_survives_its_servers() {
          umount /mnt
          e2fsck -fn $node >checked 2>&1 || {{ cat checked >&2; exit 1; }}
 
-         # What is in the page cache at the stop is written back.
+         # The page cache is written back at the stop.
          mount $node /mnt; rm /mnt/round*; cp first /mnt/again; sync -f /mnt; umount /mnt
          dd if=first of=$node bs=1M count=1 seek=95 status=none
          stop; gone
@@ -72,7 +72,7 @@ fn a_mounted_block_device_survives_its_servers() {
          umount /mnt || true
          until gone; do sleep 0.1; done
 
-         # A device that its servers leave in good order, in the middle of writes.
+         # Servers that are stopped cleanly in the middle of writes, and leave the device.
          rm -f line; mkfifo line; head -c 8M /dev/urandom >last
          hold() {{ rm -f addresses; {CLIENT} hold disk 5 $1 <line >addresses & server=$!; exec 7>line; until [ -s addresses ]; do kill -0 $server; sleep 0.1; done; }}
          leave() {{ exec 7>&-; wait $server; }}
@@ -124,7 +124,7 @@ fn an_attached_stack_is_a_ublk_device() {
          umount /mnt; e2fsck -fn $node >checked 2>&1 || {{ cat checked >&2; exit 1; }}
          $siltstone detach vol; [ ! -e $node ]; [ ! -e siltstone/vol ]; [ ! -e /dev/siltstone/vol ]
 
-         # Server and holder are killed: what is left is removed.
+         # Server and holder are killed: the remains are removed.
          $siltstone attach 'file(other, size=16MiB)' --name vol 2>/dev/null
          node=$(readlink /dev/siltstone/vol)
          kill -9 $(grep -o '\"holder\": [0-9]*' siltstone/vol/attachment.json | grep -o '[0-9]*') $(server); sleep 1
