@@ -1,4 +1,5 @@
-//! A mount whose kernel waits for its server: seeks on files with cached writes, kills meanwhile, and mounts that were left.
+//! A mount whose kernel waits for its server: seeks on files with cached writes, kills meanwhile, and
+//! abandoned mounts.
 #![expect(clippy::disallowed_methods, reason = "waits for real processes; nothing here runs in the runtime")]
 
 use rustix::fs::SeekFrom;
@@ -12,16 +13,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longest wait for anything here.
+/// Longest wait of these tests.
 const LIMIT: Duration = Duration::from_secs(40);
-/// Files at once: as many as a shard has workers.
+/// Files at a time: as many as a shard has workers.
 const FILES: usize = 64;
 
 fn program() -> String {
     binary().display().to_string()
 }
 
-/// Aborts the mounts below a directory when it is dropped, so that nothing of a test waits for them.
+/// Aborts the mounts below a directory when it is dropped, so that no process of a test waits for them.
 struct Guard(PathBuf);
 
 impl Drop for Guard {
@@ -35,7 +36,7 @@ impl Drop for Guard {
     }
 }
 
-/// Opens files, each with a hole and then cached writes at the last `bytes`. They stay open for writing.
+/// Opens files, each with a hole followed by cached writes of `bytes` bytes. They stay open for writing.
 fn dirty_files(mount: &Mount, bytes: usize) -> Vec<File> {
     let data = vec![7; bytes];
     let open = |number: usize| {
@@ -94,7 +95,7 @@ fn seeks_on_as_many_dirty_files_as_there_are_workers_end_and_find_the_data() {
         return;
     }
     within_limit(|mount| {
-        // Beside more seeks than workers a snapshot is taken, which makes the same call.
+        // While more seeks than workers are in progress, a snapshot is taken, which makes the same call.
         let mut files = dirty_files(&mount, 256 << 10);
         let again: Vec<_> = files.iter().map(|file| file.try_clone().expect("a descriptor")).collect();
         files.extend(again);
@@ -123,7 +124,7 @@ fn a_server_that_is_killed_during_seeks_ends_and_frees_its_image() {
         found.recv_timeout(LIMIT).expect("a seek ends").expect("it finds data");
         let begun = Instant::now();
         let mount = mount.killed();
-        // Nobody aborts the connection by hand.
+        // The test doesn't abort the connection itself.
         join(threads);
         assert!(found.iter().any(|found| found.is_err()), "the seeks had ended before the kill");
         let mount = mount.mounted();
@@ -141,7 +142,7 @@ fn a_server_that_is_killed_while_it_unmounts_ends_and_frees_its_image() {
     within_limit(|mount| {
         drop(dirty_files(&mount, 4096));
         let path = mount.at("large");
-        // It stays in the cache at the close of a mapping alone: unmounting writes it back.
+        // The close of a mapping alone leaves the data in the cache: unmounting writes it back.
         let mapped = run_shell(&format!(
             "python3 -c \"
 import mmap, os
@@ -170,7 +171,7 @@ fn a_mount_over_one_whose_server_does_not_answer_replaces_it_if_it_has_the_image
     let (image, at) = (path_in(&folder, "vol.img"), path_in(&folder, "mnt"));
     std::fs::create_dir(&at).expect("a folder");
     run(&program(), &["fs", "format", &image, "--size", "64MiB"]).ok();
-    // A connection that nobody answers, as that of a server that can't end.
+    // A connection without a server to answer it, like that of a server that can't end.
     let script = format!(
         "import ctypes, os, time
 f = os.open('/dev/fuse', os.O_RDWR)
@@ -201,7 +202,7 @@ fn unmount_ends_when_the_image_is_closed() {
         std::fs::write(mount.at("f"), vec![7; 32 << 20]).expect("written");
         let said = run(&program(), &["fs", "unmount", &mount.at("").display().to_string()]).ok();
         assert!(said.contains("its server has ended"), "{said}");
-        // Nobody waits for the server here.
+        // Nothing here waits for the server.
         let status = run(&program(), &["fs", "status", &mount.image(), "--json"]).ok();
         assert!(status.contains("\"replayed_records\": 0"), "{status}");
     });
