@@ -3,8 +3,9 @@
 //!
 //! Promises: those of the Device contract. Writes are appended to a ring of records on the cache device, many in one, and
 //! written back to the origin from its oldest end. **In order**: everything before a flush (or a FUA write) reaches the origin
-//! before anything after it. Of versions of a block that a flush separates, each one is written, so that the origin alone is at every
-//! moment a state that an earlier power cut could have left. `order=none` gives that up for fewer writes. Reads of cached blocks are
+//! before anything after it. Of versions of a block that a flush separates, each one is written, so that the
+//! origin alone is always in a state that an earlier power cut could have left. `order=none` drops this order
+//! for fewer writes. Reads of cached blocks are
 //! checked against the checksums of their writes; all other blocks are read from the origin. Reads aren't cached.
 //!
 //! When the ring is full, writers are throttled to the rate at which the origin takes the write-back. A cache device that fails

@@ -58,7 +58,7 @@ pub async fn lane(core: Rc<Core>) {
         // Clients whose writes have completed join the next record.
         runtime::yield_now().await;
     }
-    // Write-back goes on until the queue is empty.
+    // Write-back continues until the queue is empty.
     core.demand.wake();
 }
 
@@ -87,7 +87,7 @@ impl Core {
             }
             let waiting = self.space.enter_lane();
             self.demand.wake();
-            // The throttle gives more space with time, too.
+            // The throttle also grants more space as time passes.
             waiting.changed(self.throttle.hold(head, self.log.free(), missing)).await;
         }
     }

@@ -193,7 +193,7 @@ impl Scan {
             for (address, found) in chain.records {
                 let number = found.header.sequence;
                 if is_missing.is_some() || number != expected {
-                    // After the end; it may still say that the missing record was durable.
+                    // A record after the end; its header may still show that the missing record was durable.
                     is_missing.get_or_insert(expected);
                     if number > expected {
                         self.durable = self.durable.max(found.header.durable);
