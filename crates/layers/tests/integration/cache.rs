@@ -291,7 +291,7 @@ fn errors_of_the_cache_cost_nothing_that_the_origin_has() {
         let slow = disk(512);
         let origin = slow.open().await.unwrap();
         origin.write(BlockIndex(0), full(1, 512), Durability::Durable).await.unwrap();
-        // After the head of the first chunk there is only data, which can be neither read nor written.
+        // After the head of the first chunk there is only data. Its reads fail after the first 200.
         let rules = ["range=128KiB..3MiB read error=EIO after=200".to_owned()];
         let rules = parse_rules(&rules, stack::Contract::Device).unwrap();
         let broken = Arc::new(FaultDevicePart::new(fast(), rules, 1).unwrap());

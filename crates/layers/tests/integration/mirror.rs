@@ -315,7 +315,7 @@ fn writes_go_at_the_fast_legs_speed_up_to_the_bound() {
         assert_eq!(part.status().await["one_copy_bytes"], 8 * 4096);
         assert_eq!(data_of(&b, 61).await[5 * 4096], 0);
         assert_eq!(read(&*handle, 5, 1).await.unwrap()[0], 8);
-        // The ninth write waits for the first one to end, as the limit is 8.
+        // The ninth write exceeds the limit: it waits for the slow leg, and so for all writes before it.
         write(&*handle, 5, 9).await.unwrap();
         assert!(began.elapsed() >= Duration::from_millis(90), "{:?}", began.elapsed());
         write(&*handle, 6, 6).await.unwrap();
