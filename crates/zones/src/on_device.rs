@@ -53,7 +53,7 @@ pub struct Options {
     pub max_active: u32,
     /// Largest append, in bytes; by default [`DEFAULT_MAX_APPEND`], or the capacity of a zone if that is smaller.
     pub max_append: Option<u64>,
-    /// Refuse every change and write nothing, not even that the volume is in use: for looking at a volume.
+    /// Refuse every change and write nothing, not even the mark that the volume is in use.
     pub read_only: bool,
 }
 
@@ -126,7 +126,7 @@ impl Part for OnDevice {
                 }
             }
         }
-        // The first few tell the story; a status stays small.
+        // A few errors are enough; the status stays small.
         offline.truncate(8);
         let mut status = Status::new();
         status.insert("uuid".into(), self.volume.uuid.to_string().into());

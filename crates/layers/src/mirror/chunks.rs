@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(bits.iter().filter(|bit| **bit).count(), 2);
         chunks.page_is_durable(0, &bits);
         assert!(chunks.request(&blocks));
-        assert!(chunks.quiet(true).is_empty(), "somebody writes");
+        assert!(chunks.quiet(true).is_empty(), "a chunk with a writer is offered");
         chunks.begin_another(&(3..4));
         chunks.end(&blocks);
         assert_eq!(chunks.quiet(true), [1]);

@@ -125,7 +125,7 @@ fn a_torn_write_brings_no_bytes_back_that_another_one_replaced() {
             runtime::sleep(Duration::from_millis(5)).await;
             let began = runtime::now();
             faulty.write(BlockIndex(3), full(4, 1), Durability::Visible).await.unwrap();
-            assert!(began.elapsed() < Duration::from_millis(5), "what doesn't overlap waits for nobody");
+            assert!(began.elapsed() < Duration::from_millis(5), "a write that doesn't overlap was delayed");
             // A dropped call still runs to its end, even one that waits for a lock.
             let dropped = faulty.write(BlockIndex(0), full(3, 2), Durability::Visible);
             assert!(runtime::timeout(Duration::from_millis(1), dropped).await.is_err());
