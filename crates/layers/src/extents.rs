@@ -1,4 +1,4 @@
-//! Extents of a layer from those of the devices below it.
+//! Extents of a layer, from the extents of the devices below it.
 
 use block::{BlockRange, Extent, ExtentState, Result};
 

@@ -135,7 +135,7 @@ fn low_of(zones: u64) -> u64 {
 }
 
 impl Request {
-    /// Checks what doesn't depend on the sizes of nodes.
+    /// Checks values that don't depend on the sizes of nodes.
     pub fn check_keys(&self, nodes: u64) -> Result<(), Refusal> {
         let refuse = |key, text| Err(Refusal { key, text });
         let Request { copies, group, cache, .. } = *self;

@@ -170,7 +170,7 @@ pub struct Counters {
     pub operations: u64,
     /// Reads of a register with the busy bit while busy.
     pub busy_polls: u64,
-    /// Bytes whose program asked for a 1 in a cell that is 0.
+    /// Number of bytes whose program would set a bit that is 0 to 1.
     pub overwrites: u64,
     /// Transactions faster than the command's maximal clock.
     pub too_fast: u64,

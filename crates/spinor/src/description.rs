@@ -134,7 +134,7 @@ pub struct Supply {
 /// Meaning of a register bit to the interpreter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Meaning {
-    /// Reserved, or a setting without effect on what is modelled.
+    /// Reserved, or a setting without effect on the model.
     Plain,
     /// Write in progress.
     Wip,

@@ -219,8 +219,8 @@ pub(crate) fn derive(chip: &Description) -> Vec<u8> {
 
 /// Returns the text of a chip file for a generic chip with this SFDP area and JEDEC ID.
 ///
-/// What the tables leave out is filled with common values: status register 05h/01h with WIP and WEL, page program 02h, chip
-/// erase C7h/60h, register write 10 ms, endurance 100000.
+/// Values that the tables lack are common ones: status register 05h/01h with WIP and WEL, page program 02h,
+/// chip erase C7h/60h, register write 10 ms, endurance 100000.
 ///
 /// # Errors
 /// The problem of the area.

@@ -1,8 +1,8 @@
 //! Zones on any Device: it is divided into zones of one size. Their headers are at its beginning, one after the other.
 //!
 //! # Promises
-//! - Those of [`block::Zones`], whatever the device is, after any power cut that keeps the device's own
-//!   promises. Appends are durable on flush where the device has a volatile cache, else at once.
+//! - Those of [`block::Zones`] on any device, after any power cut that keeps the device's own promises.
+//!   Appends are durable on flush if the device has a volatile cache, otherwise at once.
 //! - An append to an open zone takes no lock, and adds no I/O to the device's own write. The first append to an
 //!   empty zone also writes its header, durably.
 //! - A header with the state Empty means that no data of its generation exists. After an unclean stop a zone that was

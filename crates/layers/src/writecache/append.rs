@@ -1,8 +1,8 @@
 //! Appending records: two lanes, each with one record in flight, while further writes queue up for the next one.
 //!
-//! Two lanes keep the device busy while clients learn of one record and send their next writes. One lane would leave it idle
-//! meanwhile; three make records small. Records take effect in the order of their numbers, whatever order they complete in: so
-//! the acknowledged writes are always a prefix of the log.
+//! Two lanes keep the device busy while clients learn of one record and send their next writes. One lane
+//! would leave it idle meanwhile; three make records small. Records may complete in any order, and take
+//! effect in the order of their numbers, so the acknowledged writes are always a prefix of the log.
 
 use super::core::Core;
 use super::counters::count;

@@ -224,10 +224,10 @@ impl Batch {
         Start { position: self.end, kept: self.pieces.last_from(self.end.address) }
     }
 
-    /// Chooses the versions to write, by what is cached now.
+    /// Chooses the versions to write, by the present index.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for corrupt data, with what an operator can do.
+    /// [`Error::Corrupt`] for corrupt data, with the operator's options.
     pub fn prepare(&mut self, core: &Core) -> Result<()> {
         self.sort(core);
         self.check(core)?;

@@ -92,7 +92,7 @@ impl Core {
     /// The error that stops write-back; the failure of the cache device.
     async fn goes_around(&self) -> Result<bool> {
         loop {
-            // After a failure no lane takes what is queued.
+            // After a failure no lane takes queued changes.
             self.health.check_open()?;
             if self.is_drained() && self.cleaner.is_sealed() {
                 return Ok(true);

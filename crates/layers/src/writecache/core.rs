@@ -56,7 +56,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Creates the state from what opening found.
+    /// Creates the state from the result of opening.
     pub fn new(recovered: Recovered, options: Options, origin: Rc<dyn Device>, fast: Rc<dyn Device>) -> Self {
         let Recovered { ring, superblock, index, head, flush_epoch, oldest } = recovered;
         let thresholds = Thresholds::new(&options, &ring);

@@ -9,10 +9,10 @@
 //! at the setpoint (as in the kernel's `balance_dirty_pages`, mm/page-writeback.c). If a batch takes longer than
 //! expected, writers slow down further and never stop. Once twice the setpoint is free, they aren't throttled any more.
 //!
-//! **Batches** are what the origin takes in [`BATCH_TIME`], and each at most twice the one before, so that the first ones soon
-//! measure its rate. On a disk with an arm longer ones pay: sorted, they are written with short seeks. There
-//! batches don't overlap, because such a disk reorders its queue: the rest of one batch would wait for the
-//! next ones, and so would its flush.
+//! **Batches** are as large as the origin takes in [`BATCH_TIME`], and each at most twice the one before, so
+//! that the first ones soon measure its rate. On a disk with an arm longer ones pay: sorted, they are written
+//! with short seeks. There batches don't overlap, because such a disk reorders its queue: the rest of one
+//! batch would wait for the next ones, and so would its flush.
 //!
 //! Amounts are blocks of the ring, headers included.
 
@@ -38,7 +38,7 @@ const AIM: f64 = 1.25;
 /// Below this share of the setpoint writers slow down regardless of the estimate of destaged blocks.
 const SCARCE: f64 = 1.0 / 8.0;
 
-/// Progress of write-back, and what it lets writers do.
+/// Progress of write-back, and the space that it leaves to writers.
 #[derive(Debug)]
 pub struct Throttle {
     /// Limit to a batch.

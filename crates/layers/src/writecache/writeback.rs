@@ -230,7 +230,7 @@ impl WriteBack {
         // Only versions that are durable in the cache go to the origin or supersede older ones, so that the
         // origin's state after a power cut is a prefix of the writes.
         core.commit().await?;
-        // From now on no write goes around the cache until what is cached has been written back.
+        // Until the cached blocks have been written back, no further write goes around the cache.
         let limit = core.log.durable();
         core.around.wait().await;
         let start = Start::at(self.written());

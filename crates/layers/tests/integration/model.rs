@@ -1,4 +1,5 @@
-//! Modelled devices take the time that their profiles say: in simulated time, exactly and the same on every machine.
+//! Modelled devices take the times of their profiles: exactly in simulated time, and the same on every
+//! machine.
 
 use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Payload};
 use layers::model::{ModelPart, profile};

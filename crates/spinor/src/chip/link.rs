@@ -1,7 +1,8 @@
 //! The bus: phases of a transaction, bit by bit.
 //!
-//! The master drives IO0 (MOSI) and samples IO1 (MISO) on one line, and shares the lines on two or four. The chip samples and
-//! drives as its own phase says. Where the two disagree, each sees what the wires show: undriven lines are pulled up.
+//! The master drives IO0 (MOSI) and samples IO1 (MISO) on one line, and shares the lines on two or four. The
+//! chip samples and drives lines by its own phase. If the two disagree, both see the levels of the wires;
+//! undriven lines are pulled up.
 
 use super::{Chip, HoldPin, Power, Refusal};
 use crate::action::{Action, Condition};
