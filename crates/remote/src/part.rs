@@ -16,7 +16,7 @@ use serde_json::json;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Largest number of pages that a read takes from a node beyond the one that it needs.
+/// Limit to the later pages of a request that are fetched together with a page.
 const MOST_AHEAD: u32 = 31;
 
 /// Remote memory.

@@ -117,7 +117,7 @@ pub fn pattern_of(page: &[u8; PAGE]) -> Option<u32> {
     let pattern = u32::from_le_bytes([page[0], page[1], page[2], page[3]]);
     let double = u64::from(pattern) << 32 | u64::from(pattern);
     let is_same = |chunk: &[u8]| chunk == double.to_le_bytes();
-    // Most other pages already differ in the first comparison.
+    // Most other pages differ in one of the first comparisons.
     let is_filled = is_same(&page[PAGE - 8..]) && page.chunks_exact(8).all(is_same);
     is_filled.then_some(pattern)
 }
