@@ -1,8 +1,8 @@
 //! Zones on any Device: it is divided into zones of one size. Their headers are at its beginning, one after the other.
 //!
 //! # Promises
-//! - Those of [`block::Zones`], whatever the device is, after any power cut that keeps the device's own
-//!   promises. Appends are durable on flush where the device has a volatile cache, else at once.
+//! - Those of [`block::Zones`] on any device, after any power cut that keeps the device's own promises.
+//!   Appends are durable on flush if the device has a volatile cache, otherwise at once.
 //! - An append to an open zone takes no lock, and adds no I/O to the device's own write. The first append to an
 //!   empty zone also writes its header, durably.
 //! - A header with the state Empty means that no data of its generation exists. After an unclean stop a zone that was
@@ -53,7 +53,7 @@ pub struct Options {
     pub max_active: u32,
     /// Largest append, in bytes; by default [`DEFAULT_MAX_APPEND`], or the capacity of a zone if that is smaller.
     pub max_append: Option<u64>,
-    /// Refuse every change and write nothing, not even that the volume is in use: for looking at a volume.
+    /// Refuse every change and write nothing, not even the mark that the volume is in use.
     pub read_only: bool,
 }
 
@@ -126,7 +126,7 @@ impl Part for OnDevice {
                 }
             }
         }
-        // The first few tell the story; a status stays small.
+        // A few errors are enough; the status stays small.
         offline.truncate(8);
         let mut status = Status::new();
         status.insert("uuid".into(), self.volume.uuid.to_string().into());

@@ -290,7 +290,7 @@ fn core(
     })
 }
 
-/// Legs that flushes never left out, before or from now on: these may replace the source for unreadable blocks.
+/// Legs that are part of every flush, past and future: these may replace the source for unreadable blocks.
 fn trusted(plan: &Plan, authoritative: &Superblock, assembly: &Assembly) -> Mask {
     let lagged = |leg: &usize| {
         let slot = assembly.slot_of[*leg];

@@ -94,9 +94,9 @@ async fn read_block(device: &dyn Device, block: BlockIndex) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// Chooses between the two copies of the superblock. The volume was closed cleanly only if both copies are whole, have
-/// consecutive sequences and the newer one is marked clean: a damaged copy may have been the one that says that the
-/// volume is in use.
+/// Chooses between the two copies of the superblock. The volume was closed cleanly only if both copies are
+/// whole, have consecutive sequences and the newer one is marked clean: a damaged copy may have been the one
+/// that marks the volume as in use.
 fn choose(copies: [Result<Superblock>; 2], device_begins_with: &[u8]) -> Result<Superblock> {
     match copies {
         [Ok(first), Ok(second)] => {

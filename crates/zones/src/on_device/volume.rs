@@ -60,7 +60,7 @@ impl Volume {
         }
     }
 
-    /// Checks that bytes `offset..offset + length` of a zone may have been appended.
+    /// Checks that bytes `offset..offset + length` of a zone are below its write pointer.
     pub(super) fn check_read(&self, at: ZoneAddress, length: usize) -> Result<()> {
         self.geometry.check_read(at, length)?;
         let slot = self.slot(at.zone);
@@ -78,7 +78,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Appends, at byte `wanted` if there is one.
+    /// Appends, at byte `wanted` if that is given.
     pub(super) async fn append(
         &self,
         device: &dyn Device,
@@ -143,9 +143,9 @@ impl Volume {
                         return;
                     }
                 }
-                // An opening waits for no append.
+                // An opening doesn't wait for appends.
                 Phase::Opening => slot.settled().await,
-                // A finish or a reset, which waits for this append, ends it.
+                // A finish or a reset waits for this append, and settles the zone.
                 _ => return,
             }
         }
@@ -296,7 +296,8 @@ impl Volume {
         let emptied = self.erase_and_mark(device, zone, erase, generation).await;
         let emptied = emptied.map_err(|error| error.in_context(format!("resetting zone {zone}")));
         if emptied.is_err() {
-            // The medium may say Empty already, of the generation that the next attempt writes again.
+            // The medium may already have the state Empty, with the generation that the next attempt writes
+            // again.
             self.settle(zone, before, &emptied, Phase::Interrupted, pointer);
             return emptied.map(|()| generation);
         }
@@ -426,11 +427,11 @@ impl Volume {
     }
 
     async fn note_write_pointers(&self, device: &dyn Device, zones: &[(ZoneIndex, Phase)]) -> Result<()> {
-        // What the headers will say is there must be there before they say it.
+        // Data below the recorded write pointers must be durable before the headers.
         device.flush().await?;
         for (zone, phase) in zones {
             let (_, pointer) = self.slot(*zone).look();
-            // An append that failed while another one was being drained interrupts the zone, too.
+            // An append that failed while another one was being drained also interrupts the zone.
             let failed = *phase == Phase::Interrupted || self.slot(*zone).trouble().is_some();
             let state = if failed { ZoneState::Interrupted } else { ZoneState::Closed };
             self.write_header(device, *zone, state, self.slot(*zone).generation(), pointer).await?;
