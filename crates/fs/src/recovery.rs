@@ -98,6 +98,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     let settings = &settings.clone().for_zones(handle.geometry());
     let (mut opening, properties, state) = find(&*handle, settings).await?;
     let lost = std::mem::take(&mut opening.lost);
+    lost.iter().for_each(|line| tracing::error!("salvaging the file system: {line}"));
     let cores = number_of_cores(settings, &opening.layout, properties.shards);
     // The next root has the present version of the format.
     let own = std::mem::replace(&mut opening.root.own, properties.encode());

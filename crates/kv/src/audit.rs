@@ -2,7 +2,7 @@
 //!
 //! Cells show data of zones that were reset and not erased, of appends that failed, and of former formats. In all of it the audit looks for
 //! - records of logs, by their magic, and in these for writes, edits of the manifest, and pieces of tables;
-//! - the blocks of tables, by their checksums (`table::salvage`): their keys are compressed;
+//! - the blocks of tables, by their checksums (`table::carve`): their keys are compressed;
 //! - the bytes of the keys themselves, anywhere, for keys of 8 bytes and more.
 //!
 //! Parts of compressed blocks whose other part is gone can't be decoded; their length is reported.
@@ -10,7 +10,7 @@
 use crate::batch::Write;
 use crate::item::{Recorded, decode_parts};
 use crate::manifest::{Edit, shard_of};
-use crate::table::salvage;
+use crate::table::carve;
 use block::Result;
 use logkit::record::{Kind, Parsed};
 use logkit::scan::{Found, Kept};
@@ -163,7 +163,7 @@ impl Audit<'_> {
         let salt = crate::core::salt_of(table, shard);
         let mut keys: Vec<Vec<u8>> = Vec::new();
         let mut blocks = 0;
-        let unknown = salvage::blocks(&bytes, u64::from(first.first) * BLOCK as u64, salt, |block| {
+        let unknown = carve::blocks(&bytes, u64::from(first.first) * BLOCK as u64, salt, |block| {
             blocks += 1;
             if let Ok(block) = block {
                 // A block that contradicts itself has the keys before that.

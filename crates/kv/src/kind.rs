@@ -7,8 +7,8 @@ use crate::settings::{Acknowledge, DeletePersistence, Settings};
 use crate::store::Store;
 use crate::table::Compression;
 use block::{
-    Buffer, Call, DevicePart, EraseGuarantee, Error, Part, Result, Status, ZoneGeometry, ZoneIndex,
-    ZoneState, ZonesPart,
+    BlockCount, BlockSize, Buffer, Call, DeviceGeometry, DevicePart, EraseGuarantee, Error, Part, Result,
+    Status, ZoneGeometry, ZoneIndex, ZoneState, ZonesPart,
 };
 use logkit::recovery::Goal;
 use runtime::net::Address;
@@ -280,15 +280,42 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
         }
         None => {}
     }
-    let geometry = arguments.shape("on")?.zones.filter(|_| is_on_zones);
-    let settings = settings(arguments, geometry.as_ref())?;
-    if let Some(geometry) = geometry
-        && arguments.format()
-    {
-        let shards = settings.shards.unwrap_or_else(|| default_shards(arguments.shards(), &geometry));
-        check_new(&geometry, shards).map_err(|error| arguments.refuse("on", error.detail().to_owned()))?;
+    match zones_to_be(arguments)? {
+        Some(geometry) if arguments.format() => drop(settings_of_new(arguments, &geometry)?),
+        geometry => drop(settings(arguments, geometry.as_ref())?),
     }
     Ok(Shape::default())
+}
+
+/// Geometry of the zones of the store; `None` if it is known only after opening: that of a device that isn't formatted is on the device.
+fn zones_to_be(arguments: &Arguments) -> Result<Option<ZoneGeometry>> {
+    let shape = arguments.shape("on")?;
+    if arguments.contract("on")? == Some(Contract::Zones) {
+        return Ok(shape.zones);
+    }
+    let (true, Some(bytes), Some(block_size)) = (arguments.format(), shape.bytes, shape.block_size) else {
+        return Ok(None);
+    };
+    let size = BlockSize::new(block_size.into())?;
+    let device = DeviceGeometry {
+        block_size: size,
+        blocks: BlockCount(bytes >> size.shift()),
+        atomic_write: block_size,
+        volatile_cache: true,
+        read_only: false,
+    };
+    new_zones(arguments, &device).map(Some)
+}
+
+/// Settings of a new store on zones of this geometry.
+///
+/// # Errors
+/// [`Error::Invalid`] with the numbers, for settings and for zones that don't fit.
+fn settings_of_new(arguments: &Arguments, geometry: &ZoneGeometry) -> Result<Settings> {
+    let settings = settings(arguments, Some(geometry))?;
+    let shards = settings.shards.unwrap_or_else(|| default_shards(arguments.shards(), geometry));
+    check_new(geometry, shards).map_err(|error| arguments.refuse("on", error.detail().to_owned()))?;
+    Ok(settings)
 }
 
 /// Default size of the zones of a new store on a device of `disk` bytes.
@@ -298,16 +325,22 @@ fn default_zone_size(disk: u64) -> u64 {
     power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
 }
 
-/// Opens the zones on a device; with `format`, makes them first.
-async fn zones_on(
-    device: Arc<dyn DevicePart>,
-    format: bool,
-    zone_size: Option<u64>,
-) -> Result<Arc<dyn ZonesPart>> {
-    let zone_size = match (format, zone_size) {
-        (true, None) => Some(default_zone_size(device.geometry().bytes())),
-        (_, given) => given,
-    };
+/// Geometry of new zones on a device.
+fn new_zones(arguments: &Arguments, device: &DeviceGeometry) -> Result<ZoneGeometry> {
+    let zone_size =
+        arguments.optional_size("zone_size")?.unwrap_or_else(|| default_zone_size(device.bytes()));
+    let zones = on_device::geometry(device, zone_size, MAX_APPEND);
+    // A device that is too small for any zones is refused with the numbers, too.
+    zones.map_err(|error| arguments.refuse("on", error.detail().to_owned()))
+}
+
+/// Opens the zones on a device. Where the stack is formatted, makes them first, unless the store doesn't fit them.
+async fn zones_on(arguments: &Arguments, device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
+    let (format, mut zone_size) = (arguments.format(), arguments.optional_size("zone_size")?);
+    if format {
+        settings_of_new(arguments, &new_zones(arguments, device.geometry())?)?;
+        zone_size = zone_size.or_else(|| Some(default_zone_size(device.geometry().bytes())));
+    }
     let options = on_device::Options {
         format,
         zone_size,
@@ -380,10 +413,7 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
     let zones = match is_lent {
         true => arguments.zones("on")?,
         false if is_salvage => zones_to_read(arguments).await.map_err(none)?,
-        false => {
-            let device = arguments.device("on")?;
-            zones_on(device, format, arguments.optional_size("zone_size")?).await.map_err(none)?
-        }
+        false => zones_on(arguments, arguments.device("on")?).await.map_err(none)?,
     };
     let settings = settings(arguments, Some(zones.geometry()))?;
     let opened = match format {

@@ -11,7 +11,7 @@ use crate::cursor::Cursor;
 use crate::entry::{Entry, RangeTombstone, Sequence, order};
 use crate::jobs::{Clip, Output, TableWriter};
 use crate::level_cursor::AnyCursor;
-use crate::manifest::Edit;
+use crate::manifest::{Edit, TableId};
 use crate::merge::Merge;
 use crate::retention::Retention;
 use crate::table::TableCursor;
@@ -93,18 +93,24 @@ impl Core {
     /// Errors of reading the tables and of appending.
     pub(crate) async fn purge_tables(self: &Rc<Self>) -> Result<bool> {
         let mut has_purged = false;
-        let levels = self.levels.borrow().clone();
-        for table in levels.0.iter().skip(1).rev().flatten() {
+        // By their numbers: a tree that is held would keep the zones of purged tables from being reset before the last one is purged.
+        let ids: Vec<TableId> = {
+            let levels = self.levels.borrow();
+            levels.0.iter().skip(1).rev().flatten().map(|table| table.meta.id).collect()
+        };
+        for id in ids {
             if let Some(error) = self.kit.failure() {
                 return Err(error);
             }
             if self.kit.is_closing() {
                 return Err(Error::closed("the store is being closed"));
             }
+            let found = self.levels.borrow().all().find(|table| table.meta.id == id).cloned();
+            let Some(table) = found else { continue };
             let entries = table.meta.summary.entries;
-            let kept = self.unhidden(table, None).await?;
+            let kept = self.unhidden(&table, None).await?;
             if (entries - kept.min(entries)) * WORTHWHILE >= entries.max(1) {
-                self.purge(table).await?;
+                self.purge(&table).await?;
                 has_purged = true;
             }
         }

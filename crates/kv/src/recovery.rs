@@ -65,11 +65,12 @@ pub(crate) fn default_shards(of_runtime: usize, zones: &ZoneGeometry) -> u16 {
     most.min(of_runtime.min(usize::from(MOST_SHARDS)) as u16)
 }
 
-/// Refuses to make a store of so many shards on zones that are too few, or of which too few may be open.
+/// Refuses to make a store of so many shards on zones that are too few or too small, or of which too few may be open.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the numbers.
 pub(crate) fn check_new(zones: &ZoneGeometry, shards: u16) -> Result<()> {
+    Layout::new(zones, BlockSize::new(BLOCK)?)?;
     let fewest = fewest_zones(shards);
     if zones.zones < fewest {
         return Err(Error::invalid(format!(

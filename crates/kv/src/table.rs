@@ -13,13 +13,13 @@
 
 mod block;
 mod builder;
+pub mod carve;
 mod cursor;
 mod entries;
 mod entries_writer;
 mod filter;
 mod range_tombstones;
 mod reader;
-pub mod salvage;
 mod stored;
 mod summary;
 #[cfg(test)]

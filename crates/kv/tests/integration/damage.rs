@@ -6,10 +6,11 @@ use block::{
     BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Error, ZoneIndex, ZoneState, ZonesPart,
 };
 use disks::ram::RamPart;
-use kv::{Scan, Settings, Store};
+use kv::{Acknowledge, Batch, Scan, Settings, Store};
 use logkit::recovery::Goal;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -22,13 +23,18 @@ async fn zones_on(disk: Arc<dyn DevicePart>, format: bool) -> Arc<dyn ZonesPart>
 }
 
 async fn disk() -> (Arc<dyn DevicePart>, Rc<dyn Device>) {
-    let part: Arc<dyn DevicePart> = Arc::new(RamPart::new(33 * ZONE, BlockSize::default()).unwrap());
+    disk_of(33 * ZONE).await
+}
+
+async fn disk_of(bytes: u64) -> (Arc<dyn DevicePart>, Rc<dyn Device>) {
+    let part: Arc<dyn DevicePart> = Arc::new(RamPart::new(bytes, BlockSize::default()).unwrap());
     let device = part.open().await.unwrap();
     (part, device)
 }
 
 async fn bytes_of(device: &Rc<dyn Device>) -> Vec<u8> {
-    let (outcome, buffer) = device.read(BlockIndex(0), Buffer::new(33 * ZONE as usize)).await;
+    let size = device.geometry().bytes() as usize;
+    let (outcome, buffer) = device.read(BlockIndex(0), Buffer::new(size)).await;
     outcome.unwrap();
     buffer.filled().to_vec()
 }
@@ -37,7 +43,7 @@ async fn bytes_of(device: &Rc<dyn Device>) -> Vec<u8> {
 async fn flipped(bytes: &[u8], at: usize) -> Arc<dyn DevicePart> {
     let mut bytes = Buffer::copy_of(bytes);
     bytes.filled_mut()[at] ^= 1;
-    let (part, device) = disk().await;
+    let (part, device) = disk_of(bytes.filled().len() as u64).await;
     device.write(BlockIndex(0), bytes.into(), Durability::Durable).await.unwrap();
     part
 }
@@ -185,10 +191,17 @@ fn an_offline_zone_costs_what_is_in_it() {
     }
 }
 
-/// A disk with 200 keys in tables and 20 newer ones in the log, killed after a pause or closed.
-async fn much_written(is_closed: bool) -> Vec<u8> {
-    let (part, device) = disk().await;
-    let settings = Settings { shards: Some(1), cache_bytes: 0, ..small() };
+/// A disk with 200 keys in tables and 20 newer ones in the log, killed after a pause or closed. Of several shards, records of the newer keys
+/// are of more than one.
+async fn much_written(shards: u16, is_closed: bool) -> Vec<u8> {
+    let zones = kv::fewest_zones(shards).max(28) + 4;
+    let (part, device) = disk_of((u64::from(zones) + 1) * ZONE).await;
+    let settings = Settings {
+        shards: Some(shards),
+        buffer_bytes: u64::from(shards) * (64 << 10),
+        cache_bytes: 0,
+        ..small()
+    };
     let store = Store::format(zones_on(part.clone(), true).await, &settings).await.unwrap();
     for number in 0..200 {
         store.put(&[b'k', number], &value(number)).await.unwrap();
@@ -197,8 +210,10 @@ async fn much_written(is_closed: bool) -> Vec<u8> {
     store.wait_for_compactions().await.unwrap();
     store.close().await.unwrap();
     let store = Store::open(zones_on(part, false).await, &settings).await.unwrap();
-    for number in 200..220 {
-        store.put(&[b'k', number], &value(number)).await.unwrap();
+    for first in (200..220).step_by(4) {
+        let mut batch = Batch::new();
+        (first..first + 4).for_each(|number| batch.put(&[b'k', number], &value(number)));
+        store.write(batch, Acknowledge::Written).await.unwrap();
     }
     match is_closed {
         true => store.close().await.unwrap(),
@@ -282,39 +297,102 @@ async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
     (found.len(), failed)
 }
 
+/// Salvages a store of so many shards without each of its zones in turn, and, if it wasn't closed, with a flipped bit.
+async fn salvage_of(shards: u16, is_closed: bool) {
+    let bytes = much_written(shards, is_closed).await;
+    let (part, device) = disk_of(bytes.len() as u64).await;
+    device.write(BlockIndex(0), Buffer::copy_of(&bytes).into(), Durability::Durable).await.unwrap();
+    assert_eq!(salvaged(part).await, (220, 0), "an undamaged one");
+    // Every zone in turn is offline: those of roots and of the checkpoint, too.
+    let (mut kept, mut failed) = (Vec::new(), 0);
+    let zones = bytes.len() / ZONE as usize - 1;
+    let is_long = conformance::budget::is_long();
+    // The shorter test of several shards looks at fewer places.
+    let rarer = if shards > 1 && !is_long { 4 } else { 1 };
+    for zone in (0..zones).step_by(if is_closed { 3 } else { rarer }) {
+        let (found, errors) = salvaged(flipped(&bytes, (2 + zone) * BLOCK + 40).await).await;
+        kept.push(found);
+        failed += errors;
+    }
+    kept.sort_unstable();
+    println!("{shards} shards, closed: {is_closed}: {failed} reads failed, keys without one zone: {kept:?}");
+    // At most the zone of the only checkpoint costs everything.
+    assert!((failed > 0 || rarer > 1) && kept[1] > 100);
+    if is_closed {
+        return;
+    }
+    // One flipped bit, of a root, a header, a list of tables, an index, data.
+    let (step, mut found) = (if is_long { 1 } else { 37 * rarer }, Vec::new());
+    for block in (0..bytes.len() / BLOCK).step_by(step) {
+        let at = block * BLOCK;
+        if at >= ZONE as usize && bytes[at..at + BLOCK] != [0; BLOCK] {
+            found.push(salvaged(flipped(&bytes, at + 45).await).await.0);
+        }
+    }
+    found.sort_unstable();
+    println!("{shards} shards, one bit: at least {}, at the median {}", found[0], found[found.len() / 2]);
+    assert!(found[found.len() / 2] > 200);
+}
+
 #[test]
 fn what_can_be_read_of_a_damaged_store_is_salvaged() {
     for is_closed in [true, false] {
+        simulate(1, 1, move || salvage_of(1, is_closed));
+    }
+}
+
+#[test]
+fn what_can_be_read_of_a_damaged_store_of_several_shards_is_salvaged() {
+    for (shards, is_closed) in [(2, true), (2, false), (4, false), (7, false)] {
+        simulate(1, 2, move || salvage_of(shards, is_closed));
+    }
+}
+
+/// The lines that are logged on this thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl tracing::field::Visit for Lines {
+    fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push(format!("{value:?}"));
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _span: &tracing::span::Id) {}
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_lost_part_is_logged_once() {
+    let lines = Lines::default();
+    let told = Arc::new(AtomicU32::new(0));
+    tracing::subscriber::with_default(lines.clone(), || {
+        let (lines, told) = (lines.clone(), told.clone());
         simulate(1, 1, move || async move {
-            let bytes = much_written(is_closed).await;
-            let (part, device) = disk().await;
-            device.write(BlockIndex(0), Buffer::copy_of(&bytes).into(), Durability::Durable).await.unwrap();
-            assert_eq!(salvaged(part).await, (220, 0), "an undamaged one");
-            // Every zone in turn is offline: those of roots and of the checkpoint, too.
-            let (mut kept, mut failed) = (Vec::new(), 0);
-            for zone in (0..32).step_by(if is_closed { 3 } else { 1 }) {
-                let (found, errors) = salvaged(flipped(&bytes, (2 + zone) * BLOCK + 40).await).await;
-                kept.push(found);
-                failed += errors;
-            }
-            kept.sort_unstable();
-            println!("closed: {is_closed}: {failed} reads failed, keys without one zone: {kept:?}");
-            // At most the zone of the only checkpoint costs everything.
-            assert!(failed > 0 && kept[1] > 100);
-            if is_closed {
-                return;
-            }
-            // One flipped bit, of a root, a header, a list of tables, an index, data.
-            let (step, mut found) = (if conformance::budget::is_long() { 1 } else { 37 }, Vec::new());
-            for block in (0..bytes.len() / BLOCK).step_by(step) {
-                let at = block * BLOCK;
-                if at >= ZONE as usize && bytes[at..at + BLOCK] != [0; BLOCK] {
-                    found.push(salvaged(flipped(&bytes, at + 45).await).await.0);
+            let bytes = much_written(1, false).await;
+            for zone in (0..32).step_by(3) {
+                lines.0.lock().unwrap().clear();
+                salvaged(flipped(&bytes, (2 + zone) * BLOCK + 40).await).await;
+                let logged = lines.0.lock().unwrap().clone();
+                for line in &logged {
+                    let Some(lost) = line.strip_prefix("salvaging the store: ") else { continue };
+                    told.fetch_add(1, Relaxed);
+                    assert_eq!(logged.iter().filter(|line| line.contains(lost)).count(), 1, "{logged:?}");
                 }
             }
-            found.sort_unstable();
-            println!("one bit: at least {}, at the median {}", found[0], found[found.len() / 2]);
-            assert!(found[found.len() / 2] > 200);
         });
-    }
+    });
+    assert!(told.load(Relaxed) > 0);
 }

@@ -1,9 +1,12 @@
 //! The kind `kv` in stacks: what is refused before anything is opened, and a store that is built, found again and checked.
 
-use block::{Call, Durable, EraseGuarantee, Error, ZoneGeometry};
+use block::{
+    BlockIndex, BlockSize, Call, DevicePart, Durability, Durable, EraseGuarantee, Error, ZoneGeometry,
+};
 use runtime::Config;
-use stack::{Contract, Kind, Registry, Shape, Stack};
+use stack::{Built, Contract, Kind, Registry, Shape, Stack};
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 /// Zones that promise nothing about what a reset leaves. They are planned only.
 static FORGETFUL: Kind = Kind {
@@ -31,8 +34,31 @@ static FORGETFUL: Kind = Kind {
     build: |_| Call::ready(Err(Error::unsupported("zones that are planned only"))),
 };
 
+/// Size of the device of [`LATE`] in bytes.
+const LATE_BYTES: u64 = 16 << 20;
+
+/// The device of [`LATE`].
+fn late() -> Arc<dyn DevicePart> {
+    static PART: OnceLock<Arc<disks::ram::RamPart>> = OnceLock::new();
+    let make = || Arc::new(disks::ram::RamPart::new(LATE_BYTES, BlockSize::default()).unwrap());
+    PART.get_or_init(make).clone()
+}
+
+/// A device whose size is known only once it is open.
+static LATE: Kind = Kind {
+    name: "late",
+    contract: Contract::Device,
+    summary: "a device whose size isn't planned",
+    keys: &[],
+    messages: &[],
+    shareable: false,
+    example: "late",
+    plan: |_| Ok(Shape::default()),
+    build: |_| Call::ready(Ok(Built::Device(late()))),
+};
+
 fn registry() -> Registry {
-    Registry::new(vec![&disks::ram::KIND, &disks::file::KIND, &zns::KIND, &FORGETFUL, &kv::KIND])
+    Registry::new(vec![&disks::ram::KIND, &disks::file::KIND, &zns::KIND, &FORGETFUL, &LATE, &kv::KIND])
 }
 
 /// The problems of a stack that is to be formatted; empty if there are none.
@@ -102,7 +128,49 @@ fn settings_that_do_not_fit_are_refused_before_anything_is_opened() {
         ),
         ""
     );
-    assert_eq!(problems("kv(ram(size=64MiB), zone_size=1MiB)"), "");
+    for (line, expected) in [
+        ("kv(ram(size=64MiB), zone_size=1MiB)", ""),
+        ("kv(ram(size=64MiB))", ""),
+        (
+            "kv(ram(size=16MiB), zone_size=1MiB)",
+            "15 zones are too few for a store of 1 shards; expected at least 16",
+        ),
+        (
+            "kv(ram(size=32MiB), zone_size=1MiB, shards=4)",
+            "31 zones are too few for a store of 4 shards; expected at least 34",
+        ),
+        ("kv(ram(size=1MiB))", "zones are too few for a store of 1 shards; expected at least 16"),
+        ("kv(ram(size=4MiB), zone_size=16KiB)", "expected zones of at least 7 blocks of 4096 bytes"),
+        (
+            "kv(ram(size=64MiB), table_size=2MiB, level_size=1MiB)",
+            "level_size 1MiB: expected at least table_size",
+        ),
+        (
+            "kv(ram(size=64MiB), delete_persistence=\"10m\", erase=key)",
+            "erase \"key\": a reset of these zones gives at most",
+        ),
+    ] {
+        let found = problems(line);
+        assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{line}: {found}");
+    }
+}
+
+#[test]
+fn a_device_whose_size_is_known_late_and_too_small_keeps_its_contents() {
+    let main = || async {
+        let device = late().open().await.unwrap();
+        let before = block::Buffer::copy_of(&vec![b'x'; LATE_BYTES as usize]);
+        device.write(BlockIndex(0), before.into(), Durability::Durable).await.unwrap();
+        let stack = Stack::from_line("line", "kv(late, zone_size=1MiB)", &registry());
+        let stack = stack.unwrap_or_else(|wrong| panic!("{wrong}")).with_base_directory(Path::new("/srv"));
+        let plan = stack.check(true).unwrap_or_else(|wrong| panic!("{wrong}"));
+        let refused = plan.build().await.map(drop).unwrap_err().to_string();
+        assert!(refused.contains("15 zones are too few for a store of 1 shards"), "{refused}");
+        let (outcome, found) = device.read(BlockIndex(0), block::Buffer::new(LATE_BYTES as usize)).await;
+        outcome.unwrap();
+        assert!(found.filled().iter().all(|byte| *byte == b'x'), "the device was written to");
+    };
+    runtime::run(Config::default(), main).unwrap();
 }
 
 #[test]

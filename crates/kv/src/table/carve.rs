@@ -1,4 +1,4 @@
-//! Blocks in bytes of a table whose index may be gone: what an audit of erased cells looks at.
+//! Carving: finding the blocks in bytes of a table whose index may be gone. An audit of erased cells does it.
 //!
 //! A stored block names neither its beginning nor its length. Its checksum covers both its bytes and its place, so blocks are found by trying: from a known
 //! beginning, the length with which the checksum is right. The next block begins there.
