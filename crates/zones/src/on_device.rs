@@ -53,7 +53,7 @@ pub struct Options {
     pub max_active: u32,
     /// Largest append, in bytes; by default [`DEFAULT_MAX_APPEND`], or the capacity of a zone if that is smaller.
     pub max_append: Option<u64>,
-    /// Refuse every change and write nothing, not even the mark that the volume is in use.
+    /// Refuse every change and write nothing.
     pub read_only: bool,
 }
 
@@ -74,8 +74,8 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// Opens the volume on this device, or formats it with `options.format`, and records on the medium that it is in
-    /// use, unless it is opened read-only.
+    /// Opens the volume on this device, or formats it with `options.format`. That it is in use is recorded on the medium before its first
+    /// change: opening an existing volume writes nothing.
     ///
     /// # Errors
     /// [`Error::Protocol`](block::Error::Protocol) for a device with other contents or another version,
@@ -92,11 +92,17 @@ impl OnDevice {
             open::format(&*handle, options.zone_size).await?;
         }
         let volume = open::read(&*handle, &options).await?;
-        if !volume.read_only {
-            volume.write_superblock(&*handle, false).await?;
-        }
         drop(handle);
         Ok(OnDevice { device, volume: Arc::new(volume) })
+    }
+
+    /// Opens the volume on this device to look at it: every change is refused, and nothing is written. `max_append` is that of
+    /// [`Options`].
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_read_only(device: Arc<dyn DevicePart>, max_append: Option<u64>) -> Result<OnDevice> {
+        Self::open(device, Options { max_append, read_only: true, ..Options::default() }).await
     }
 
     /// UUID of the volume.

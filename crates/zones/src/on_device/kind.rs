@@ -32,7 +32,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "read_only",
             ValueKind::Bool,
-            "refuse every change, and write nothing to the device, not even that the zones are in use",
+            "refuse every change, so that nothing is written to the device",
         )
         .or("false"),
     ],

@@ -3,7 +3,7 @@
 use super::format::{self, RECORD, Superblock, Uuid, ZoneHeader, draw_uuid};
 use super::layout::{self, Layout};
 use super::slot::Slot;
-use super::volume::Volume;
+use super::volume::{Usage, Volume};
 use super::{DEFAULT_MAX_APPEND, DEFAULT_ZONE_SIZE, Options};
 use crate::limits::Limits;
 use crate::sector;
@@ -283,6 +283,7 @@ pub(super) async fn read(device: &dyn Device, options: &Options) -> Result<Volum
         sequence: AtomicU64::new(superblock.sequence),
         slots,
         limits,
+        usage: Usage::default(),
         read_only,
         closed: AtomicBool::new(false),
     })

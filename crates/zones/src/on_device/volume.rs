@@ -6,12 +6,28 @@
 use super::format::{Superblock, Uuid, ZoneHeader};
 use super::layout::Layout;
 use super::slot::{Phase, Reserved, Slot};
+use crate::gate::Gate;
 use crate::limits::Limits;
 use block::{
     BlockCount, BlockIndex, BlockRange, Buffer, Device, Durability, EraseGuarantee, Error, ExtentState,
     Payload, Result, ZeroMode, ZoneAddress, ZoneGeometry, ZoneIndex, ZoneReport, ZoneState,
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+/// Whether the medium says that the volume is in use.
+#[derive(Debug, Default)]
+pub(super) struct Usage {
+    /// [`UNUSED`], [`BEGINNING`] or [`IN_USE`].
+    state: AtomicU8,
+    gate: Gate,
+}
+
+/// Nothing was changed since the volume was opened.
+const UNUSED: u8 = 0;
+/// The superblock is being written.
+const BEGINNING: u8 = 1;
+/// The superblock says durably that the volume is in use.
+const IN_USE: u8 = 2;
 
 /// The zones of one device.
 #[derive(Debug)]
@@ -23,6 +39,7 @@ pub(super) struct Volume {
     pub(super) sequence: AtomicU64,
     pub(super) slots: Vec<Slot>,
     pub(super) limits: Limits,
+    pub(super) usage: Usage,
     pub(super) read_only: bool,
     pub(super) closed: AtomicBool,
 }
@@ -166,11 +183,31 @@ impl Volume {
         written.map_err(|error| error.in_context(format!("writing the header of zone {zone}")))
     }
 
+    /// Records on the medium that the volume is in use, before the first change of a zone since it was opened: a volume that is only looked at
+    /// stays as it is.
+    async fn begin_use(&self, device: &dyn Device) -> Result<()> {
+        let Usage { state, gate } = &self.usage;
+        loop {
+            match state.compare_exchange(UNUSED, BEGINNING, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    let written = self.write_superblock(device, false).await;
+                    state.store(if written.is_ok() { IN_USE } else { UNUSED }, Ordering::Release);
+                    gate.open();
+                    written?;
+                    return self.check_writable();
+                }
+                Err(IN_USE) => return Ok(()),
+                Err(_) => gate.wait_until(|| state.load(Ordering::Acquire) != BEGINNING).await,
+            }
+        }
+    }
+
     /// Opens a zone that is empty or closed; does nothing if it no longer is.
     ///
     /// The header is durable before the first byte of data is written, so a header with the state Empty means that no
     /// data of its generation exists. A closed zone has its header already.
     async fn open_zone(&self, device: &dyn Device, zone: ZoneIndex, from: Phase, to: Phase) -> Result<()> {
+        self.begin_use(device).await?;
         let slot = self.slot(zone);
         if !slot.begin(from, Phase::Opening) {
             return Ok(());
@@ -261,6 +298,7 @@ impl Volume {
     }
 
     pub(super) async fn finish(&self, device: &dyn Device, zone: ZoneIndex) -> Result<()> {
+        self.begin_use(device).await?;
         let Some(before) = self.own(zone, Phase::Finishing, Some(Phase::Full)).await? else {
             return Ok(());
         };
@@ -287,6 +325,7 @@ impl Volume {
                 self.geometry.erase
             )));
         }
+        self.begin_use(device).await?;
         let Some(before) = self.own(zone, Phase::Resetting, None).await? else {
             return Err(Error::invalid(format!("zone {zone} can't be reset")));
         };
@@ -396,9 +435,14 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes the write pointer of every begun zone, then that the volume is clean.
+    /// Writes the write pointer of every begun zone, then that the volume is clean. Writes nothing if no zone was changed: the medium is as it was.
     pub(super) async fn close(&self, device: &dyn Device) -> Result<()> {
         if self.read_only || self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let Usage { state, gate } = &self.usage;
+        gate.wait_until(|| state.load(Ordering::Acquire) != BEGINNING).await;
+        if state.load(Ordering::Acquire) == UNUSED {
             return Ok(());
         }
         let mut owned = Vec::new();

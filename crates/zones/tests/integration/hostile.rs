@@ -532,6 +532,38 @@ fn zones_that_are_opened_read_only_are_not_written() {
 }
 
 #[test]
+fn zones_that_are_only_looked_at_stay_as_they_are() {
+    inside(|| async {
+        let (disk, _) = used().await;
+        let before = disk.bytes();
+        for _ in 0..2 {
+            let zones = OnDevice::open(disk.clone(), Options::default()).await.unwrap();
+            let handle = handle(&zones).await;
+            let (outcome, _) = handle.read(ZoneAddress::new(0, 0), block::Buffer::new(16384)).await;
+            assert!(outcome.is_ok() && before == disk.bytes());
+            drop(handle);
+            zones.close().await.unwrap();
+            assert!(before == disk.bytes());
+        }
+        // A program that dies before its first change leaves it closed cleanly; one that dies after it doesn't.
+        for is_changed in [false, true] {
+            let zones = OnDevice::open(disk.clone(), Options::default()).await.unwrap();
+            if is_changed {
+                let handle = handle(&zones).await;
+                let appends = (0..2).map(|number| handle.append(ZoneIndex(2 + number), payload(4096, 1)));
+                runtime::join_all(appends).await.into_iter().for_each(|append| assert!(append.is_ok()));
+            }
+            drop(zones);
+            let left = Arc::new(CrashDisk::with(disk.bytes(), BLOCK, true));
+            let zones = OnDevice::open(left, Options::default()).await.unwrap();
+            let report = handle(&zones).await.report(ZoneIndex(0), 1).await.unwrap()[0];
+            let state = if is_changed { ZoneState::Interrupted } else { ZoneState::Closed };
+            assert_eq!(report.state, state, "changed: {is_changed}");
+        }
+    });
+}
+
+#[test]
 fn an_interrupted_format_leaves_nothing_that_opens() {
     inside(|| async {
         let seed = runtime::random_u64();
