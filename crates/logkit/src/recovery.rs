@@ -156,6 +156,8 @@ pub struct Opening<K> {
     /// Zones that were empty at the checkpoint or reset since, in order: what the checkpoint names in them is gone, unless a record
     /// after it says where it was moved.
     pub reset_since: Vec<u32>,
+    /// Offline zones, in order.
+    pub offline: Vec<u32>,
     goal: Goal,
     found: FoundRoot,
     reports: Vec<ZoneReport>,
@@ -179,6 +181,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
     let pool = known_zones(&layout, &root, &known, &reports);
     let offline = reports.iter().filter(|report| report.state == ZoneState::Offline);
     let mut unlisted: Vec<(u32, u64)> = offline.map(|report| (report.zone.0, report.generation)).collect();
+    let offline = unlisted.iter().map(|(zone, _)| *zone).collect();
     let tail = match root.clean {
         true => Tail::clean(&root),
         false => {
@@ -202,6 +205,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
         notes,
         lost,
         reset_since,
+        offline,
         goal,
         found,
         reports,

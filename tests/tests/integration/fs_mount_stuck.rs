@@ -264,3 +264,78 @@ fn a_server_whose_only_door_was_unmounted_ends() {
         assert!(server.process.wait().success(), "{}", server.process.err());
     }
 }
+
+#[test]
+fn further_signals_end_a_server_whose_storage_does_not_answer() {
+    if !has_fuse() || !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let _guard = Guard(folder.path().to_owned());
+    let at = path_in(&folder, "mnt");
+    std::fs::create_dir(&at).expect("a folder");
+    let disk = Server::start(folder.path(), &format!("file({}, size=64MiB)", path_in(&folder, "disk")));
+    // Its own limit would end the wait.
+    let stack = path_in(&folder, "image.toml");
+    let address = format!("unix:{}", disk.socket.display());
+    let part = format!(
+        "[device.image]\nkind = \"nbd-client\"\naddress = \"{address}\"\nblock_size = 4096\ntimeout = \"24h\"\n"
+    );
+    std::fs::write(&stack, part).expect("a file");
+    run(&program(), &["fs", "format", &stack]).ok();
+    let mut server = Server::start_with(&["fs", "mount", &stack, &at], PathBuf::new());
+    let durable = File::create(Path::new(&at).join("durable")).expect("a file");
+    durable.write_all_at(b"data", 0).expect("written");
+    durable.sync_all().expect("durable");
+    disk.process.signal(Signal::STOP);
+    let lost = File::create(Path::new(&at).join("lost")).expect("a file");
+    // So near the end of space the write isn't cached, and waits for the disk itself.
+    let syncing =
+        std::thread::spawn(move || lost.write_all_at(&[7; 65536], 0).and_then(|()| lost.sync_all()));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!syncing.is_finished(), "fsync has returned although the disk doesn't answer");
+    let begun = Instant::now();
+    for _ in 0..3 {
+        server.process.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(server.process.wait().code(), Some(1), "{}", server.process.err());
+    assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
+    let said = server.process.err();
+    assert!(said.contains("durable are lost") && said.contains("siltstone fs check"), "{said}");
+    assert!(syncing.join().expect("no panic").is_err(), "the data isn't durable");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    assert!(!mounts.contains(&at), "the mount point is left");
+    disk.process.signal(Signal::CONT);
+    let said = run(&program(), &["fs", "check", &stack, "--data"]).ok();
+    assert!(said.ends_with("no damage\n"), "{said}");
+    let mut server = Server::restart_with(&["fs", "mount", &stack, &at], PathBuf::new());
+    assert_eq!(std::fs::read(Path::new(&at).join("durable")).expect("there"), b"data");
+    server.process.signal(Signal::TERM);
+    assert!(server.process.wait().success(), "{}", server.process.err());
+}
+
+#[test]
+fn an_aborted_mount_frees_files_that_were_removed_while_they_were_open() {
+    if !has_fuse() || !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let _guard = Guard(folder.path().to_owned());
+    let (image, at) = (path_in(&folder, "vol.img"), path_in(&folder, "mnt"));
+    std::fs::create_dir(&at).expect("a folder");
+    run(&program(), &["fs", "format", &image, "--size", "64MiB"]).ok();
+    let mut server = Server::start_with(&["fs", "mount", &image, &at], PathBuf::new());
+    let path = Path::new(&at).join("removed");
+    let held = File::create(&path).expect("a file");
+    held.write_all_at(&[7; 65536], 0).expect("written");
+    held.sync_all().expect("durable");
+    std::fs::remove_file(&path).expect("removed");
+    run("umount", &["-f", "-l", &at]).ok();
+    server.process.wait();
+    // The check doesn't open the file system, which would remove it.
+    let checked = run(&program(), &["fs", "check", &image, "--json"]).ok();
+    let checked: serde_json::Value = serde_json::from_str(&checked).expect("JSON");
+    assert_eq!((&checked["sound"], &checked["orphans"]), (&true.into(), &0.into()), "{checked}");
+    drop(held);
+}
