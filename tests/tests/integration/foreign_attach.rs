@@ -448,6 +448,44 @@ fn a_link_never_leads_to_the_device_of_others() {
     attached.is_detached();
 }
 
+/// Its node is removed by another program, and its queue of connections is full: no verb waits for it, and its link stays until it goes on.
+#[test]
+fn a_stopped_holder_makes_no_verb_wait() {
+    need!("jq", "losetup", "python3");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let attached =
+        Attached::new("stopped", &format!("file({}, size=16MiB)", path(&folder, "disk")), &["--via=fuse"]);
+    run_shell(&format!(
+        "kill -STOP {holder}; trap 'kill -CONT {holder}' EXIT
+         losetup -d {node}
+         python3 -c 'import signal, socket, subprocess
+queue, is_full = [], False
+while not is_full:
+    queue.append(socket.socket(socket.AF_UNIX))
+    queue[-1].setblocking(False)
+    is_full = queue[-1].connect_ex(\"/run/siltstone/{name}/holder.sock\") != 0
+assert len(queue) > 10
+run = lambda *verb: subprocess.run([\"{program}\", *verb], capture_output=True, text=True, timeout=60)
+assert run(\"stack\", \"kinds\").returncode == 0
+assert \"attached\" in run(\"list\").stdout
+said = run(\"detach\", \"{name}\").stderr
+assert \"no connection was accepted in 10 s\" in said and \"{name}\" in said, said'
+         [ -L {link} ]
+         kill -CONT {holder}
+         for try in $(seq 100); do [ ! -L {link} ] && exit; sleep 0.1; done; exit 1",
+        holder = attached.listed()["holder"],
+        node = attached.node,
+        link = attached.link,
+        name = attached.name(),
+        program = binary().display(),
+    ))
+    .ok();
+    attached.detach();
+}
+
 /// Memory is locked page by page as it is used, and not more than there is.
 #[test]
 fn memory_of_a_ram_is_locked_as_it_is_used() {
