@@ -11,8 +11,9 @@ mod lines;
 mod over_time;
 mod svg;
 
+use crate::latency::Latency;
 use crate::matrix;
-use crate::results::{Figure, HitRatio, Results, RunResult, Table, median};
+use crate::results::{DIRECTIONS, DirectionFigures, Figure, HitRatio, Results, RunResult, Table, median};
 use crate::units;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -263,7 +264,7 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
             let values: Vec<f64> = results.of(workload, &subject).filter_map(value).collect();
             median(&values).map_or_else(|| "–".to_owned(), say)
         };
-        let latency = |pick: fn(&crate::latency::Latency) -> f64| {
+        let latency = |pick: fn(&Latency) -> f64| {
             of_all(&|run| run.measurement.latency_ns.as_ref().map(pick), &units::nanoseconds)
         };
         let per_operation = |figure: Figure| {
@@ -299,9 +300,38 @@ fn figures(results: &Results, workload: &str, palette: &Palette) -> String {
             palette.index(&subject),
             escape(&subject)
         );
+        html.push_str(&directions(results, workload, &subject, heading.len() - 1));
         html.push_str(&published(results, workload, &subject, heading.len() - 1));
     }
     html + "</table>"
+}
+
+/// Renders rows below a subject's with the figures of reads and of writes, if the workload has both.
+fn directions(results: &Results, workload: &str, subject: &str, columns: usize) -> String {
+    let mut html = String::new();
+    for (name, of) in DIRECTIONS {
+        let median = |figure: &dyn Fn(&DirectionFigures) -> Option<f64>, say: fn(f64) -> String| {
+            results.median_of_direction(workload, subject, of, figure).map(say)
+        };
+        let latency =
+            |pick: fn(&Latency) -> f64| median(&|it| it.latency_ns.as_ref().map(pick), units::nanoseconds);
+        let Some(iops) = median(&|it| Some(it.iops), units::count) else { continue };
+        let others = [
+            median(&|it| Some(it.bandwidth), units::bandwidth),
+            latency(|it| it.mean),
+            latency(|it| it.p50 as f64),
+            latency(|it| it.p90 as f64),
+            latency(|it| it.p99 as f64),
+            latency(|it| it.p99_9 as f64),
+            latency(|it| it.max as f64),
+        ];
+        let mut cells = vec![iops];
+        cells.extend(others.into_iter().map(|cell| cell.unwrap_or_else(|| "–".to_owned())));
+        cells.resize(columns, String::new());
+        let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
+        let _ = write!(html, "<tr><td>{name}</td>{cells}</tr>");
+    }
+    html
 }
 
 /// Renders a row with published figures of others below a subject's row.
@@ -420,6 +450,16 @@ mod tests {
             assert!(page.contains(part), "{part}");
         }
         assert_eq!(page.matches("<svg").count(), 2 + 2 * 5 + 2 * 2);
+    }
+
+    #[test]
+    fn reads_and_writes_of_a_mixed_workload_have_rows() {
+        let mut results = sample();
+        assert!(!render(&results).contains("<td>reads</td>"));
+        crate::results::tests::mix(&mut results);
+        let page = render(&results);
+        let rows = page.matches("<td>reads</td><td>7.00 k</td>").count();
+        assert!(rows > 0 && rows == page.matches("<td>writes</td><td>3.00 k</td>").count(), "{rows}");
     }
 
     #[test]

@@ -225,6 +225,27 @@ pub struct HitRatio {
     pub writes: Option<f64>,
 }
 
+/// Figures of the reads or of the writes of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct DirectionFigures {
+    /// Number of completed operations.
+    pub operations: u64,
+    /// Number of transferred bytes.
+    pub bytes: u64,
+    /// Operations per second.
+    pub iops: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Latency from submission to completion, in nanoseconds; `None` if no operation was timed.
+    pub latency_ns: Option<Latency>,
+}
+
+/// Selects the figures of one direction from those of a run.
+pub type OfDirection = fn(&Measurement) -> Option<&DirectionFigures>;
+/// Directions that reports show apart, by their names.
+pub const DIRECTIONS: [(&str, OfDirection); 2] =
+    [("reads", |of| of.reads.as_ref()), ("writes", |of| of.writes.as_ref())];
+
 /// Figures of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
@@ -240,6 +261,12 @@ pub struct Measurement {
     pub bandwidth: f64,
     /// Latency from submission to completion, in nanoseconds; `None` if no operation was completed or timed.
     pub latency_ns: Option<Latency>,
+    /// Figures of the reads; `None` for runs that aren't mixed and for peers that don't tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<DirectionFigures>,
+    /// Figures of the writes; `None` as those of `reads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes: Option<DirectionFigures>,
     /// CPU time of the process that did the I/O, user and system, in seconds.
     pub cpu_seconds: f64,
     /// CPU time of the run's own server, in seconds; `None` without one.
@@ -527,6 +554,19 @@ impl Results {
         median(&values)
     }
 
+    /// Median of a figure of one direction over the repetitions without errors; `None` if directions weren't measured apart.
+    pub fn median_of_direction(
+        &self,
+        workload: &str,
+        subject: &str,
+        of: OfDirection,
+        figure: impl Fn(&DirectionFigures) -> Option<f64>,
+    ) -> Option<f64> {
+        let runs = self.of(workload, subject).filter(|run| run.measurement.errors == 0);
+        let values: Vec<f64> = runs.filter_map(|run| figure(of(&run.measurement)?)).collect();
+        median(&values)
+    }
+
     /// Comparisons of a subject on a workload.
     pub fn comparisons_of<'a>(
         &'a self,
@@ -577,6 +617,21 @@ pub(crate) mod tests {
     use crate::job::Job;
     use crate::latency::{Histogram, curve};
     use crate::series::Recorder;
+
+    /// Makes all runs mixed ones, with 7000 reads of a median of 123 µs and 3000 writes of one of 456 µs per second.
+    pub(crate) fn mix(results: &mut Results) {
+        let figures = |iops: f64, latency: u64| {
+            let mut histogram = Histogram::new();
+            histogram.record(latency);
+            let (operations, bandwidth) = (iops as u64 * 2, iops * 4096.0);
+            let latency_ns = Latency::of(&histogram);
+            Some(DirectionFigures { operations, bytes: operations * 4096, iops, bandwidth, latency_ns })
+        };
+        for run in &mut results.runs {
+            run.measurement.reads = figures(7000.0, 123_000);
+            run.measurement.writes = figures(3000.0, 456_000);
+        }
+    }
 
     pub(crate) fn run(subject: &str, workload: &str, repetition: u32, iops: f64) -> RunResult {
         let mut histogram = Histogram::new();

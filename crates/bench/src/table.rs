@@ -1,7 +1,7 @@
 //! The table at the end of a run, for a terminal.
 
 use crate::matrix::{self, Matrix};
-use crate::results::{Comparison, Figure, Published, Ratios, Results, Table};
+use crate::results::{Comparison, DIRECTIONS, DirectionFigures, Figure, Published, Ratios, Results, Table};
 use crate::units;
 use std::fmt::Write;
 
@@ -248,6 +248,20 @@ fn figures(results: &Results, workload: &str) -> Grid {
             row.push(format!("{errors} ERRORS"));
         }
         grid.push_figures(1, row);
+        for (name, of) in DIRECTIONS {
+            let median = |figure: fn(&DirectionFigures) -> Option<f64>, say: fn(f64) -> String| {
+                results.median_of_direction(workload, &subject, of, figure).map(say)
+            };
+            let Some(iops) = median(|it| Some(it.iops), units::count) else { continue };
+            let others = [
+                Some(String::new()),
+                median(|it| Some(it.bandwidth), units::bandwidth),
+                median(|it| Some(it.latency_ns?.p50 as f64), units::nanoseconds),
+                median(|it| Some(it.latency_ns?.p99 as f64), units::nanoseconds),
+            ];
+            let others = others.into_iter().map(|cell| cell.unwrap_or_else(|| "–".into()));
+            grid.push_figures(1, [format!("  {name}"), iops].into_iter().chain(others));
+        }
     }
     grid
 }
@@ -338,6 +352,19 @@ mod tests {
         let text = render(&results);
         assert_eq!(text.matches("file / published").count(), 1, "{text}");
         assert!(text.contains("file / published  IOPS ×0.92 of 12.0 k  p99 ×"), "{text}");
+    }
+
+    #[test]
+    fn reads_and_writes_of_a_mixed_workload_stand_apart() {
+        let mut results = sample();
+        assert!(!render(&results).contains("  reads"));
+        crate::results::tests::mix(&mut results);
+        let text = render(&results);
+        let lines: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("reads")).collect();
+        assert_eq!(lines.len(), text.matches("writes").count(), "{text}");
+        assert!(lines[0].contains("7.00 k") && lines[0].contains("123"), "{text}");
+        let writes = text.lines().find(|line| line.trim_start().starts_with("writes")).unwrap();
+        assert!(writes.contains("3.00 k") && writes.contains("456"), "{text}");
     }
 
     #[test]

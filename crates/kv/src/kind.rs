@@ -192,7 +192,7 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
         multiplier: arguments.integer("multiplier")?,
         delete_persistence,
         erase,
-        goal: if arguments.boolean("salvage")? { Goal::Salvage } else { Goal::Serve },
+        goal: if arguments.salvage()? { Goal::Salvage } else { Goal::Serve },
         ..defaults
     };
     let shown = stack::format_size;
@@ -402,14 +402,7 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
         )),
         other => other,
     };
-    let is_salvage = arguments.boolean("salvage")?;
-    if is_salvage && format {
-        return refuse(
-            arguments,
-            "salvage",
-            "salvage: a store that is formatted has nothing to copy; expected one of them".to_owned(),
-        );
-    }
+    let is_salvage = arguments.salvage()?;
     let zones = match is_lent {
         true => arguments.zones("on")?,
         false if is_salvage => zones_to_read(arguments).await.map_err(none)?,

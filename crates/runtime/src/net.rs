@@ -32,7 +32,7 @@ mod socket_file;
 
 pub use access::{Access, Owner};
 pub use descriptors::{MOST_DESCRIPTORS, is_socket};
-pub use socket_file::{LOCK_LIMIT, SocketFolder};
+pub use socket_file::{LOCK_LIMIT, SocketFolder, is_listened_on};
 
 /// Pause after a connection that couldn't be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

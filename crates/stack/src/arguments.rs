@@ -238,6 +238,22 @@ impl Arguments {
         Err(self.refuse("timeout", format!("timeout {limit}: expected {least} to {most}")))
     }
 
+    /// Whether the part is opened only to copy what can be read from it: value of the key `salvage`. `plan` calls this, so
+    /// that the refusal comes before anything is opened.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] together with `--format`.
+    pub fn salvage(&self) -> Result<bool> {
+        let is_salvage = self.boolean("salvage")?;
+        match is_salvage && self.format {
+            true => Err(self.refuse(
+                "salvage",
+                "salvage: a part that is formatted has nothing to copy; expected no --format; leave it or the key out",
+            )),
+            false => Ok(is_salvage),
+        }
+    }
+
     /// Returns an error about the value of a key, at whose position it is reported: `size 5000: expected a
     /// multiple of the block size, 4096`.
     #[cold]

@@ -266,7 +266,10 @@ fn read(
     form: impl FnOnce(&Source, &mut Collector) -> crate::raw::RawStack,
 ) -> Result<Stack, Problems> {
     if text.len() > LONGEST_TEXT {
-        let message = format!("stack of {} bytes: expected at most {LONGEST_TEXT}", text.len());
+        let message = format!(
+            "stack of {} bytes: expected at most {LONGEST_TEXT}; a file that holds data is a device of a stack, such as 'file({name})'",
+            text.len()
+        );
         return Err(Problem::without_place(name, message).into());
     }
     let source = Source::new(name, text);

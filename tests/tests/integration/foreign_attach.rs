@@ -451,6 +451,45 @@ fn a_link_never_leads_to_the_device_of_others() {
     attached.is_detached();
 }
 
+/// The node is removed by another program while its holder is stopped with a full queue of connections. No verb waits
+/// for the holder, and its link stays until the holder continues.
+#[test]
+fn a_stopped_holder_makes_no_verb_wait() {
+    need!("jq", "losetup", "python3");
+    if !can_attach() {
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let attached =
+        Attached::new("stopped", &format!("file({}, size=16MiB)", path(&folder, "disk")), &["--via=fuse"]);
+    run_shell(&format!(
+        "kill -STOP {holder}; trap 'kill -CONT {holder}' EXIT
+         losetup -d {node}
+         python3 -c 'import signal, socket, subprocess
+queue, is_full = [], False
+while not is_full:
+    queue.append(socket.socket(socket.AF_UNIX))
+    queue[-1].setblocking(False)
+    is_full = queue[-1].connect_ex(\"/run/siltstone/{name}/holder.sock\") != 0
+assert len(queue) > 10
+run = lambda *verb: subprocess.run([\"{program}\", *verb], capture_output=True, text=True, timeout=60)
+assert run(\"stack\", \"kinds\").returncode == 0
+assert \"attached\" in run(\"list\").stdout
+said = run(\"detach\", \"{name}\").stderr
+assert \"no connection was accepted in 10 s\" in said and \"{name}\" in said, said'
+         [ -L {link} ]
+         kill -CONT {holder}
+         for try in $(seq 100); do [ ! -L {link} ] && exit; sleep 0.1; done; exit 1",
+        holder = attached.listed()["holder"],
+        node = attached.node,
+        link = attached.link,
+        name = attached.name(),
+        program = binary().display(),
+    ))
+    .ok();
+    attached.detach();
+}
+
 /// Memory is locked page by page as it is used, and no more than is used.
 #[test]
 fn memory_of_a_ram_is_locked_as_it_is_used() {

@@ -379,7 +379,7 @@ impl Clone {
             self.tell();
         }
         if ended >= self.measure_from.get() {
-            self.tally.borrow_mut().record(started, ended, request.length);
+            self.tally.borrow_mut().record(request.direction, started, ended, request.length);
         }
         if ended >= self.deadline.get() || self.stop.is_stopped() {
             self.ended.set(true);

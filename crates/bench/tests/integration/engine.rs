@@ -47,6 +47,20 @@ fn a_job_without_a_time_does_its_size_once() {
 }
 
 #[test]
+fn reads_and_writes_of_a_mixed_job_are_counted_apart() {
+    let mut mixed = job(ReadWrite::RandMixed);
+    mixed.rwmixread = 75;
+    let measured = measure(ram(4 << 20), vec![mixed, job(ReadWrite::Read)]);
+    let (reads, writes) = (measured[0].reads.expect("reads"), measured[0].writes.expect("writes"));
+    assert_eq!(reads.operations + writes.operations, measured[0].operations);
+    assert_eq!(reads.bytes + writes.bytes, measured[0].bytes);
+    assert!(reads.operations > writes.operations * 2 && writes.operations > 0, "{reads:?} {writes:?}");
+    assert!(reads.latency_ns.is_some() && writes.latency_ns.is_some());
+    assert!((reads.iops + writes.iops - measured[0].iops).abs() < 1.0);
+    assert_eq!((measured[1].reads, measured[1].writes), (None, None), "a job of one direction has one row");
+}
+
+#[test]
 fn time_rate_and_ramp_are_kept() {
     let mut paced = job(ReadWrite::RandRead);
     (paced.iodepth, paced.time_based) = (4, true);

@@ -705,14 +705,6 @@ fn a_log_with_its_map_at_home_needs_the_home() {
     assert!(error.to_string().contains("map_home"), "{error}");
 }
 
-#[test]
-fn a_log_is_not_formatted_to_be_salvaged() {
-    let error = run(|| async {
-        log::kind::open(disk(4), &Options { format: true, ..salvage() }).await.map(drop).unwrap_err()
-    });
-    assert!(matches!(&error, Error::Invalid(text) if text.contains("salvage")), "{error}");
-}
-
 /// The check goes on where a log can be salvaged.
 #[test]
 fn a_check_goes_on_after_a_zone_that_is_offline() {

@@ -161,8 +161,12 @@ fn kind_of(file_type: FileType) -> &'static str {
     }
 }
 
-/// Whether a process listens on a socket. The kernel refuses connections to a socket without a listener.
-fn is_listened_on(path: &Path) -> Result<bool> {
+/// Whether a process listens on a socket, also a stopped one that accepts nothing. Never waits. The kernel refuses connections to a
+/// socket without a listener.
+///
+/// # Errors
+/// Those of the kernel; [`Error::PermissionDenied`] for users who may not connect.
+pub fn is_listened_on(path: &Path) -> Result<bool> {
     let address = Address::Unix(path.to_owned());
     let (kernel, socket) = (SocketAddress::of(&address)?, new_socket(&address, libc::SOCK_NONBLOCK)?);
     // SAFETY: the address is valid for its length during the call.

@@ -283,6 +283,22 @@ fn registers_and_sfdp_are_addressed_in_four_bytes_too() {
     assert_eq!(flash.ask(&[0x65, 0, 0x80, 0, 2, 0], 1), [0x02]);
 }
 
+/// Dummy clocks of 5Ah and 48h of S25FL-L are those that CR3 selects, and its four security regions follow one another, in QPI as in SPI.
+#[test]
+fn sfdp_and_security_regions_of_the_s25fl128l() {
+    let mut flash = numbered("S25FL128L");
+    flash.send(&[0x06]);
+    flash.finish(&[0x42, 0, 0x01, 0x05, 7]);
+    assert_eq!(flash.ask(&[0x48, 0, 0x01, 0x05, 0], 1), [7], "the second region");
+    assert_eq!(flash.ask(&[0x48, 0, 0, 0x05, 0], 1), [0xFF], "the first one");
+    flash.finish(&[0x01, 0, 0, 0x60, 0x73]);
+    assert_eq!(run(&mut flash, &[(&[0x5A, 0, 0, 0], 1)], 3, 4, 1), b"SFDP");
+    assert_eq!(run(&mut flash, &[(&[0x48, 0, 0x01, 0x05], 1)], 3, 1, 1), [7]);
+    flash.send(&[0x38]);
+    assert_eq!(run(&mut flash, &[(&[0x48, 0, 0x01, 0x05], 4)], 3, 1, 4), [7]);
+    assert_eq!(run(&mut flash, &[(&[0x5A, 0, 0, 0], 4)], 3, 4, 4), b"SFDP");
+}
+
 /// Micron's answer to 9Fh is 20 bytes, and flashrom uses the commands with 4-byte addresses.
 #[test]
 fn microns_extended_id_and_its_4_byte_commands() {

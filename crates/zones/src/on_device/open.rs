@@ -133,7 +133,7 @@ fn refusal(first: &Error, second: &Error, device_begins_with: &[u8]) -> Error {
             second.detail()
         )),
         _ => Error::protocol(format!(
-            "the device holds no zones but {}: if that may be lost, format it with --format",
+            "the device holds {}; expected zones; if its contents may be lost, format it with --format",
             sector::describe(device_begins_with)
         )),
     }
