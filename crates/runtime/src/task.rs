@@ -13,6 +13,10 @@ pub(crate) type Runnable = async_task::Runnable<Arc<Mailbox>>;
 
 type Task<T> = async_task::Task<T, Arc<Mailbox>>;
 
+/// Future of a task. All tasks with one result share their code: the code of a task is compiled for each type of future, and was a
+/// third of what the compiler had to generate for the program.
+pub(crate) type TaskFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
 /// Creates a task. The mailbox is the task's metadata and not captured by the function that schedules it: at each wake async-task
 /// would count one more reference to a task whose function has captured variables, in three atomic operations.
 fn create<T: 'static>(shard: &Shard, future: impl Future<Output = T> + 'static) -> (Runnable, Task<T>) {
@@ -58,23 +62,35 @@ impl<T> Future for JoinHandle<T> {
 
 /// Starts a task on this shard. A panic in it ends the whole [`run`](crate::run) with that panic.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    spawn_boxed(Box::pin(future))
+}
+
+fn spawn_boxed<T: 'static>(future: TaskFuture<T>) -> JoinHandle<T> {
     shard::with_current(|shard| spawn_in(shard, future))
 }
 
-pub(crate) fn spawn_in<T: 'static>(
-    shard: &Rc<Shard>,
-    future: impl Future<Output = T> + 'static,
-) -> JoinHandle<T> {
+pub(crate) fn spawn_in<T: 'static>(shard: &Rc<Shard>, future: TaskFuture<T>) -> JoinHandle<T> {
     let entry = shard.tasks.borrow_mut().insert(None);
-    let listed = Listed { shard: shard.clone(), entry };
-    let wrapped = async move {
-        let _listed = listed;
-        future.await
-    };
-    let (runnable, task) = create(shard, wrapped);
+    let listed = ListedTask { future, _entry: Listed { shard: shard.clone(), entry } };
+    let (runnable, task) = create(shard, listed);
     shard.tasks.borrow_mut()[entry] = Some(runnable.waker());
     runnable.schedule();
     JoinHandle(Some(task))
+}
+
+/// Future with its entry in the shard's list. The future is dropped first.
+struct ListedTask<T> {
+    future: TaskFuture<T>,
+    _entry: Listed,
+}
+
+impl<T> Future for ListedTask<T> {
+    type Output = T;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        self.future.as_mut().poll(context)
+    }
 }
 
 /// Keeps a task in its shard's list as long as its future lives, so that the end of the shard finds it.
