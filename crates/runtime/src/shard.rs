@@ -4,11 +4,11 @@ use crate::clock::{self, now};
 use crate::operation::{Descriptor, Operation};
 use crate::polling::EndedBy;
 use crate::random::Random;
-use crate::remote::Mailbox;
+use crate::remote::{Mailbox, lock};
 use crate::ring::Ring;
 use crate::simulated::World;
 use crate::slots::{Key, Slot, Slots};
-use crate::task::Runnable;
+use crate::task::{Runnable, TaskFuture};
 use crate::timer::Timers;
 use block::{Error, Result};
 use slab::Slab;
@@ -18,7 +18,7 @@ use std::fmt;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -381,19 +381,41 @@ where
     Fut: Future<Output = T> + 'static,
     T: Send + 'static,
 {
+    let output = Arc::new(Mutex::new(None));
+    let slot = output.clone();
+    run_boxed(
+        &config,
+        Box::new(move || {
+            // Called on shard 0, so that what it makes is made there.
+            let main = main();
+            Box::pin(async move {
+                let value = main.await;
+                *lock(&slot) = Some(value);
+            })
+        }),
+    )?;
+    let value = lock(&output).take();
+    Ok(value.expect("the main task has returned"))
+}
+
+/// Makes the main task of a shard on its thread.
+type MakeMain<'a> = Box<dyn FnOnce() -> TaskFuture<()> + Send + 'a>;
+
+/// Part of [`run`] that doesn't depend on the types of `main`. Returns once `main` has.
+fn run_boxed(config: &Config, main: MakeMain<'_>) -> Result<()> {
     if !(1..=256).contains(&config.shards) {
         return Err(Error::invalid(format!("{} shards: expected 1 to 256", config.shards)));
     }
-    // The clock is calibrated before the first measured latency.
+    // Measured once, before any latency is.
     now();
     let mailboxes = (0..config.shards).map(|_| Mailbox::new()).collect::<Result<Arc<[_]>>>()?;
-    let processors = crate::signal::allowed_processors();
+    let processors = &crate::signal::allowed_processors();
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..config.shards)
             .map(|index| {
-                let (mailboxes, config, processors) = (mailboxes.clone(), &config, &processors);
+                let mailboxes = mailboxes.clone();
                 scope.spawn(move || {
-                    let forever = || async { std::future::pending::<()>().await };
+                    let forever: MakeMain<'_> = Box::new(|| Box::pin(std::future::pending()));
                     let ended = run_shard(ShardIndex(index), mailboxes.clone(), config, processors, forever);
                     if let Err(error) = ended {
                         stop_all(&mailboxes, Some(error));
@@ -402,7 +424,7 @@ where
             })
             .collect();
         let first = {
-            let (mailboxes, config, processors) = (mailboxes.clone(), &config, &processors);
+            let mailboxes = mailboxes.clone();
             scope.spawn(move || run_shard(ShardIndex(0), mailboxes, config, processors, main))
         };
         let result = first.join();
@@ -414,8 +436,8 @@ where
         }
         let failure = mailboxes[0].failure();
         match result {
-            Ok(Ok(Some(value))) => Ok(value),
-            Ok(Ok(None)) => {
+            Ok(Ok(true)) => Ok(()),
+            Ok(Ok(false)) => {
                 Err(failure.unwrap_or_else(|| Error::cancelled("another shard ended with a panic")))
             }
             Ok(Err(error)) => Err(error),
@@ -431,18 +453,14 @@ pub(crate) fn stop_all(mailboxes: &[Arc<Mailbox>], failure: Option<Error>) {
     mailboxes.iter().for_each(|mailbox| mailbox.stop());
 }
 
-fn run_shard<T, F, Fut>(
+/// Runs one shard until its main task has returned or the shard is stopped. Returns whether the task has returned.
+fn run_shard(
     index: ShardIndex,
     all: Arc<[Arc<Mailbox>]>,
     config: &Config,
     processors: &[usize],
-    main: F,
-) -> Result<Option<T>>
-where
-    F: FnOnce() -> Fut,
-    Fut: Future<Output = T> + 'static,
-    T: 'static,
-{
+    main: MakeMain<'_>,
+) -> Result<bool> {
     crate::signal::prepare_thread(config.pin.then(|| processors[index.0 % processors.len()]));
     let mailbox = all[index.0].clone();
     let ring = Ring::new(config, mailbox.wake_descriptor(), processors.len())?;
@@ -463,23 +481,21 @@ where
     // must live.
     let _end = EndGuard(&shard);
     set_current(Some(shard.clone()));
-    let value = Rc::new(RefCell::new(None));
-    let slot = value.clone();
-    // Called here and not by `run`, so that its objects are created on their shard.
+    let has_returned = Rc::new(Cell::new(false));
+    let returned = has_returned.clone();
     let main = main();
     let own_mailbox = shard.mailbox.clone();
-    crate::task::spawn_in(&shard, async move {
-        let output = main.await;
-        *slot.borrow_mut() = Some(output);
-        // Keeps this turn from waiting for the kernel.
+    let main = async move {
+        main.await;
+        returned.set(true);
+        // So that this turn doesn't wait for the kernel any more.
         own_mailbox.stop();
-    })
-    .detach();
-    while value.borrow().is_none() && !shard.mailbox.is_stopped() {
+    };
+    crate::task::spawn_in(&shard, Box::pin(main)).detach();
+    while !has_returned.get() && !shard.mailbox.is_stopped() {
         shard.turn(ring);
     }
-    let value = value.borrow_mut().take();
-    Ok(value)
+    Ok(has_returned.get())
 }
 
 struct EndGuard<'a>(&'a Rc<Shard>);

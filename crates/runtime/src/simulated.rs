@@ -17,8 +17,9 @@ use crate::clock;
 use crate::random::Random;
 use crate::remote::Mailbox;
 use crate::shard::{self, Driver, Shard, ShardIndex};
+use crate::task::TaskFuture;
 use block::{Error, Result};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -144,11 +145,30 @@ where
     Fut: Future<Output = T> + 'static,
     T: 'static,
 {
+    let output = Rc::new(RefCell::new(None));
+    let slot = output.clone();
+    let make_main = || -> TaskFuture<()> {
+        let main = main();
+        Box::pin(async move {
+            let value = main.await;
+            *slot.borrow_mut() = Some(value);
+        })
+    };
+    let Simulated { value: (), trace, elapsed, files } = simulate_boxed(&simulation, Box::new(make_main))?;
+    let value = output.borrow_mut().take().expect("the main task has returned");
+    Ok(Simulated { value, trace, elapsed, files })
+}
+
+/// Part of [`simulate`] that doesn't depend on the types of `main`.
+fn simulate_boxed(
+    simulation: &Simulation,
+    make_main: Box<dyn FnOnce() -> TaskFuture<()> + '_>,
+) -> Result<Simulated<()>> {
     if !(1..=256).contains(&simulation.shards) {
         return Err(Error::invalid(format!("{} shards: expected 1 to 256", simulation.shards)));
     }
     let mailboxes = (0..simulation.shards).map(|_| Mailbox::new()).collect::<Result<Arc<[_]>>>()?;
-    let world = Rc::new(World::new(&simulation));
+    let world = Rc::new(World::new(simulation));
     let mut order = Random::new(simulation.seed ^ 0x0DE5_0DE5);
     let shards: Vec<Rc<Shard>> = (0..simulation.shards)
         .map(|index| {
@@ -169,18 +189,18 @@ where
     let before = shard::set_current(Some(shards[0].clone()));
     let scheduler = Scheduler { world: world.clone(), shards, order, before: Some(before) };
     clock::set_virtual(Some(1));
-    let value = Rc::new(RefCell::new(None));
-    let slot = value.clone();
-    let main = main();
-    crate::task::spawn_in(&scheduler.shards[0], async move {
-        let output = main.await;
-        *slot.borrow_mut() = Some(output);
-    })
-    .detach();
-    let result = scheduler.run(&value, &simulation);
+    let has_returned = Rc::new(Cell::new(false));
+    let returned = has_returned.clone();
+    let main = make_main();
+    let main = async move {
+        main.await;
+        returned.set(true);
+    };
+    crate::task::spawn_in(&scheduler.shards[0], Box::pin(main)).detach();
+    let result = scheduler.run(&has_returned, simulation);
     let files = world.contents();
     result.map(|()| Simulated {
-        value: value.borrow_mut().take().expect("the scheduler returns once there is a value"),
+        value: (),
         trace: world.trace(),
         elapsed: Duration::from_nanos(world.time()),
         files,
@@ -195,9 +215,9 @@ struct Scheduler {
 }
 
 impl Scheduler {
-    fn run<T>(mut self, value: &RefCell<Option<T>>, simulation: &Simulation) -> Result<()> {
+    fn run(mut self, has_returned: &Cell<bool>, simulation: &Simulation) -> Result<()> {
         let seed = simulation.seed;
-        while value.borrow().is_none() {
+        while !has_returned.get() {
             if self.world.trace_length() > simulation.most_events {
                 let most = simulation.most_events;
                 return Err(Error::timed_out(format!("seed {seed}: not completed after {most} events")));

@@ -11,6 +11,10 @@ use std::task::{Context, Poll};
 /// A task that is ready to run, with the mailbox of its shard.
 pub(crate) type Runnable = async_task::Runnable<Arc<Mailbox>>;
 
+/// Future of a task, boxed so that all tasks with one type of result share their code. Compiled for each type of future, that
+/// code was a third of the program.
+pub(crate) type TaskFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
 type Task<T> = async_task::Task<T, Arc<Mailbox>>;
 
 /// Creates a task. The mailbox is the task's metadata, because a scheduling function with captured variables
@@ -59,23 +63,35 @@ impl<T> Future for JoinHandle<T> {
 
 /// Starts a task on this shard. A panic in it ends the whole [`run`](crate::run) with that panic.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    spawn_boxed(Box::pin(future))
+}
+
+fn spawn_boxed<T: 'static>(future: TaskFuture<T>) -> JoinHandle<T> {
     shard::with_current(|shard| spawn_in(shard, future))
 }
 
-pub(crate) fn spawn_in<T: 'static>(
-    shard: &Rc<Shard>,
-    future: impl Future<Output = T> + 'static,
-) -> JoinHandle<T> {
+pub(crate) fn spawn_in<T: 'static>(shard: &Rc<Shard>, future: TaskFuture<T>) -> JoinHandle<T> {
     let entry = shard.tasks.borrow_mut().insert(None);
-    let listed = Listed { shard: shard.clone(), entry };
-    let wrapped = async move {
-        let _listed = listed;
-        future.await
-    };
-    let (runnable, task) = create(shard, wrapped);
+    let listed = ListedTask { future, _entry: Listed { shard: shard.clone(), entry } };
+    let (runnable, task) = create(shard, listed);
     shard.tasks.borrow_mut()[entry] = Some(runnable.waker());
     runnable.schedule();
     JoinHandle(Some(task))
+}
+
+/// Future with its entry in the shard's list. The future is dropped first.
+struct ListedTask<T> {
+    future: TaskFuture<T>,
+    _entry: Listed,
+}
+
+impl<T> Future for ListedTask<T> {
+    type Output = T;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        self.future.as_mut().poll(context)
+    }
 }
 
 /// Keeps a task in its shard's list while its future lives, so that the end of the shard finds it.

@@ -245,21 +245,11 @@ impl Arguments {
     /// [`Error::Invalid`] together with `--format`.
     pub fn salvage(&self) -> Result<bool> {
         let is_salvage = self.boolean("salvage")?;
-        match is_salvage && self.format {
-            true => Err(self.refuse(
-                "salvage",
-                "salvage: a part that is formatted has nothing to copy; expected no --format; leave it or the key out",
-            )),
-            false => Ok(is_salvage),
+        if is_salvage && self.format {
+            let detail = "salvage: a part that is formatted has nothing to copy; expected no --format; leave it or the key out";
+            return Err(self.refuse("salvage", detail));
         }
-    }
-
-    /// Returns an error about the value of a key, at whose position it is reported: `size 5000: expected a
-    /// multiple of the block size, 4096`.
-    #[cold]
-    pub fn refuse(&self, key: &'static str, detail: impl Into<block::error::Detail>) -> Error {
-        self.refused.set(Some(key));
-        Error::invalid(detail)
+        Ok(is_salvage)
     }
 
     /// Claims a file that a key names, during planning: the part opens and locks it, alone or together with

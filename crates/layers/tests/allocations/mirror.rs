@@ -58,9 +58,9 @@ pub fn writes_and_reads_allocate_nothing() {
         println!(
             "write_behind {write_behind}: {written} allocations for {requests} writes, {read} for reads"
         );
-        // One in 512 reads is a probe, on a task of its own.
-        assert!(read < 1000 * CLIENTS / 256, "{read} allocations for {} reads", 1000 * CLIENTS);
-        let most = if write_behind == 0 { 10 } else { 3 * requests };
+        // One in 512 reads is a probe, on a task of its own: two allocations.
+        assert!(read < 1000 * CLIENTS / 128, "{read} allocations for {} reads", 1000 * CLIENTS);
+        let most = if write_behind == 0 { 10 } else { 4 * requests };
         assert!(written < most, "{written} allocations for {requests} writes");
     }
 }
