@@ -252,6 +252,14 @@ impl Arguments {
         Ok(is_salvage)
     }
 
+    /// Returns an error about the value of a key, at whose position it is reported: `size 5000: expected a
+    /// multiple of the block size, 4096`.
+    #[cold]
+    pub fn refuse(&self, key: &'static str, detail: impl Into<block::error::Detail>) -> Error {
+        self.refused.set(Some(key));
+        Error::invalid(detail)
+    }
+
     /// Claims a file that a key names, during planning: the part opens and locks it, alone or together with
     /// parts that only read it. If two parts of a stack have conflicting claims, the stack is refused before
     /// any file is opened. `lock` is called for all files of a stack before the first part is built; its
