@@ -93,16 +93,16 @@ impl Shape {
         Some(merge(tree, 0, &chosen, 1))
     }
 
-    /// Returns the job that merges neighbouring tables of a level below level 0 into a deeper level, together with the neighbours that
-    /// don't enlarge the inputs of the target level.
+    /// Returns the job that merges adjacent tables of a level other than 0 into a deeper level, with further
+    /// neighbours that don't add inputs of the target level.
     pub(super) fn push(&self, tree: &Tree<'_>, level: usize, run: Range<usize>, target: usize) -> Job {
         let run = self.widen(tree, level, run, target);
         let chosen: Vec<&TableView<'_>> = tree.level(level)[run].iter().collect();
         merge(tree, level, &chosen, target)
     }
 
-    /// Returns the run with the neighbours that lie in the range of its overlapped tables: merged later, they would rewrite the same
-    /// tables of the target again. (LevelDB and RocksDB widen their inputs so.)
+    /// Returns the run extended by neighbours that lie in the range of its overlapped tables: merged later,
+    /// they would rewrite the same tables of the target again. (LevelDB and RocksDB do the same.)
     fn widen(&self, tree: &Tree<'_>, level: usize, run: Range<usize>, target: usize) -> Range<usize> {
         let tables = tree.level(level);
         let (smallest, largest) = range(tables[run.clone()].iter());
@@ -126,8 +126,9 @@ impl Shape {
         start..end
     }
 
-    /// Returns the run with neighbours for which `wanted` holds, as long as the job stays within this size in bytes, and the most for a job;
-    /// without neighbours if the drive is short of space.
+    /// Returns the run of the table at `index` and its neighbours for which `wanted` is true. The job stays
+    /// within `most` bytes and the maximum size of a job. On a drive that is short of space the run is the
+    /// table alone.
     pub(super) fn extend(
         &self,
         tree: &Tree<'_>,
@@ -162,7 +163,8 @@ pub fn rewrite(tree: &Tree<'_>, level: usize, index: usize) -> Job {
     Job { level, inputs, target: level, overlapped: Vec::new(), is_trivial_move: false }
 }
 
-/// Returns the job as a merge where no table below its inputs overlaps them: moved as they are, they would keep their tombstones.
+/// Returns the job as a merge if no table below its inputs overlaps them: a trivial move would keep their
+/// tombstones.
 pub(super) fn merge_where_lowest(tree: &Tree<'_>, job: Job) -> Job {
     if !job.is_trivial_move {
         return job;
@@ -173,7 +175,7 @@ pub(super) fn merge_where_lowest(tree: &Tree<'_>, job: Job) -> Job {
     Job { is_trivial_move, ..job }
 }
 
-/// Returns the smallest and the largest key of at least one table.
+/// Returns the smallest and the largest key of the tables, of which there is at least one.
 fn range<'a: 'b, 'b>(mut tables: impl Iterator<Item = &'b TableView<'a>>) -> (&'a [u8], &'a [u8]) {
     let first = tables.next().expect("a job has at least one table");
     tables.fold((first.smallest, first.largest), |(smallest, largest), table| {
