@@ -100,10 +100,10 @@ impl Core {
         u64::from(self.checkpoint_size.exhausted.load(Ordering::Acquire)) & all == all
     }
 
-    /// Waits until more zones are free than puts leave.
+    /// Waits until more zones are free than puts must leave.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where none can be freed.
+    /// [`Error::NoSpace`] if none can be freed.
     pub(crate) async fn admit_puts(&self) -> Result<()> {
         let begin = runtime::now();
         while self.kit.pool.free() <= self.kept_zones() {
@@ -117,7 +117,7 @@ impl Core {
                 _ => {}
             }
             if self.kit.is_stuck() {
-                // The cleaner has nothing to do: woken, it would only wake this again.
+                // The cleaner has no work here, and waking it would only wake this loop again.
                 runtime::sleep(LOOK).await;
                 continue;
             }
@@ -128,10 +128,11 @@ impl Core {
         Ok(())
     }
 
-    /// Writes again and again while the log has no zone, as long as space is reclaimed. A flush of earlier deletes frees zones for later ones.
+    /// Retries `write` while the log has no free zone, as long as space is reclaimed. A flush of earlier
+    /// deletes frees zones for later ones.
     ///
     /// # Errors
-    /// Those of `write`, [`Error::NoSpace`] where nothing can be reclaimed, or not in time.
+    /// Errors of `write`; [`Error::NoSpace`] if nothing can be reclaimed in time.
     pub(crate) async fn until_there_is_space<T>(
         self: &Rc<Self>,
         frees: bool,
@@ -156,7 +157,7 @@ impl Core {
 }
 
 impl Batch {
-    /// Whether all its writes are deletes.
+    /// Whether all writes of the batch are deletes.
     pub(crate) fn only_deletes(&self) -> bool {
         let mut has_puts = false;
         self.for_each(|write| has_puts |= matches!(write, crate::batch::Write::Put { .. }));
