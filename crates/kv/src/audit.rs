@@ -195,7 +195,7 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     None
 }
 
-/// Searches the cells of `zones` zones for keys. `cells` returns all cells of a zone from its begin, erased
+/// Searches the cells of `zones` zones for keys. `cells` returns all cells of a zone from its start, erased
 /// ones included.
 ///
 /// # Errors

@@ -75,7 +75,8 @@ impl<'a> Write<'a> {
         }
     }
 
-    /// Decodes a write, of any size. [`check`](Self::check) refuses writes that are too large before they are applied.
+    /// Decodes a write of any size. [`check`](Self::check) refuses writes that are too large before they are
+    /// applied.
     #[inline]
     fn decode(numbers: &mut Numbers<'a>) -> Result<Self> {
         let kind = numbers.byte()?;

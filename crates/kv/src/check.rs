@@ -181,8 +181,8 @@ async fn check_table(
     verify(&source, summary, footer, &mut |detail| report.note(Some((shard, table.id)), detail)).await
 }
 
-/// Checks that tables of a level other than 0 don't overlap, and that no table has a sequence above the
-/// newest one.
+/// Checks that tables of a level other than 0 don't overlap, and that numbers and sequences of tables are
+/// below the bounds in the manifest.
 fn check_levels(shard: u16, found: &RecoveredShard, report: &mut Report) {
     let mut levels: BTreeMap<u8, Vec<&TableMeta>> = BTreeMap::new();
     let newest: Sequence = found.manifest.flushed.sequence;

@@ -789,5 +789,6 @@ fn apply_write(memtable: &Memtable, write: &Write<'_>, sequence: Sequence, erasu
 
 /// Class of the zones of the write-ahead log.
 pub const WRITE_CLASS: u8 = crate::policy::placement::LOG;
-/// Class of the edits of tables that move to another level unchanged: only the edit needs a zone.
+/// Class of zones for edits without new tables, as of trivial moves and dropped tables: the edit itself needs
+/// a zone.
 pub const TABLE_CLASS: u8 = WRITE_CLASS + 1;

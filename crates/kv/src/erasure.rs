@@ -85,7 +85,7 @@ impl Found {
 struct Settled {
     /// Number of deletes when the last one ceased to be outstanding; `None` while one is outstanding.
     deletes: Option<u64>,
-    /// Begin of the first checkpoint after that.
+    /// Start of the first checkpoint after that.
     cut: Option<Timestamp>,
 }
 
@@ -213,7 +213,7 @@ impl Erasure {
         }
     }
 
-    /// Notes the begin of a checkpoint: it takes the state of all shards after this call.
+    /// Notes the start of a checkpoint: it takes the state of all shards after this call.
     pub fn begin_cut(&self) {
         let mut settled = self.lock_settled();
         if settled.deletes == Some(self.deletes()) && settled.cut.is_none() {

@@ -63,7 +63,7 @@ pub(crate) enum Reclaimed {
     Some,
     /// There was nothing to reclaim.
     None,
-    /// Not attempted: nothing was written since the last attempt.
+    /// Not attempted: too soon after the last attempt, or nothing was written since.
     NotTried,
 }
 
@@ -376,7 +376,7 @@ impl Core {
     }
 
     /// Frees the space of deleted and overwritten entries with less free space than a compaction needs.
-    /// Further attempts follow only after further writes.
+    /// Tables are searched again after further writes, or after [`PURGE_AGAIN`].
     pub(crate) async fn reclaim(self: &Rc<Self>) -> Result<Reclaimed> {
         if self.drop_covered().await? {
             return Ok(Reclaimed::Some);

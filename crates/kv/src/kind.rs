@@ -364,7 +364,7 @@ pub async fn zones_to_read(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> 
     Ok(Arc::new(zones::OnDevice::open(arguments.device("on")?, options).await?))
 }
 
-/// Number of bytes at the begin of a device that must be zeros for it to be empty: superblocks of other
+/// Number of bytes at the start of a device that must be zeros for it to be empty: superblocks of other
 /// formats are there.
 const LOOKED_AT: u64 = 1 << 20;
 

@@ -3,7 +3,7 @@
 //!
 //! It passes each level once, in the order of keys, table by table. So it needs no more free space than a job
 //! of a policy, and ends even if writes continue: tables that arrive in the passed part of a level have only
-//! writes after the begin.
+//! writes after the start.
 //!
 //! Before each step, level 0 is merged if that is due, because writers wait for it; they wait for at most one
 //! step.
@@ -23,7 +23,7 @@ struct Pass {
     end: TableId,
     /// Level that is being passed; those above are done.
     level: usize,
-    /// Largest key passed in this level; `None` at its begin.
+    /// Largest key passed in this level; `None` at its start.
     passed: Option<Vec<u8>>,
 }
 

@@ -119,7 +119,8 @@ pub(crate) async fn replay_all(zones: &dyn Zones, goal: Goal) -> Result<(Opening
 /// Opens the store on these zones.
 ///
 /// # Errors
-/// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
+/// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and
+/// writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Vec<Home<Core>>> {
     let handle = zones.open().await?;
     let (mut opening, Replayed { shards: found, mut promise, clock }) =

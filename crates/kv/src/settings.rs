@@ -85,8 +85,8 @@ pub struct Settings {
     pub placement: String,
     /// Number of tables in level 0 that starts a compaction.
     pub level0_tables: usize,
-    /// Number of tables in level 0 at which writes wait; they are slowed beyond the midpoint of this and
-    /// `level0_tables`.
+    /// Number of tables in level 0 at which writes wait; they are slowed from the midpoint of `level0_tables`
+    /// and this number.
     pub stop_tables: usize,
     /// Size of level 1 in bytes, over all shards.
     pub level_bytes: u64,

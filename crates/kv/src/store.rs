@@ -104,7 +104,8 @@ impl Store {
     /// change to the zones.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
+    /// [`Error::Protocol`] for zones without a store, [`Error::Corrupt`] for a damaged one; errors of reading
+    /// and writing.
     pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
         let zones = match settings.goal {
             Goal::Serve => zones,
@@ -212,7 +213,8 @@ impl Store {
     /// Writes a batch atomically: after a crash either all of it is in effect or nothing.
     ///
     /// # Errors
-    /// As [`put`](Self::put); [`Error::Invalid`] for a batch of several shards that is larger than an append to the zones.
+    /// As [`put`](Self::put); [`Error::Invalid`] for a batch of several shards that is larger than an append
+    /// to the zones.
     pub async fn write(&self, batch: Batch, acknowledge: Acknowledge) -> Result<()> {
         let mut parts = self.divide(&batch)?;
         match parts.len() {

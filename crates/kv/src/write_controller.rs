@@ -50,7 +50,7 @@ pub(crate) struct WriteController {
     stop_tables: usize,
     /// Measured rate of compactions of level 0, in bytes per second.
     compaction_rate: Cell<u64>,
-    /// Time at which the admitted writes are paid off at the admitted rate.
+    /// Time at which the admitted writes have passed at the admitted rate.
     passed: Cell<Instant>,
     /// End of the last compaction of level 0, and whether writes were slowed since.
     compacted: Cell<Option<Instant>>,

@@ -35,7 +35,7 @@
 //! generation of the key, as with `db_bench`.
 //!
 //! Apart from the fields that plans read, the output has `write_amplification`: bytes written to the medium
-//! from the begin of the last measured benchmark until no compaction is due, divided by the bytes of its keys
+//! from the start of the last measured benchmark until no compaction is due, divided by the bytes of its keys
 //! and values; and `store`, the status of the store.
 
 mod arguments;

@@ -1,5 +1,5 @@
-//! An unrolled skip list of entries: a skip list (Pugh, "Skip Lists: A Probabilistic Alternative to Balanced Trees", 1990) whose elements
-//! are leaves of up to 32 entries.
+//! An unrolled skip list of entries: a skip list (Pugh, "Skip Lists: A Probabilistic Alternative to Balanced
+//! Trees", 1990) whose elements are leaves of up to 32 entries.
 //!
 //! The list consists of three vectors, whose elements refer to each other by index. Entries are only added.
 //!

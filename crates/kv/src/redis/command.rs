@@ -295,7 +295,7 @@ pub(super) fn wrong_arity(name: &str) -> Failure {
     Failure::new(format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// Error of an unknown command, with the begin of its arguments.
+/// Error of an unknown command, with the start of its arguments.
 fn unknown(arguments: Arguments<'_>) -> Failure {
     let shown = |bytes: &[u8], most: usize| bytes[..bytes.len().min(most)].to_vec();
     let mut list = Vec::new();

@@ -71,7 +71,7 @@ pub struct Executor {
     stopping: Rc<Cell<bool>>,
     /// Snapshot for `KV.SCAN`; `None` reads the latest version.
     snapshot: Option<Snapshot>,
-    /// Begin of the turn, and number of parts of commands so far.
+    /// Start of the turn, and number of parts of commands so far.
     turn: Instant,
     parts: u32,
 }

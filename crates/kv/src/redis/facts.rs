@@ -121,7 +121,7 @@ impl Session {
         Session { id, name, library, protocol, transaction: Transaction::default(), began }
     }
 
-    /// Whole seconds since the begin of the connection.
+    /// Whole seconds since the start of the connection.
     pub fn age(&self) -> u64 {
         self.began.elapsed().as_secs()
     }

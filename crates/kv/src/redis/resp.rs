@@ -79,7 +79,7 @@ impl fmt::Display for ProtocolError {
     }
 }
 
-/// Begin and end of an argument, as offsets.
+/// Start and end of an argument, as offsets.
 type Span = (u32, u32);
 
 const _: () = assert!(MOST_COMMAND_BYTES < u32::MAX as usize, "positions fit");
@@ -221,7 +221,7 @@ impl Parser {
         std::mem::take(&mut self.parsed)
     }
 
-    /// Returns begin and end of the line after the parsed bytes, without its CRLF; `None` if it isn't
+    /// Returns start and end of the line after the parsed bytes, without its CRLF; `None` if it isn't
     /// complete.
     fn line(
         &mut self,

@@ -1,4 +1,5 @@
-//! Commands about the server and the connection: `AUTH`, `CLIENT`, `COMMAND`, `CONFIG`, `HELLO`, `INFO`. They don't use the store.
+//! Commands about the server and the connection: `AUTH`, `CLIENT`, `COMMAND`, `CONFIG`, `HELLO`, `INFO`. They
+//! don't use the store.
 
 use super::command::{Failure, SYNTAX, is, wrong_arity};
 use super::facts::{Facts, REDIS_VERSION, Session};

@@ -50,7 +50,7 @@ pub fn is_http(name: &[u8]) -> bool {
     is(name, "post") || is(name, "host:")
 }
 
-/// Length of the inline commands at the begin of `input`, up to the first command that is an array; `None` if
+/// Length of the inline commands at the start of `input`, up to the first command that is an array; `None` if
 /// one of them [is HTTP](is_http). The last line may be incomplete.
 pub fn inline_bytes(input: &[u8]) -> Option<usize> {
     let mut length = 0;

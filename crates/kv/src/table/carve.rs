@@ -1,7 +1,7 @@
 //! Carving: finding blocks in bytes of a table whose index may be lost. Used by the audit of erased cells.
 //!
-//! A stored block contains neither its begin nor its length. Its checksum covers its bytes and its place, so
-//! blocks are found by trial: from a known begin, the length at which the checksum matches. The next block
+//! A stored block contains neither its start nor its length. Its checksum covers its bytes and its place, so
+//! blocks are found by trial: from a known start, the length at which the checksum matches. The next block
 //! begins there.
 
 use super::block::Block;
@@ -9,7 +9,7 @@ use super::stored::{BlockHandle, TRAILER_BYTES, place_of_checksum};
 use super::summary::{FOOTER_BYTES, MAGIC};
 use block::Result;
 
-/// Maximum length of blocks that are searched for at each byte if no begin is known.
+/// Maximum length of blocks that are searched for at each byte if no start is known.
 const WINDOW: usize = 24 << 10;
 
 /// Steps of CRC-32C (Castagnoli), a byte at a time.
@@ -29,7 +29,7 @@ const STEPS: [u32; 256] = {
     steps
 };
 
-/// Length of the block at the begin of `bytes`, which are at `offset` of the table; `None` if there is no
+/// Length of the block at the start of `bytes`, which are at `offset` of the table; `None` if there is no
 /// block of up to `most` bytes.
 fn length_of(bytes: &[u8], offset: u64, salt: u32, most: usize) -> Option<usize> {
     let place = place_of_checksum(offset, salt);

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// Offsets of the parts of an entry.
 #[derive(Debug, Clone)]
 pub(super) struct Header {
-    /// Number of bytes at the begin of the key that are shared with the previous key.
+    /// Number of bytes at the start of the key that are shared with the previous key.
     pub(super) shared: usize,
     /// Rest of the key.
     rest: Range<usize>,
@@ -46,7 +46,7 @@ pub(super) struct Sought {
 #[derive(Debug)]
 pub(super) struct Entries {
     bytes: Vec<u8>,
-    /// End of the entries, and begin of the restart points.
+    /// End of the entries, and start of the restart points.
     end: usize,
     restarts: usize,
     /// Offset of the block in the table, for errors.

@@ -1,7 +1,7 @@
 //! Filters of tables: a key that a filter excludes isn't in the table.
 //!
-//! A blocked Bloom filter (Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007): all bits of a key are in
-//! one line of 64 bytes, so that a probe costs one cache miss.
+//! A blocked Bloom filter (Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007):
+//! all bits of a key are in one line of 64 bytes, so that a probe costs one cache miss.
 
 use super::stored::{MOST_BLOCK_BYTES, corrupt};
 use block::Result;
@@ -134,7 +134,8 @@ impl Filter {
 mod tests {
     use super::*;
 
-    /// Expected share of false positives: keys per line follow a Poisson distribution (Putze et al., section 2.2).
+    /// Expected share of false positives: keys per line follow a Poisson distribution (Putze et al., section
+    /// 2.2).
     fn expected(bits: u32, probes: u8) -> f64 {
         let mean = 512.0 / f64::from(bits);
         let mut probability = (-mean).exp();

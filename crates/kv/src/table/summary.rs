@@ -102,7 +102,7 @@ impl Summary {
         }
     }
 
-    /// Decodes and checks a summary at the begin of `reader`.
+    /// Decodes and checks a summary at the start of `reader`.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for bytes that aren't the summary of a table.

@@ -92,7 +92,7 @@ impl Client {
         Client { number, steps: Vec::new(), acknowledged: 0 }
     }
 
-    /// Notes the begin of a write.
+    /// Notes the start of a write.
     pub fn begin(&mut self, changes: &[Change], event: u64) {
         self.steps.push(Step { changes: changes.to_vec(), from: event, durable: u64::MAX });
     }
@@ -282,10 +282,10 @@ mod tests {
             let check = |cuts, values: &[(u64, u64)]| client().check(shards, &cuts, &map(values)).is_ok();
             assert!(check(4..=4, &[]) && check(4..=4, &[(0, 1)]));
             assert!(!check(5..=5, &[]) && check(5..=5, &[(0, 1)]));
-            assert!(!check(4..=5, &[]), "an image of several cuts");
-            assert!(!check(5..=5, &[(0, 2), (1, 3)]), "before it was written");
+            assert!(!check(4..=5, &[]), "a state of several cuts");
+            assert!(!check(5..=5, &[(0, 2), (1, 3)]), "the second batch before it was written");
             assert!(check(6..=9, &[(0, 2), (1, 3)]) && check(6..=9, &[(0, 1)]));
-            assert!(!check(6..=9, &[(0, 2)]) && !check(6..=9, &[(0, 1), (1, 3)]), "a part of the batch");
+            assert!(!check(6..=9, &[(0, 2)]) && !check(6..=9, &[(0, 1), (1, 3)]), "the second batch in part");
         }
         let is_split = shard_of_key(&key(0, 0), 2) != shard_of_key(&key(0, 1), 2);
         assert!(is_split, "the keys are of one shard");

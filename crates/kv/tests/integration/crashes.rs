@@ -91,9 +91,9 @@ fn a_full_store_refuses_puts_and_takes_deletes_and_then_puts() {
         }
         assert_eq!(taken, 60, "{:?}", store.status().await);
         let closed = runtime::timeout(Duration::from_secs(600), store.close()).await;
-        closed.expect("closing ends").unwrap();
+        closed.expect("closing hangs").unwrap();
         let store = runtime::timeout(Duration::from_secs(600), Store::open(zones.clone(), &settings)).await;
-        assert!(store.expect("opening ends").unwrap().get(&key(59)).await.unwrap().is_some());
+        assert!(store.expect("opening hangs").unwrap().get(&key(59)).await.unwrap().is_some());
     });
 }
 
@@ -350,7 +350,7 @@ fn zones_that_go_offline_one_by_one_take_only_what_is_in_them() {
                 readable = found;
                 // A put succeeds or is refused, but doesn't hang.
                 let put = runtime::timeout(Duration::from_secs(60), store.put(b"new", b"1")).await;
-                assert!(put.is_ok(), "a put waits for ever");
+                assert!(put.is_ok(), "a put hangs");
             }
             assert!(readable < all, "nothing was in the zones");
             let closed = runtime::timeout(Duration::from_secs(600), store.close()).await;

@@ -156,7 +156,7 @@ fn check_grid(shards: u16, is_wanted: impl Fn(&Line) -> bool) {
     for line in grid(shards).into_iter().filter(|line| is_wanted(line)) {
         let fits = line.most_open == 0 || line.most_open >= fewest(shards).1;
         match run(line) {
-            None => assert!(fits && shards <= kv::MOST_SHARDS, "{line:?}: it was made"),
+            None => assert!(fits && shards <= kv::MOST_SHARDS, "{line:?}: the store was formatted"),
             Some(error) if shards > kv::MOST_SHARDS => {
                 assert!(error.contains("expected 1 to 16"), "{line:?}: {error}");
             }
@@ -305,7 +305,7 @@ const FEWEST_OPEN: u32 = 5;
 fn in_turns_ends(shards: u16, acknowledge: Acknowledge) {
     simulate(11, 2, move || async move {
         let ended = runtime::timeout(Duration::from_secs(3600), in_turns(shards, acknowledge)).await;
-        assert!(ended.is_ok(), "{shards} shards, {acknowledge:?}: it waits for ever");
+        assert!(ended.is_ok(), "{shards} shards, {acknowledge:?}: the run hangs");
     });
 }
 

@@ -251,7 +251,7 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
         }
         assert!(!path.join("other.img").exists() && !path.join("drive.zns").exists());
         std::fs::write(path.join("disk.img"), vec![b'x'; 64 << 20]).unwrap();
-        assert!(open("kv(file(disk.img))").await.0.is_some(), "it isn't empty");
+        assert!(open("kv(file(disk.img))").await.0.is_some(), "the disk isn't empty");
     };
     runtime::run(Config::default(), main).unwrap();
 }

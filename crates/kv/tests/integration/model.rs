@@ -223,5 +223,5 @@ fn the_store_answers_as_a_map_does() {
 #[test]
 fn tombstones_that_are_dropped_above_older_versions_are_noticed() {
     let noticed = (0..40).find_map(|seed| simulated(seed, Some(Broken::DropsTombstones)).err());
-    println!("{:.100}", noticed.expect("the model doesn't notice it"));
+    println!("{:.100}", noticed.expect("the model doesn't detect it"));
 }

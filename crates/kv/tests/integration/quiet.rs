@@ -164,7 +164,7 @@ fn zones_that_were_reset_with_less_are_reset_again_once_more_is_promised() {
             let store = format(&zones, &before).await;
             store.put(b"key", NEEDLE).await.unwrap();
             store.delete(b"key").await.unwrap();
-            // Zones are reused in order, so the cells of others stay.
+            // Reset zones aren't reused before the other free zones, so their cells stay.
             while store.status().await.unwrap()["reset_zones"].as_u64().unwrap() < 4 {
                 fill(&store).await;
                 store.compact().await.unwrap();

@@ -530,7 +530,7 @@ fn interleaved_iterations_over_long_keys_end() {
                 found.extend(keys.iter().map(|key| key[..2].to_owned()));
                 *cursor = Some(next).filter(|next| next != "0");
                 calls += 1;
-                assert!(calls < 300 * 20, "they don't end");
+                assert!(calls < 300 * 20, "the iterations don't end");
             }
         }
         assert!(iterations.iter().all(|(_, found)| found.len() == 20));

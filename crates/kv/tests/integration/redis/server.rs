@@ -118,8 +118,8 @@ fn long_commands_of_all_clients_have_a_limit() {
     run(|served| async move {
         let server = &served.server;
         let address = &server.addresses()[0];
-        // Half of a long value from each client: the server's buffers exceed these bytes, until their limit is
-        // reached.
+        // Half of a long value from each client: the server's buffers exceed these bytes, until their limit
+        // is reached.
         let half = [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$60000000\r\n", vec![b'v'; 40 << 20].as_slice()].concat();
         let mut clients = Vec::new();
         loop {
