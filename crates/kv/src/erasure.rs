@@ -51,7 +51,7 @@ pub struct Stale {
     pub zone: u32,
     /// Generation of the zone: number of its resets.
     pub generation: u64,
-    /// Time by which it is to be reset.
+    /// Time by which the zone must be reset.
     pub due: Timestamp,
     /// Time after which the promise is broken if the zone isn't reset.
     pub deadline: Timestamp,

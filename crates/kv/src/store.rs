@@ -357,7 +357,8 @@ impl Store {
 
     /// Takes a snapshot of the store for reads; it lasts until it is dropped. Compaction keeps the data of a
     /// snapshot, so deletes of this data aren't persistent meanwhile. A batch is in the snapshot completely
-    /// or not at all; concurrent single writes to different shards are included or not independently.
+    /// or not at all; concurrent single writes to different shards
+    /// are included independently of each other.
     ///
     /// # Errors
     /// [`Error::Closed`].
