@@ -1,4 +1,5 @@
-//! The kind `kv` of a stack: a key-value store on a device or on zones, served to redis clients if it has an address.
+//! Kind `kv` of a stack: a key-value store on a device or on zones, served to redis clients if it has an
+//! address.
 
 use crate::policy::{COMPACTIONS, placement, saturation, zap};
 use crate::recovery::{check_new, default_shards};
@@ -18,11 +19,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zones::on_device;
 
-/// Largest append to zones on a device, in bytes.
+/// Maximum append to zones on a device, in bytes.
 const MAX_APPEND: u64 = 2 << 20;
 const SMALLEST_ZONE: u64 = 128 << 10;
 const LARGEST_ZONE: u64 = 64 << 20;
-/// Smallest write buffer of a shard, in bytes.
+/// Minimum size of a shard's write buffer, in bytes.
 const SMALLEST_BUFFER: u64 = 64 << 10;
 const SMALLEST_TABLE: u64 = 16 << 10;
 const LARGEST_TABLE: u64 = 1 << 30;
@@ -124,13 +125,13 @@ pub const KIND: Kind = Kind {
 /// Parses the address of the key `listen`; `absolute` resolves the path of a unix socket.
 ///
 /// # Errors
-/// [`Error::Invalid`] for another text; errors of `absolute`.
+/// [`Error::Invalid`] for any other text; errors of `absolute`.
 pub fn parse_listen(text: &str, absolute: impl Fn(&Path) -> Result<PathBuf>) -> Result<Address> {
     let Some(path) = text.strip_prefix("unix:") else { return text.parse() };
     format!("unix:{}", absolute(Path::new(path))?.display()).parse()
 }
 
-/// Address for redis clients.
+/// Address for redis clients; `None` if there is no key `listen`.
 fn listen(arguments: &Arguments) -> Result<Option<Address>> {
     let Some(text) = arguments.optional_text("listen")? else { return Ok(None) };
     let address = parse_listen(&text, |path| arguments.absolute(path));
@@ -141,7 +142,7 @@ fn refuse<T>(arguments: &Arguments, key: &'static str, text: String) -> Result<T
     Err(arguments.refuse(key, text))
 }
 
-/// Settings for zones of this geometry; without one, for zones that are large enough.
+/// Settings for zones of this geometry; `None` assumes zones that are large enough.
 fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Settings> {
     let defaults = Settings::default();
     let size = |key, usual: u64, most: &dyn Fn(&ZoneGeometry) -> u64| -> Result<u64> {
@@ -228,7 +229,7 @@ fn settings(arguments: &Arguments, geometry: Option<&ZoneGeometry>) -> Result<Se
     Ok(settings)
 }
 
-/// The promise of deletes, and the guarantee of a reset.
+/// Promise of persistent deletes, and guarantee of resets.
 fn promise(
     arguments: &Arguments,
     geometry: Option<&ZoneGeometry>,
@@ -287,7 +288,8 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     Ok(Shape::default())
 }
 
-/// Geometry of the zones of the store; `None` if it is known only after opening: that of a device that isn't formatted is on the device.
+/// Geometry of the store's zones; `None` if it is known only after opening: the geometry of a formatted
+/// device is on the device.
 fn zones_to_be(arguments: &Arguments) -> Result<Option<ZoneGeometry>> {
     let shape = arguments.shape("on")?;
     if arguments.contract("on")? == Some(Contract::Zones) {
@@ -310,7 +312,7 @@ fn zones_to_be(arguments: &Arguments) -> Result<Option<ZoneGeometry>> {
 /// Settings of a new store on zones of this geometry.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the numbers, for settings and for zones that don't fit.
+/// [`Error::Invalid`] with the numbers, if settings are out of range or the zones don't fit.
 fn settings_of_new(arguments: &Arguments, geometry: &ZoneGeometry) -> Result<Settings> {
     let settings = settings(arguments, Some(geometry))?;
     let shards = settings.shards.unwrap_or_else(|| default_shards(arguments.shards(), geometry));
@@ -318,7 +320,7 @@ fn settings_of_new(arguments: &Arguments, geometry: &ZoneGeometry) -> Result<Set
     Ok(settings)
 }
 
-/// Default size of the zones of a new store on a device of `disk` bytes.
+/// Default size in bytes of the zones of a new store on a device of `disk` bytes.
 fn default_zone_size(disk: u64) -> u64 {
     let share = disk / 256;
     let power = if share == 0 { 0 } else { 1 << share.ilog2() };
@@ -330,11 +332,11 @@ fn new_zones(arguments: &Arguments, device: &DeviceGeometry) -> Result<ZoneGeome
     let zone_size =
         arguments.optional_size("zone_size")?.unwrap_or_else(|| default_zone_size(device.bytes()));
     let zones = on_device::geometry(device, zone_size, MAX_APPEND);
-    // A device that is too small for any zones is refused with the numbers, too.
+    // A device that is too small for any zones is also refused with the numbers.
     zones.map_err(|error| arguments.refuse("on", error.detail().to_owned()))
 }
 
-/// Opens the zones on a device. Where the stack is formatted, makes them first, unless the store doesn't fit them.
+/// Opens the zones on a device. Formats them first if the stack is being formatted and the store fits.
 async fn zones_on(arguments: &Arguments, device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart>> {
     let (format, mut zone_size) = (arguments.format(), arguments.optional_size("zone_size")?);
     if format {
@@ -350,10 +352,10 @@ async fn zones_on(arguments: &Arguments, device: Arc<dyn DevicePart>) -> Result<
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
-/// The zones of the store, to be read only: nothing is written to them.
+/// Opens the zones of the store read-only.
 ///
 /// # Errors
-/// As [`zones::OnDevice::open`].
+/// Errors of [`zones::OnDevice::open`].
 pub async fn zones_to_read(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> {
     if arguments.contract("on")? == Some(Contract::Zones) {
         return arguments.zones("on");
@@ -362,13 +364,14 @@ pub async fn zones_to_read(arguments: &Arguments) -> Result<Arc<dyn ZonesPart>> 
     Ok(Arc::new(zones::OnDevice::open(arguments.device("on")?, options).await?))
 }
 
-/// Bytes at the beginning of a device that must be zeros for it to be empty: superblocks of other formats are there.
+/// Number of bytes at the start of a device that must be zeros for it to be empty: superblocks of other
+/// formats are there.
 const LOOKED_AT: u64 = 1 << 20;
 
-/// What the storage of a store holds, in words; `None` if it is empty.
+/// Description of existing contents of a store's storage; `None` if it is empty.
 ///
 /// # Errors
-/// What reading returns.
+/// Errors of reading the storage.
 pub async fn contents(arguments: &Arguments) -> Result<Option<String>> {
     let zones = match zones_to_read(arguments).await {
         Ok(zones) => zones.open().await?,
@@ -389,10 +392,11 @@ pub async fn contents(arguments: &Arguments) -> Result<Option<String>> {
     Ok(used.map(|report| format!("zones that aren't empty (zone {})", report.zone)))
 }
 
-/// Opens the store of a stack without serving it, or makes it where the stack is formatted.
+/// Opens the store of a stack without serving it; creates it if the stack is being formatted.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is none; [`Error::Invalid`] for settings that don't fit; as [`Store::open`].
+/// [`Error::Protocol`] for storage without a store; [`Error::Invalid`] for settings that don't fit; errors of
+/// [`Store::open`].
 pub async fn open(arguments: &Arguments) -> Result<Store> {
     let format = arguments.format();
     let is_lent = arguments.contract("on")? == Some(Contract::Zones);
@@ -418,7 +422,7 @@ pub async fn open(arguments: &Arguments) -> Result<Store> {
         Ok(store) => store,
         Err(error) => {
             if !is_lent {
-                // The first error is reported.
+                // The caller gets the first error.
                 let _ = zones.close().await;
             }
             return Err(error);
@@ -499,7 +503,7 @@ impl Door for KvDoor {
     }
 
     fn addresses(&self) -> Vec<String> {
-        // As libraries of redis write them.
+        // In the form that libraries of redis use.
         let shown = |address: Address| match address {
             Address::Unix(path) => format!("unix://{}", path.display()),
             Address::Tcp(tcp) => format!("redis://{tcp}"),

@@ -1,5 +1,5 @@
-//! One flipped bit of a recently written record after an unclean stop, and a zone that is offline: what is lost is told, and nothing
-//! older appears in its place.
+//! Damage: one flipped bit of a recently written record after an unclean stop, and an offline zone. Losses
+//! are reported, and no older value appears instead.
 
 use super::common::{simulate, small};
 use block::{
@@ -48,7 +48,7 @@ async fn flipped(bytes: &[u8], at: usize) -> Arc<dyn DevicePart> {
     part
 }
 
-/// Values that don't shrink, too large for the header of a record.
+/// Incompressible values that are too large for the header of a record.
 fn value(number: u8) -> Vec<u8> {
     static MADE: [OnceLock<Vec<u8>>; 256] = [const { OnceLock::new() }; 256];
     let make = || {
@@ -59,7 +59,8 @@ fn value(number: u8) -> Vec<u8> {
     MADE[usize::from(number)].get_or_init(make).clone()
 }
 
-/// The disk after two values of one key and one of another, with a pause after them; and the first byte of the last value.
+/// A disk after two values of one key and one of another, followed by a pause; and the offset of the last
+/// value.
 async fn written(pause: Duration) -> (Vec<u8>, usize) {
     let (part, device) = disk().await;
     let settings = Settings { shards: Some(1), ..small() };
@@ -88,7 +89,7 @@ fn damaged_writes_that_had_been_durable_are_never_replaced_by_older_ones() {
             let report = kv::check::check(&*zones, 10, &|_, _| {}).await.unwrap();
             assert!(!report.is_sound(), "{report:?}");
         }
-        // Without a pause they may have been torn, which is told.
+        // Without a pause the records may be torn, which is reported as dropped.
         let (bytes, at) = written(Duration::ZERO).await;
         let zones = zones_on(flipped(&bytes, at + 20).await, false).await.open().await.unwrap();
         let report = kv::check::check(&*zones, 10, &|_, _| {}).await.unwrap();
@@ -111,7 +112,7 @@ fn damage_in_a_table_that_was_just_written_costs_the_keys_of_its_block() {
         store.flush_buffers().await.unwrap();
         runtime::sleep(Duration::from_secs(5)).await;
         let bytes = bytes_of(&device).await;
-        // The newest copy of a value is in a table: the log's lies before it, or in a zone before.
+        // The newest copy of a value is in a table; that of the log is at a lower address.
         let wanted = &value(7)[..100];
         let copies: Vec<usize> = (0..bytes.len() - 100)
             .filter(|at| bytes[*at] == wanted[0] && bytes[*at..*at + 100] == *wanted)
@@ -158,7 +159,7 @@ fn an_offline_zone_costs_what_is_in_it() {
             let bytes = bytes_of(&device).await;
             let (mut served, mut refused) = (0, 0);
             for zone in 2..32 {
-                // The header of the zone isn't right.
+                // The header of the zone is damaged.
                 let part = flipped(&bytes, (2 + zone) * BLOCK + 40).await;
                 let zones = zones_on(part, false).await;
                 let report = zones.open().await.unwrap().report(ZoneIndex(zone as u32), 1).await.unwrap()[0];
@@ -181,7 +182,7 @@ fn an_offline_zone_costs_what_is_in_it() {
                         }
                     }
                 }
-                // A key can't be read either if a newer table that may have it can't.
+                // A key is also unreadable if a newer table that may have it is unreadable.
                 served += u32::from((1..200).contains(&lost));
                 store.put(b"more", b"2").await.unwrap();
             }
@@ -191,8 +192,8 @@ fn an_offline_zone_costs_what_is_in_it() {
     }
 }
 
-/// A disk with 200 keys in tables and 20 newer ones in the log, killed after a pause or closed. Of several shards, records of the newer keys
-/// are of more than one.
+/// A disk with 200 keys in tables and 20 newer ones in the log, after a kill following a pause, or after a
+/// close. With several shards, the newer keys are in records of more than one shard.
 async fn much_written(shards: u16, is_closed: bool) -> Vec<u8> {
     let zones = kv::fewest_zones(shards).max(28) + 4;
     let (part, device) = disk_of((u64::from(zones) + 1) * ZONE).await;
@@ -225,8 +226,8 @@ async fn much_written(shards: u16, is_closed: bool) -> Vec<u8> {
     bytes_of(&device).await
 }
 
-/// Salvages the store on a disk; returns the numbers of keys that are found and of those whose read fails; none where no checkpoint can
-/// be read.
+/// Salvages the store on a disk; returns the number of keys that are found, and of those whose read fails;
+/// zeros if no checkpoint can be read.
 async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
     let device = disk.open().await.unwrap();
     let before = bytes_of(&device).await;
@@ -254,7 +255,7 @@ async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
             }
         }
     }
-    // Scans go on behind what can't be read, in both directions, and tell it.
+    // Scans skip unreadable parts, in both directions, and report them.
     for is_backward in [false, true] {
         let mut scan = Scan { is_backward, ..Scan::from(Vec::new(), 1000) };
         let mut scanned = Vec::new();
@@ -283,7 +284,7 @@ async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
         found.len()
     );
     assert_eq!(status["lost"].as_array().unwrap().len() as u64, lost);
-    // It takes no writes, and ends without any.
+    // A salvaged store takes no writes, and is closed without any.
     for refused in [
         store.put(b"more", b"2").await,
         store.delete(b"k").await,
@@ -297,17 +298,18 @@ async fn salvaged(disk: Arc<dyn DevicePart>) -> (usize, usize) {
     (found.len(), failed)
 }
 
-/// Salvages a store of so many shards without each of its zones in turn, and, if it wasn't closed, with a flipped bit.
+/// Salvages a store of `shards` shards with each of its zones offline in turn, and, if it wasn't closed, with
+/// a flipped bit.
 async fn salvage_of(shards: u16, is_closed: bool) {
     let bytes = much_written(shards, is_closed).await;
     let (part, device) = disk_of(bytes.len() as u64).await;
     device.write(BlockIndex(0), Buffer::copy_of(&bytes).into(), Durability::Durable).await.unwrap();
     assert_eq!(salvaged(part).await, (220, 0), "an undamaged one");
-    // Every zone in turn is offline: those of roots and of the checkpoint, too.
+    // Includes the zones of roots and of the checkpoint.
     let (mut kept, mut failed) = (Vec::new(), 0);
     let zones = bytes.len() / ZONE as usize - 1;
     let is_long = conformance::budget::is_long();
-    // The shorter test of several shards looks at fewer places.
+    // The short test with several shards tries fewer places.
     let rarer = if shards > 1 && !is_long { 4 } else { 1 };
     for zone in (0..zones).step_by(if is_closed { 3 } else { rarer }) {
         let (found, errors) = salvaged(flipped(&bytes, (2 + zone) * BLOCK + 40).await).await;
@@ -316,12 +318,12 @@ async fn salvage_of(shards: u16, is_closed: bool) {
     }
     kept.sort_unstable();
     println!("{shards} shards, closed: {is_closed}: {failed} reads failed, keys without one zone: {kept:?}");
-    // At most the zone of the only checkpoint costs everything.
+    // Only the zone of the single checkpoint may lose everything.
     assert!((failed > 0 || rarer > 1) && kept[1] > 100);
     if is_closed {
         return;
     }
-    // One flipped bit, of a root, a header, a list of tables, an index, data.
+    // One flipped bit in a root, a header, a list of tables, an index, or data.
     let (step, mut found) = (if is_long { 1 } else { 37 * rarer }, Vec::new());
     for block in (0..bytes.len() / BLOCK).step_by(step) {
         let at = block * BLOCK;
@@ -348,7 +350,7 @@ fn what_can_be_read_of_a_damaged_store_of_several_shards_is_salvaged() {
     }
 }
 
-/// The lines that are logged on this thread.
+/// Lines that are logged on this thread.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! The kind `kv` in stacks: what is refused before anything is opened, and a store that is built, found again and checked.
+//! Kind `kv` in stacks: refusals before anything is opened, and a store that is built, reopened and checked.
 
 use block::{
     BlockIndex, BlockSize, Call, DevicePart, Durability, Durable, EraseGuarantee, Error, ZoneGeometry,
@@ -8,7 +8,7 @@ use stack::{Built, Contract, Kind, Registry, Shape, Stack};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-/// Zones that promise nothing about what a reset leaves. They are planned only.
+/// Zones without a guarantee of resets; used in plans only.
 static FORGETFUL: Kind = Kind {
     name: "forgetful",
     contract: Contract::Zones,
@@ -44,7 +44,7 @@ fn late() -> Arc<dyn DevicePart> {
     PART.get_or_init(make).clone()
 }
 
-/// A device whose size is known only once it is open.
+/// A device whose size is unknown until it is open.
 static LATE: Kind = Kind {
     name: "late",
     contract: Contract::Device,
@@ -61,7 +61,7 @@ fn registry() -> Registry {
     Registry::new(vec![&disks::ram::KIND, &disks::file::KIND, &zns::KIND, &FORGETFUL, &LATE, &kv::KIND])
 }
 
-/// The problems of a stack that is to be formatted; empty if there are none.
+/// Problems of a stack that is to be formatted; empty if there are none.
 fn problems(line: &str) -> String {
     let stack = match Stack::from_line("line", line, &registry()) {
         Ok(stack) => stack,
@@ -184,7 +184,7 @@ fn a_store_is_made_found_again_with_its_shards_and_checked() {
                 Stack::from_line("line", &line, &registry()).unwrap_or_else(|wrong| panic!("{wrong}"));
             stack.with_base_directory(&path).check(format).unwrap_or_else(|wrong| panic!("{wrong}"))
         };
-        // A door without an address is open and serves nobody.
+        // A door without an address opens, and accepts no clients.
         let built = plan(", shards=2", true).build().await.unwrap();
         built.start().await.unwrap();
         let (name, door) = built.doors().next().unwrap();
@@ -239,7 +239,7 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
                 "{error}"
             );
         }
-        // Storage that isn't there isn't made.
+        // Opening doesn't create missing storage.
         for line in
             ["kv(file(other.img, size=64MiB))", "kv(zns-emulator(drive.zns, zones=32, zone_size=4MiB))"]
         {
@@ -251,7 +251,7 @@ fn storage_without_a_store_is_refused_with_what_to_do() {
         }
         assert!(!path.join("other.img").exists() && !path.join("drive.zns").exists());
         std::fs::write(path.join("disk.img"), vec![b'x'; 64 << 20]).unwrap();
-        assert!(open("kv(file(disk.img))").await.0.is_some(), "it isn't empty");
+        assert!(open("kv(file(disk.img))").await.0.is_some(), "the disk isn't empty");
     };
     runtime::run(Config::default(), main).unwrap();
 }
