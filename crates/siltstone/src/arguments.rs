@@ -42,9 +42,9 @@ use std::path::PathBuf;
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
   siltstone stack kinds                                       list the kinds of parts
   siltstone spi serve --chip W25Q128JV --serprog 127.0.0.1:4025    emulate a flash chip for flashrom
-  siltstone fs format vol.img --size 8GiB                     make a log-structured file system
+  siltstone fs format vol.img --size 8GiB                     create a log-structured file system
   siltstone fs mount vol.img /mnt                             mount it
-  siltstone kv serve kv.toml --format                         make a key-value store for redis clients
+  siltstone kv serve kv.toml --format                         create a key-value store for redis clients
   siltstone memory-node --capacity 8GiB --listen unix:node.sock    lend memory to other machines
 
 Exit codes: 0 success; 1 failure; 2 usage error; 130 stopped by Ctrl-C."
@@ -157,7 +157,7 @@ pub struct Bench {
     /// Run a job file's jobs on this stack instead of its filename=
     #[arg(long, value_name = "STACK")]
     pub on: Option<String>,
-    /// Format that stack whenever it is built, once per group of jobs; its contents are lost. For stacks on memory
+    /// Format the stack of --on for each group of jobs, for stacks on memory; its contents are lost
     #[arg(long, requires = "on")]
     pub format: bool,
     /// Include writes in the default workloads of a stack; its contents are overwritten
@@ -252,7 +252,7 @@ pub struct Attach {
     /// Format the stack; its contents are lost
     #[arg(long)]
     pub format: bool,
-    /// Stay in the foreground; SIGINT or SIGTERM detaches. Notifies systemd once the node exists
+    /// Stay in the foreground until SIGINT or SIGTERM, and notify systemd when the node exists
     #[arg(long)]
     pub foreground: bool,
     /// Print a systemd unit and an example of a mount instead
@@ -448,7 +448,7 @@ pub enum SnapshotVerb {
     },
 }
 
-/// Make a log device or a file larger
+/// Grow a log device or a file
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone resize stack.toml 20GiB
@@ -493,7 +493,7 @@ pub struct Check {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone dump stack.toml
-  siltstone dump stack.toml --zone 17                          show also each record of this zone
+  siltstone dump stack.toml --zone 17                          also show each record of this zone
   siltstone dump stack.toml --json | jq '.zone_list[] | select(.live == 0)'
 
 A served stack can't be dumped.")]
@@ -503,7 +503,7 @@ pub struct Dump {
     /// Choose the part by its name, if the stack has several of kind "log"
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
-    /// Show also each record of this zone
+    /// Also show each record of this zone
     #[arg(long, value_name = "N")]
     pub zone: Option<u32>,
     /// Print as JSON
@@ -583,7 +583,7 @@ pub enum StackVerb {
     },
 }
 
-/// Show and export recorded timelines, and make the images that a power cut could have left
+/// Show and export recorded timelines, and create the images that a power cut could have left
 #[derive(Debug, Subcommand)]
 pub enum RecordVerb {
     /// Show a recorded timeline
@@ -600,7 +600,7 @@ pub enum RecordVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Make an image that a power cut could have left
+    /// Create an image that a power cut could have left
     #[command(after_help = "Examples:
   siltstone record replay run.timeline --image after.img                 with everything that was submitted
   siltstone record replay run.timeline --at 120 --image cut.img          with a power cut before event 120

@@ -160,7 +160,7 @@ async fn open_stack(
             Ok((Rc::new(OperatedStack { built, extra_doors, server }), attached))
         }
         Err(error) => {
-            // The error of the door tells the remedy.
+            // The door's error has the remedy.
             let _ = built.close().await;
             Err(error)
         }

@@ -88,7 +88,7 @@ pub struct FsFormat {
     /// Set the size of a new image file, such as 8GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
-    /// Set the size of requests that programs are told to prefer: a power of two from 4KiB to 64KiB
+    /// Set the size of requests that programs should prefer (st_blksize), a power of two from 4KiB to 64KiB
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = size)]
     pub block_size: u64,
     /// Set the size of a zone [default: 1/256 of the image, 128KiB to 64MiB]

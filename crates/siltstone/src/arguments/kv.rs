@@ -10,7 +10,7 @@ const STACK_HELP: &str = "Stack with a part of kind kv: a file (kv.toml), or one
 /// Serve, read, change and check a key-value store
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
-  siltstone kv serve examples/kv.toml --format       make a store and serve it to redis clients, until Ctrl-C
+  siltstone kv serve examples/kv.toml --format       create a store, and serve it to redis clients until Ctrl-C
   siltstone kv put examples/kv.toml name value       set a key
   siltstone kv get examples/kv.toml name             print its value
   siltstone kv scan examples/kv.toml --prefix n      list keys and values in order
@@ -45,7 +45,7 @@ pub struct KvStore {
 /// Serve a store to redis clients, until SIGINT or SIGTERM
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone kv serve kv.toml --format                make a new store; the contents of its zones are lost
+  siltstone kv serve kv.toml --format                create a new store; the contents of its zones are lost
   siltstone kv serve kv.toml                         serve it again
   redis-cli -s kv.sock set name value
 
@@ -54,7 +54,7 @@ promise of deletes, but nothing can connect to it.")]
 pub struct KvServe {
     #[arg(help = STACK_HELP)]
     pub stack: String,
-    /// Make a new store; the contents of the stack are lost
+    /// Create a new store; the contents of the stack are lost
     #[arg(long)]
     pub format: bool,
     /// Print the addresses as one line of JSON

@@ -28,12 +28,12 @@ pub enum SpiVerb {
   siltstone spi show W25Q128JV
   siltstone spi show W25Q128JV --svg states.svg      draw the state machine
   siltstone spi show W25Q128JV --toml > my.toml      begin a chip file of your own
-  siltstone spi show --sfdp dump.bin --name NEW --toml > new.toml    make a generic chip from an SFDP dump")]
+  siltstone spi show --sfdp dump.bin --name NEW --toml > new.toml    create a generic chip from an SFDP dump")]
     Show {
         /// Show this chip: a name of spi list, or the path of a chip file
         #[arg(required_unless_present = "sfdp")]
         chip: Option<String>,
-        /// Make a generic chip from this SFDP dump instead
+        /// Create a generic chip from this SFDP dump instead
         #[arg(long, value_name = "FILE", conflicts_with = "chip")]
         sfdp: Option<PathBuf>,
         /// Set the name of the chip from an SFDP dump

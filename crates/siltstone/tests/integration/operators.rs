@@ -181,7 +181,7 @@ fn status_of_a_stack_that_is_served_and_of_one_that_is_not() {
     );
     let status = user.json(&["status", "s.toml"]);
     assert_eq!((&status["live"], status.get("server")), (&false.into(), None));
-    assert_eq!(status["doors"]["vol"]["connections"], 0, "it has a door, which nobody opened");
+    assert_eq!(status["doors"]["vol"]["connections"], 0, "the door has no clients");
     assert!(!user.path("vol.sock").exists());
 }
 
@@ -389,7 +389,7 @@ fn a_server_that_was_killed_leaves_nothing_in_the_way() {
     let user = User::new();
     user.write("s.toml", STACK);
     let socket = user.serve(&["s.toml"]).kill();
-    assert!(socket.exists(), "nobody could remove it");
+    assert!(socket.exists(), "a killed server can't remove it");
     let status = user.run(&["status", "s.toml"]);
     assert_eq!((status.code, status.stderr.lines().count()), (Some(0), 1), "{status:?}");
     assert!(status.stderr.starts_with("not served"), "{status:?}");
@@ -487,7 +487,11 @@ fn strangers_hold_nobody_up() {
     let mut deep = server.connect();
     let answer = ask(&mut deep, &format!("{}\n", "[".repeat(60_000)));
     assert!(answer["error"]["text"].as_str().unwrap().contains("recursion limit"), "{answer}");
-    assert_eq!(ask(&mut deep, STATUS)["answer"]["devices"]["top"]["kind"], "stats", "the connection goes on");
+    assert_eq!(
+        ask(&mut deep, STATUS)["answer"]["devices"]["top"]["kind"],
+        "stats",
+        "the connection stays open"
+    );
 
     // One client never receives, one doesn't end its line, and one is silent.
     let deaf = server.connect();
