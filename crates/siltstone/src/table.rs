@@ -133,7 +133,7 @@ fn is_table(objects: &[(&str, &Map<String, Value>)]) -> bool {
     objects.iter().all(|(_, object)| is_shallow(object) && is_alike(object))
 }
 
-/// Whether a value fits on one line: anything but lists of lists, and nested objects.
+/// Whether a value fits on one line: anything but objects with keys, and lists of lists or objects.
 fn is_plain(value: &Value) -> bool {
     match value {
         Value::Object(inner) => inner.is_empty(),

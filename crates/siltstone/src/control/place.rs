@@ -183,7 +183,7 @@ pub fn make_folder() -> Result<PathBuf> {
     first_usable(&folders())
 }
 
-/// Returns the first folder that exists or can be created. A folder that others may write to is skipped.
+/// Returns the first folder that exists or can be created. One that others may write to is an error.
 fn first_usable(folders: &[PathBuf]) -> Result<PathBuf> {
     let mut first = None;
     for folder in folders {

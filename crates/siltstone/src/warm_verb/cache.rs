@@ -45,7 +45,7 @@ pub struct Sums {
     pub present: u64,
     /// Not cached, and not to be fetched.
     pub absent: u64,
-    /// Not fetched, since the cache has no space for hotter blocks.
+    /// Not fetched, for lack of space in the cache.
     pub no_room: u64,
     /// In use by clients.
     pub busy: u64,

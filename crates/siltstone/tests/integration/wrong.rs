@@ -459,7 +459,7 @@ fn messages_say_things_once() {
     assert_eq!(warning.matches("file1").count(), 1, "{warning}");
 }
 
-/// Opening would fail by the lock of the file; but a part that is formatted may be lost by then.
+/// Opening would fail at the file's lock, but another part may have been formatted before.
 #[test]
 fn a_file_that_two_parts_write_to() {
     let folder = tempfile::tempdir().unwrap();
