@@ -39,7 +39,7 @@ pub const KIND: Kind = Kind {
         Key::required(
             "path",
             ValueKind::Path,
-            "path of the file; created with a hole of `size` if it doesn't exist and nothing is expected on it",
+            "path of the file; a missing one is created sparse with `size`, unless it has to have contents",
         )
         .positional(),
         Key::optional("size", ValueKind::Size, "capacity; default: the file's length"),

@@ -31,7 +31,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "limit",
             ValueKind::Size,
-            "limit of the memory that it takes; default: all but 1/32 of the machine's",
+            "limit of the allocated memory; default: all but 1/32 of the machine's",
         ),
         size::BLOCK_SIZE,
     ],

@@ -49,13 +49,13 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "allow_remote",
             ValueKind::Bool,
-            "permit an address that other machines reach, without authentication",
+            "permit an address that other machines can reach, without authentication",
         )
         .or("false"),
         Key::optional(
             "shards",
             ValueKind::Integer { min: 1, max: crate::manifest::MOST_SHARDS as u64 },
-            "number of shards of a new store, by hash of the key; default: those of the stack, as far as the number of zones and of open ones permits",
+            "number of shards of a new store, by hash of the key; default: those of the stack, limited by the numbers of zones and of open zones",
         ),
         Key::optional(
             "acknowledge",
@@ -73,7 +73,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "table_size",
             ValueKind::Size,
-            "size at which a table is ended; default: 32MiB, at most half a zone and 1/64 of all zones",
+            "size at which a table is completed; default: 32MiB, at most half a zone and 1/64 of all zones",
         )
         .known_as(&["target_file_size_base"]),
         Key::optional("level_size", ValueKind::Size, "size of level 1; default: 256MiB, at most 1/16 of the zones")
@@ -95,8 +95,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "delete_persistence",
             ValueKind::DurationOrCount,
-            "time in which every copy of a deleted key, or of one that has expired, is erased from the zones, such as 10m, or a number of writes; \
-             default: no promise",
+            "time, such as 10m, or number of writes, within which every copy of a deleted or expired key is erased from the zones; default: no promise",
         ),
         Key::optional(
             "erase",

@@ -101,7 +101,7 @@ pub const KIND: Kind = Kind {
         )
         .or("2048"),
         crate::time_limit::key(
-            "time within which either device has to answer a request; after it requests fail; 10ms to 24h",
+            "time limit of a request to either device; after it requests fail; 10ms to 24h",
             "120s",
         ),
         Key::optional(

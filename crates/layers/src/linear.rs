@@ -16,7 +16,7 @@ pub const KIND: Kind = Kind {
     keys: &[
         Key::required("on", ValueKind::Devices, "the devices, in order").positional(),
         Key::optional("offset", ValueKind::Size, "number of bytes to skip at the beginning").or("0"),
-        Key::optional("size", ValueKind::Size, "capacity; default: all that follows the offset"),
+        Key::optional("size", ValueKind::Size, "capacity; default: everything after the offset"),
     ],
     messages: &[],
     shareable: false,

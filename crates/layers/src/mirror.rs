@@ -75,7 +75,7 @@ pub const KIND: Kind = Kind {
             .positional()
             .may_be_missing()
             .holds_contents(),
-        Key::optional("write_mostly", ValueKind::Texts, "legs that reads avoid: names, or numbers from 0 on"),
+        Key::optional("write_mostly", ValueKind::Texts, "legs that reads avoid: names or numbers; the first leg is 0"),
         Key::optional(
             "write_behind",
             ValueKind::Integer { min: 1, max: 16383 },
@@ -93,7 +93,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "bitmap_chunk",
             ValueKind::Size,
-            "size of the chunk of one bit of the write-intent bitmap, set by --format; default 64MiB",
+            "size of the chunk that one bit of the write-intent bitmap covers, set by --format; default 64MiB",
         ),
         Key::optional(
             "bitmap_delay",
@@ -101,7 +101,7 @@ pub const KIND: Kind = Kind {
             "time without writes after which a chunk's bit is cleared; at least 1ms",
         )
         .or("5s"),
-        Key::optional("read_policy", ValueKind::Choice(&["latency", "first"]), "leg that a read goes to")
+        Key::optional("read_policy", ValueKind::Choice(&["latency", "first"]), "choice of the leg for a read")
             .or("latency"),
         Key::optional(
             "sync_speed_max",
@@ -110,7 +110,7 @@ pub const KIND: Kind = Kind {
         )
         .or("200MiB"),
         crate::time_limit::key(
-            "time within which a leg has to answer a request; after it the leg is faulty and the others go on; 10ms to 24h",
+            "time limit of a request to a leg; after it the leg is faulty and the others continue; 10ms to 24h",
             "30s",
         ),
         Key::optional("degraded", ValueKind::Bool, "start without legs that are missing").or("false"),

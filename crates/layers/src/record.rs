@@ -45,7 +45,7 @@ const OVERWRITE: Key =
 const BUFFER: Key =
     Key::optional("buffer", ValueKind::Size, "limit of unwritten events in memory; calls wait above it")
         .or("64MiB");
-const READS: Key = Key::optional("reads", ValueKind::Bool, "record the ranges of reads, too").or("false");
+const READS: Key = Key::optional("reads", ValueKind::Bool, "also record the ranges of reads").or("false");
 const DATA: Key = Key::optional(
     "data",
     ValueKind::Bool,

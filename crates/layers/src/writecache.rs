@@ -101,13 +101,13 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "writeback_jobs",
             ValueKind::Integer { min: 1, max: 4096 },
-            "limit to the writes to the origin in flight; fewer disturb reads less",
+            "limit of writes in flight to the origin; fewer of them delay reads less",
         )
         .or("64"),
         Key::optional(
             "writeback_batch",
             ValueKind::Size,
-            "limit to a batch of write-back, which is sorted in memory; at most an eighth of the cache",
+            "limit of a batch of write-back, which is sorted in memory; at most an eighth of the cache",
         )
         .or("64MiB"),
         Key::optional(
@@ -129,7 +129,7 @@ pub const KIND: Kind = Kind {
              while there is free space; up to 60s",
         )
         .or("0s"),
-        Key::optional("max_age", ValueKind::Duration, "write back older writes; 1ms to 24h"),
+        Key::optional("max_age", ValueKind::Duration, "write back writes that are older than this; 1ms to 24h"),
         Key::optional("cleaner", ValueKind::Bool, "write back all cached blocks, and cache nothing new").or("false"),
         Key::optional("fua", ValueKind::Bool, "write back with FUA instead of a flush per batch").or("false"),
         Key::optional("nofua", ValueKind::Bool, "dm-writecache's name for fua=false").or("false"),
@@ -141,10 +141,10 @@ pub const KIND: Kind = Kind {
         )
         .or("flushes"),
         crate::time_limit::key(
-            "time within which the origin or the cache device has to answer a request; after it requests fail; 10ms to 24h",
+            "time limit of a request to the origin or the cache device; after it requests fail; 10ms to 24h",
             "120s",
         ),
-        Key::optional("dirty", ValueKind::Size, "limit to the memory of writes that wait for the cache device").or("64MiB"),
+        Key::optional("dirty", ValueKind::Size, "limit of the memory of writes that wait for the cache device").or("64MiB"),
     ],
     messages: Message::FORMS,
     shareable: false,

@@ -55,7 +55,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "appends_in_flight",
             ValueKind::Integer { min: 1, max: 16 },
-            "number of records of writes in flight at a time; later writes are batched meanwhile",
+            "limit of the records in flight; later writes are batched meanwhile",
         )
         .or("2"),
         Key::optional(
@@ -67,7 +67,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "dirty",
             ValueKind::Size,
-            "most written data that waits in memory; writers wait beyond it",
+            "limit of written data that waits in memory; writes wait above it",
         )
         .or("64MiB"),
         Key::optional(
@@ -79,7 +79,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "space_warning",
             ValueKind::Integer { min: 1, max: 100 },
-            "used percentage of the capacity from which a log that can become full warns, as dm-thin's low_water_mark; 100: when it is full",
+            "used percentage of the capacity at which a log that can become full warns, as dm-thin's low_water_mark; 100: when it is full",
         )
         .or("90"),
         Key::optional(

@@ -20,10 +20,10 @@ use std::sync::Arc;
 pub const KIND: Kind = Kind {
     name: "snapshot",
     contract: Contract::Device,
-    summary: "a snapshot of a log, to be read, or a clone, to be written, too",
+    summary: "a snapshot (read-only) or a clone (writable) of a log",
     keys: &[
         Key::required("of", ValueKind::Device, "the log").positional(),
-        Key::required("name", ValueKind::Text, "the name that the snapshot or clone was given").positional(),
+        Key::required("name", ValueKind::Text, "the name of the snapshot or clone").positional(),
     ],
     messages: &[],
     shareable: true,
@@ -45,10 +45,10 @@ const MOST_RANGES: usize = 200_000;
 stack::messages! {
     /// A message to a log.
     Message;
-    "snapshot create NAME" => Create(String), "make a snapshot of the volume";
+    "snapshot create NAME" => Create(String), "create a snapshot of the volume";
     "snapshot list" => List, "list snapshots and clones, as JSON";
     "snapshot delete NAME" => Delete(String), "delete a snapshot or clone";
-    "snapshot clone NAME NEW" => Clone(String, String), "make a clone NEW of the snapshot NAME";
+    "snapshot clone NAME NEW" => Clone(String, String), "create a clone NEW of the snapshot NAME";
     "snapshot diff NAME [OTHER]" => Diff(String, Option<String>),
         "list blocks that differ between NAME and OTHER (default: the volume), as JSON";
     "resize SIZE" => Resize(Size), "grow the volume to SIZE; takes effect when the stack is opened again";

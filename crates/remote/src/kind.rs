@@ -25,12 +25,12 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "size",
             ValueKind::Size,
-            "size of the device; default, and largest without overcommit: what fits if no page can be compressed",
+            "size of the device; default, and limit without overcommit: the capacity for incompressible pages",
         ),
         Key::optional(
             "overcommit",
             ValueKind::Bool,
-            "whether size may be larger: writes fail once the nodes are full",
+            "permit a larger size: writes fail once the nodes are full",
         )
         .or("false"),
         Key::optional(
@@ -42,18 +42,18 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "backup",
             ValueKind::Device,
-            "device on which every page is written, too, and from which it is read if its node is lost",
+            "device that also stores every page, and serves those of lost nodes",
         ),
         Key::optional(
             "cache",
             ValueKind::Size,
-            "local memory for pages that were written or read last, 32MiB to 1TiB",
+            "local memory for the most recently used pages, 32MiB to 1TiB",
         )
         .or("64MiB"),
         Key::optional(
             "group",
             ValueKind::Size,
-            "size of a block group, which is in one piece on a node; 1MiB to 64MiB",
+            "size of a block group, which is contiguous on a node; 1MiB to 64MiB",
         )
         .or("8MiB"),
         Key::optional("compression", ValueKind::Choice(&compression::NAMES), "compression of pages")
@@ -61,7 +61,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "timeout",
             ValueKind::Duration,
-            "longest time of a request to a node, after which it is down until it answers again; 10ms to 1h",
+            "time limit of a request to a node; after it the node is down until it answers again; 10ms to 1h",
         )
         .or("5s"),
     ],

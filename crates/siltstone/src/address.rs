@@ -4,10 +4,11 @@ use crate::failure::Failure;
 use block::Error;
 use runtime::net::Address;
 
-/// Parses the address of an option, which the error names, and makes a relative path in it absolute: clients may have another working directory.
+/// Parses the address of an option, which the error names. Makes a relative path in it absolute: clients may
+/// have another working directory.
 ///
 /// # Errors
-/// [`Failure::Usage`] for another text, and for a path that is too long or not UTF-8.
+/// [`Failure::Usage`] for an invalid address, and for a path that is too long or not UTF-8.
 pub fn address(option: &str, text: &str) -> Result<Address, Failure> {
     let wrong = |reason: &str| Failure::Usage(format!("{option} {text}: {reason}"));
     let parse = |text: &str| {

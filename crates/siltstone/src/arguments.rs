@@ -42,9 +42,9 @@ use std::path::PathBuf;
   siltstone stack show 'stats(file(disk.img, size=1GiB))'     draw a stack
   siltstone stack kinds                                       list the kinds of parts
   siltstone spi serve --chip W25Q128JV --serprog 127.0.0.1:4025    emulate a flash chip for flashrom
-  siltstone fs format vol.img --size 8GiB                     make a log-structured file system
+  siltstone fs format vol.img --size 8GiB                     create a log-structured file system
   siltstone fs mount vol.img /mnt                             mount it
-  siltstone kv serve kv.toml --format                         make a key-value store for redis clients
+  siltstone kv serve kv.toml --format                         create a key-value store for redis clients
   siltstone memory-node --capacity 8GiB --listen unix:node.sock    lend memory to other machines
 
 Exit codes: 0 success; 1 failure; 2 usage error; 130 stopped by Ctrl-C."
@@ -70,7 +70,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// The level as on the command line.
+    /// Returns the level as on the command line.
     pub fn word(self) -> &'static str {
         match self {
             LogLevel::Off => "off",
@@ -83,7 +83,7 @@ impl LogLevel {
     }
 }
 
-/// The verbs.
+/// Verb of the command line.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     Bench(Bench),
@@ -125,13 +125,12 @@ pub enum Verb {
   siltstone completions zsh > ~/.zfunc/_siltstone
   siltstone completions fish > ~/.config/fish/completions/siltstone.fish")]
     Completions {
-        /// Shell
+        /// Shell that runs the script
         shell: Shell,
     },
 }
 
-const STACK_HELP: &str =
-    "A stack: a file (stack.toml), or one line such as 'stats(file(disk.img, size=1GiB))'";
+const STACK_HELP: &str = "Stack: a file (stack.toml), or one line such as 'stats(file(disk.img, size=1GiB))'";
 
 /// Run a plan, a fio job file, or the default workloads on a stack; print a table and write a report
 #[derive(Debug, Clone, Args)]
@@ -158,7 +157,7 @@ pub struct Bench {
     /// Run a job file's jobs on this stack instead of its filename=
     #[arg(long, value_name = "STACK")]
     pub on: Option<String>,
-    /// Format that stack whenever it is built, once per group of jobs; its contents are lost. For stacks on memory
+    /// Format the stack of --on for each group of jobs, for stacks on memory; its contents are lost
     #[arg(long, requires = "on")]
     pub format: bool,
     /// Include writes in the default workloads of a stack; its contents are overwritten
@@ -234,7 +233,7 @@ pub struct Serve {
   umount /mnt && siltstone detach vol
   siltstone attach stack.toml --systemd              print a unit and an example of a mount
 
-The node is a ublk device, an NBD device, or a loop device over a file of a FUSE server. If the server is killed, another one takes over, and mounts on the node carry on. Needs root, and ublk, the kernel's NBD client, or /dev/fuse and loop devices. siltstone list shows what is attached; status, message and others work as with serve.")]
+The node is a ublk device, an NBD device, or a loop device over a file of a FUSE server. If the server is killed, another one takes over, and mounts on the node continue. Needs root, and ublk, the kernel's NBD client, or /dev/fuse and loop devices. siltstone list lists attachments; status, message and others work as with serve.")]
 pub struct Attach {
     #[arg(help = STACK_HELP)]
     pub stack: String,
@@ -253,7 +252,7 @@ pub struct Attach {
     /// Format the stack; its contents are lost
     #[arg(long)]
     pub format: bool,
-    /// Stay in the foreground; SIGINT or SIGTERM detaches. Notifies systemd once the node exists
+    /// Stay in the foreground until SIGINT or SIGTERM, and notify systemd when the node exists
     #[arg(long)]
     pub foreground: bool,
     /// Print a systemd unit and an example of a mount instead
@@ -270,7 +269,7 @@ pub struct Attach {
     pub swap: bool,
 }
 
-/// Parses a size of bytes, such as 64KiB.
+/// Parses a size in bytes, such as 64KiB.
 fn size(text: &str) -> Result<u64, String> {
     stack::parse_size(text).map_err(|error| error.detail().to_owned())
 }
@@ -292,7 +291,7 @@ fn sector_size(text: &str) -> Result<u32, String> {
   siltstone list
   siltstone list --json | jq -r '.[].node'
 
-States: attached; recovering (the server was lost, requests wait for the next one); failed (no server could be started in time, requests fail); lost (the holder is gone: unmount what is on the node, and detach it); unknown (only root may look).")]
+States: attached; recovering (the server was lost, requests wait for the next one); failed (no server could be started in time, requests fail); lost (the holder has ended: unmount the node, and detach it); unknown (only root may read the state).")]
 pub struct List {
     /// Print as JSON
     #[arg(long)]
@@ -331,7 +330,7 @@ pub struct Operated {
   siltstone status stack.toml --control vol.control       a server that was started with --control vol.control
 
 If the stack is being served, its server answers. If not, the stack is opened as by serve, without its \
-doors, and closed again. Standard error tells which. A stack of one line is identified by its text and the \
+doors, and closed again. Standard error names the way. A stack of one line is identified by its text and the \
 working directory: use the one in which the server was started.")]
 pub struct Status {
     #[command(flatten)]
@@ -367,7 +366,7 @@ pub struct Message {
 /// Part of a stack, and the form of its answer.
 #[derive(Debug, Args)]
 pub struct LogPart {
-    /// Name of the part, if the stack has several of kind "log"
+    /// Choose the part by its name, if the stack has several of kind "log"
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
     /// Print the part's answer unchanged, as JSON
@@ -449,7 +448,7 @@ pub enum SnapshotVerb {
     },
 }
 
-/// Make a log device or a file larger
+/// Grow a log device or a file
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone resize stack.toml 20GiB
@@ -475,14 +474,14 @@ pub struct Resize {
   siltstone check stack.toml --part vol                        for a stack with several log devices
   siltstone check stack.toml --json | jq '.damage[].hits'
 
-Reads everything that has a checksum, and compares the maps with it: takes as long as reading the disk. It \
-works on a log that was not closed cleanly, too. A stack that is being served can't be checked.
+Reads everything that has a checksum, and compares the maps with it: takes as long as reading the disk. A log \
+that was not closed cleanly can be checked; a served stack can't.
 
-Damage is lost data; a note is an error in data that nothing needs. Exit code 1 if there is damage.")]
+Damage is lost data; a note is an error in unused data. Exit code 1 if there is damage.")]
 pub struct Check {
     #[arg(help = STACK_HELP)]
     pub stack: String,
-    /// Name of the part, if the stack has several of kind "log"
+    /// Choose the part by its name, if the stack has several of kind "log"
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
     /// Print the report as JSON
@@ -494,17 +493,17 @@ pub struct Check {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone dump stack.toml
-  siltstone dump stack.toml --zone 17                          show also each record of this zone
+  siltstone dump stack.toml --zone 17                          also show each record of this zone
   siltstone dump stack.toml --json | jq '.zone_list[] | select(.live == 0)'
 
-A stack that is being served can't be dumped.")]
+A served stack can't be dumped.")]
 pub struct Dump {
     #[arg(help = STACK_HELP)]
     pub stack: String,
-    /// Name of the part, if the stack has several of kind "log"
+    /// Choose the part by its name, if the stack has several of kind "log"
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
-    /// Show also each record of this zone
+    /// Also show each record of this zone
     #[arg(long, value_name = "N")]
     pub zone: Option<u32>,
     /// Print as JSON
@@ -519,14 +518,14 @@ pub struct Dump {
   siltstone format stack.toml
   siltstone format stack.toml writecache        format the cache only, with its origin unchanged
 
-The contents of files stay as far as they aren't overwritten. A file or device with a file system, a swap area, a partition table or the like of others is refused without --force.")]
+Bytes of files that formatting doesn't overwrite are kept. A file or device with a foreign file system, swap area, partition table or the like is refused without --force.")]
 pub struct Format {
     #[arg(help = STACK_HELP)]
     pub stack: String,
     /// Format only these parts, by name, or by kind if there is one of it; all others are opened unchanged
     #[arg(value_name = "PART")]
     pub parts: Vec<String>,
-    /// Overwrite file systems, swap areas, partition tables and the like of others
+    /// Overwrite foreign file systems, swap areas, partition tables and the like
     #[arg(long)]
     pub force: bool,
     /// Print the stack's status as JSON
@@ -545,7 +544,7 @@ pub enum StackVerb {
     Check {
         #[arg(help = STACK_HELP)]
         stack: String,
-        /// Check it as for formatting, rather than opening
+        /// Check the stack for formatting instead of opening
         #[arg(long)]
         format: bool,
         /// Print the result as JSON
@@ -584,7 +583,7 @@ pub enum StackVerb {
     },
 }
 
-/// Show and export recorded timelines, and make the images that a power cut could have left
+/// Show and export recorded timelines, and create the images that a power cut could have left
 #[derive(Debug, Subcommand)]
 pub enum RecordVerb {
     /// Show a recorded timeline
@@ -601,7 +600,7 @@ pub enum RecordVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Make an image that a power cut could have left
+    /// Create an image that a power cut could have left
     #[command(after_help = "Examples:
   siltstone record replay run.timeline --image after.img                 with everything that was submitted
   siltstone record replay run.timeline --at 120 --image cut.img          with a power cut before event 120
@@ -612,16 +611,16 @@ torn:SEED, scattered:SEED.")]
     Replay {
         /// Timeline file of a record layer
         file: PathBuf,
-        /// Path of the image to create; must not exist
+        /// Create the image at this path; must not exist
         #[arg(long, value_name = "PATH")]
         image: PathBuf,
-        /// Number of the device, as listed by `record show`
+        /// Choose the device by its number in `record show`
         #[arg(long, default_value_t = 0)]
         device: u16,
         /// Cut the power before this event [default: after the last one]
         #[arg(long, value_name = "EVENT")]
         at: Option<u64>,
-        /// Choice of the unflushed writes that survive
+        /// Choose the unflushed writes that survive
         #[arg(long, default_value = "everything")]
         choice: String,
     },
@@ -635,10 +634,10 @@ A write with FUA is a write and a datasync.")]
     Export {
         /// Timeline file of a record layer
         file: PathBuf,
-        /// Path of the log to create; must not exist
+        /// Create the log at this path; must not exist
         #[arg(long, value_name = "PATH")]
         iolog: PathBuf,
-        /// Number of the device, as listed by `record show` [default: the first that clients used]
+        /// Choose the device by its number in `record show` [default: the first that clients used]
         #[arg(long)]
         device: Option<u16>,
     },
@@ -670,7 +669,7 @@ pub enum ModelVerb {
   siltstone model job --fill > fill.fio
   fio --filename=/dev/sdX fill.fio                          write fill_bw.log; stop with Ctrl-C once it has been slow for a while
 
-Run the second one first, or let the device idle between them: it needs an empty write buffer.")]
+Run the fill job first, or let the device idle before it: it needs an empty write buffer.")]
     Job {
         /// Print the job that fills the write buffer of a flash device in up to ten minutes, for `model fit --fill`
         #[arg(long)]
@@ -679,7 +678,7 @@ Run the second one first, or let the device idle between them: it needs an empty
     Fit(ModelFit),
 }
 
-/// Fit a profile to fio's report of that job, and print it as TOML
+/// Fit a profile to fio's report of the job of `model job`, and print it as TOML
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone model fit fit.json --name mine >> profiles.toml
@@ -692,16 +691,16 @@ standard error.")]
 pub struct ModelFit {
     /// Report of fio, as JSON
     pub report: PathBuf,
-    /// Name of the profile
+    /// Set the name of the profile
     #[arg(long)]
     pub name: String,
-    /// Title of the profile, for display
+    /// Set the title of the profile, for display
     #[arg(long)]
     pub title: Option<String>,
-    /// Rotational speed of a hard disk, in revolutions per minute
+    /// Set the rotational speed of a hard disk, in revolutions per minute
     #[arg(long)]
     pub rpm: Option<u32>,
-    /// fio's bandwidth log of `model job --fill`, to fit the write buffer
+    /// Fit the write buffer to fio's bandwidth log of the job of `model job --fill`
     #[arg(long, value_name = "LOG")]
     pub fill: Option<PathBuf>,
     /// Print as JSON
@@ -717,7 +716,7 @@ pub struct ModelFit {
   siltstone map-lookups --json | jq '.rows[] | [.map, .lookups_dependent]'
 
 A map is filled with single blocks in random order; all lookups are of random blocks, on one thread. The row \
-\"plain array\" is the limit of the memory: 4 bytes per block, without a search. Bytes per block are also given \
+\"plain array\" shows the limit of memory accesses: 4 bytes per block, without a search. Bytes per block are also given \
 for a map after sequential writes.")]
 pub struct MapLookups {
     /// Measure only this map; may be given several times
@@ -734,7 +733,7 @@ pub struct MapLookups {
     pub json: bool,
 }
 
-/// Parses a number of blocks: `4Mi`.
+/// Parses a number of blocks, such as 4Mi.
 fn blocks(text: &str) -> Result<u64, String> {
     let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
     let (digits, shift) =

@@ -27,7 +27,7 @@ use std::process::{Command, Stdio};
 /// Attaches a stack, and prints its link.
 ///
 /// # Errors
-/// A wrong stack or name; what is missing for a node; those of the server and of the node.
+/// A wrong stack or name; a requirement of the node that is missing; errors of the server and of the node.
 pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
     match attach_or_print(arguments, log)? {
         Some(said) if arguments.json => print_json(&said),
@@ -39,12 +39,13 @@ pub fn attach(arguments: &Attach, log: LogLevel) -> Result<(), Failure> {
 /// Attaches a stack in the background, and returns the record.
 ///
 /// # Errors
-/// As [`attach`].
+/// Errors of [`attach`].
 pub fn attach_in_background(arguments: &Attach, log: LogLevel) -> Result<Value, Failure> {
     Ok(attach_or_print(arguments, log)?.unwrap_or_default())
 }
 
-/// Attaches a stack. Returns the record of one that is held in the background; others have been printed.
+/// Attaches a stack. Returns the record of an attachment in the background; `None` after printing in the
+/// foreground.
 fn attach_or_print(arguments: &Attach, log: LogLevel) -> Result<Option<Value>, Failure> {
     if arguments.stack == "-" {
         return Err(Failure::Usage(
@@ -97,7 +98,7 @@ fn print_units(arguments: &Attach, name: &str) -> Result<(), Failure> {
     print_line(&systemd::units(&program, &folder, &absolute(&arguments.stack), name, &others))
 }
 
-/// Holds the attachment in this process.
+/// Holds the attachment in this process until it is detached.
 fn hold(
     arguments: &Attach,
     log: LogLevel,
@@ -130,7 +131,7 @@ fn hold(
     };
     let attached = move |record: &Record| {
         if background {
-            // Without its operator nobody would know of the node.
+            // Without the operator's process the path of the node would be unknown.
             let gone = |_| Error::cancelled("siltstone attach ended before the node was there");
             writeln!(std::io::stdout(), "{}", record.to_json()).map_err(gone)?;
             leave_output();
@@ -162,28 +163,29 @@ fn link(record: &Value) -> String {
     record["link"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Standard error of this process, and of servers, goes to a file from now on.
+/// Redirects standard error of this process and of servers to a file.
 fn redirect_errors(log: &Path) -> Result<()> {
-    // For appending: the holder shortens it while others write.
+    // Opened for appending: the holder truncates the file while others write.
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(log);
     let redirected = opened.and_then(|file| Ok(rustix::stdio::dup2_stderr(&file)?));
     redirected.map_err(|error| Error::from_io(&error, &format!("the log {}", log.display())))
 }
 
-/// The pipe whose other end is closed by the end of the operator who has started this holder: its standard input, which servers don't inherit.
+/// Returns the pipe that closes when the operator's process ends: standard input of this holder, which
+/// servers don't inherit.
 fn operators_pipe() -> Result<OwnedFd> {
     let pipe = std::io::stdin().as_fd().try_clone_to_owned();
     pipe.map_err(|error| Error::from_io(&error, "duplicating standard input"))
 }
 
-/// Lets the operator's pipe end, who waits for what is printed.
+/// Closes the pipe to the operator, which waits for its end.
 fn leave_output() {
     if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
         let _left = rustix::stdio::dup2_stdout(&null);
     }
 }
 
-/// Starts a holder that goes on when this process ends.
+/// Starts a holder that outlives this process.
 fn hold_in_background(
     arguments: &Attach,
     log: LogLevel,
@@ -200,7 +202,8 @@ fn hold_in_background(
     command.args(arguments.format.then_some("--format"));
     command.args(arguments.swap.then_some("--swap"));
     command.arg("--").arg(&arguments.stack);
-    // The holder sees by the end of its standard input that this process was ended, by Ctrl-C or otherwise.
+    // The holder detects by the end of its standard input that this process has ended, by Ctrl-C or
+    // otherwise.
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(world)?;
     let _operator = child.stdin.take();
     let mut line = String::new();
@@ -224,13 +227,13 @@ fn hold_in_background(
 /// Lists attachments.
 ///
 /// # Errors
-/// Those of reading the records.
+/// Errors of reading the records.
 pub fn list(arguments: &List) -> Result<(), Failure> {
     let mut all = Vec::new();
     for folder in Folder::all()? {
         let mut entry = match Record::read(&folder) {
             Ok(Some(record)) => record.to_json(),
-            // Only root may read it.
+            // Only root may read the record.
             Err(Error::PermissionDenied(_)) => json!({ "name": folder.name(), "state": "unknown" }),
             Err(error) => return Err(error.into()),
             Ok(None) => json!({ "name": folder.name(), "state": "attaching" }),
@@ -256,7 +259,7 @@ pub fn list(arguments: &List) -> Result<(), Failure> {
 /// Detaches a node.
 ///
 /// # Errors
-/// [`Error::Busy`] while it is in use; an unknown name.
+/// [`Error::Busy`] while the node is in use; an unknown name.
 pub fn detach(arguments: &Detach) -> Result<(), Failure> {
     let folder = find(&arguments.name)?;
     if requests::ask(&folder, DETACH)?.is_some() {
@@ -270,10 +273,10 @@ pub fn detach(arguments: &Detach) -> Result<(), Failure> {
     Ok(removed?)
 }
 
-/// The attachment of this name, link or node.
+/// Returns the attachment of this name, link or node.
 ///
 /// # Errors
-/// There is none.
+/// [`Failure::World`] without such an attachment; errors of reading the records.
 pub fn find(name: &str) -> Result<Folder, Failure> {
     let all = Folder::all()?;
     let path = std::fs::canonicalize(name).ok();
@@ -286,7 +289,7 @@ pub fn find(name: &str) -> Result<Folder, Failure> {
         [] => "no stack is attached".to_owned(),
         _ => format!("expected one of: {}", all.iter().map(Folder::name).collect::<Vec<_>>().join(", ")),
     };
-    // A node may have been that of an attachment whose holder is gone.
+    // Several attachments may have the node's path; one with a holder takes precedence.
     all.iter()
         .filter(is_it)
         .max_by_key(|folder| folder.is_alive())
@@ -294,7 +297,7 @@ pub fn find(name: &str) -> Result<Folder, Failure> {
         .ok_or_else(|| Failure::World(format!("{name}: nothing of this name is attached; {}", expected())))
 }
 
-/// Removes node, mount and folder of an attachment without a holder.
+/// Removes the node, mount and folder of an attachment without a holder.
 async fn remove_lost(folder: &Folder) -> Result<()> {
     let lock = folder.lock()?;
     node::detach_lost(folder).await?;

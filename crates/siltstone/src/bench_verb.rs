@@ -1,4 +1,4 @@
-//! `siltstone bench`: identifies the arguments, runs the benchmarks, and writes the report.
+//! `siltstone bench`: determines the types of the arguments, runs the benchmarks, and writes the report.
 
 use crate::arguments::Bench;
 use crate::failure::Failure;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Interval of drawing the progress bar.
+/// Interval between updates of the progress bar.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Runs all arguments, one after the other.
@@ -25,7 +25,7 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// Problems of a plan, job file or stack, before any run; failed runs; a stop.
 pub fn bench(arguments: &Bench) -> Result<(), Failure> {
     let arguments = arguments.clone();
-    // Signals and the bar need a runtime; the benchmark itself makes one for each run, on its own thread.
+    // Signals and the bar need a runtime; the benchmark creates another one for each run, on its own thread.
     let config = Config { registered_bytes: 0, ..Config::default() };
     runtime::run(config, move || async move {
         let (stop, screen) = (Stop::new(), Screen::new());
@@ -88,10 +88,10 @@ fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// Base of relative names in an argument.
+/// Returns the base of relative names in an argument.
 fn folder_of(argument: &str, what: &ArgumentKind) -> std::io::Result<PathBuf> {
     match what {
-        // fio's names begin where it was started, and a stack file knows its own folder.
+        // In a job file names are relative to the working directory; a stack file resolves its own.
         ArgumentKind::JobFile { .. } | ArgumentKind::Stack => std::env::current_dir(),
         ArgumentKind::Plan { .. } => {
             let path = std::path::absolute(argument)?;
@@ -110,7 +110,7 @@ fn run_all(arguments: &Bench, stop: &Stop, screen: &Arc<Screen>) -> Result<(), F
         let what = what_is(argument)?;
         named.push((argument, folder_of(argument, &what).map_err(here)?, what));
     }
-    // All are checked before the first begins.
+    // All arguments are checked before the first benchmark starts.
     let mut benchmarks = Vec::new();
     for (argument, directory, what) in &named {
         let setting = Setting { registry: &registry, directory, program: &program };
@@ -133,7 +133,7 @@ fn run_all(arguments: &Bench, stop: &Stop, screen: &Arc<Screen>) -> Result<(), F
             (Some(out), _) => out.join(name),
             (None, _) => Path::new("bench-out").join(name),
         };
-        // Not being able to keep the results should be known before they are measured.
+        // Fails before the measurements if the results can't be kept.
         std::fs::create_dir_all(&folder)
             .map_err(|error| Failure::World(format!("making the folder {}: {error}", folder.display())))?;
         let Outcome { results, failures } = benchmark.run(&(screen.clone() as Arc<dyn Observer>), stop);

@@ -12,7 +12,7 @@ use std::fmt::Write;
 /// Checks the device, and prints the findings.
 ///
 /// # Errors
-/// A wrong stack or part, a stack that is being served; [`Failure::Said`] if there is damage.
+/// A wrong stack or part; a served stack; [`Failure::Said`] for damage.
 pub fn check(arguments: &arguments::Check) -> Result<(), Failure> {
     let report = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async |zones, home| {
         let reading = Reading::new();

@@ -1,9 +1,9 @@
-//! Access of operators to a stack: through its server's control socket if it is served, else by opening it. A flash chip is
-//! reached through its server's control socket only.
+//! Access of operators to a stack: through its server's control socket if it is served, else by opening it. A
+//! flash chip is reached through its server's control socket only.
 //!
-//! One concept per module: [`protocol`] the messages of the socket (it never waits), [`place`] the socket of each
-//! stack and chip, [`socket`] creating and removing a socket's file, [`server`] its clients, [`client`] the client, [`operated`]
-//! the requests to an open stack, and [`reach`] the choice of one of the two ways.
+//! One concept per module: [`protocol`] messages of the socket (it never waits), [`place`] socket of each
+//! stack and chip, [`socket`] creation and removal of a socket's file, [`server`] its clients, [`client`] the
+//! client, [`operated`] requests to an open stack, [`reach`] choice between server and opening.
 
 pub mod client;
 pub mod operated;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 /// Shows the contents.
 ///
 /// # Errors
-/// A wrong stack, part or zone; a stack that is being served; a disk without a log.
+/// A wrong stack, part or zone; a served stack; a disk without a log.
 pub fn dump(arguments: &arguments::Dump) -> Result<(), Failure> {
     let zone = arguments.zone;
     let value = lifted::with_zones(&arguments.stack, arguments.part.as_deref(), async move |zones, home| {
@@ -43,7 +43,7 @@ fn page(mut value: Value) -> String {
     out
 }
 
-/// Returns a row without the values that contain lists: those are in the JSON.
+/// Returns a row without the values that contain lists; JSON has them.
 fn row(mut value: Value) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.remove("directory");

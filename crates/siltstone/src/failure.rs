@@ -17,7 +17,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Exit code of the failure.
+    /// Returns the exit code of the failure.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Failure::Usage(_) => 2,

@@ -1,4 +1,5 @@
-//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems. The verbs for mounted ones are in `mounted`.
+//! `siltstone fs`: formats, mounts, shows and checks log-structured file systems. The module `mounted` has
+//! the verbs for mounted ones.
 
 mod mounted;
 mod snapshots;
@@ -25,13 +26,14 @@ use std::sync::Arc;
 use std::task::Poll;
 use stop::Stop;
 
-/// Bytes at the beginning of an image that must be zeros before it is formatted: superblocks of other formats are there.
+/// Bytes at the start of an image that must be zeros before it is formatted: other formats have superblocks
+/// there.
 const LOOKED_AT: u64 = 1 << 20;
 
-/// Carries out the verb.
+/// Runs the verb.
 ///
 /// # Errors
-/// A wrong image, size or directory; those of opening, formatting, mounting and closing.
+/// A wrong image, size or directory; errors of opening, formatting, mounting and closing.
 pub fn fs(verb: &FsVerb) -> Result<(), Failure> {
     match verb {
         FsVerb::Format(arguments) => format(arguments),
@@ -45,12 +47,12 @@ pub fn fs(verb: &FsVerb) -> Result<(), Failure> {
     }
 }
 
-/// Whether an argument names a stack file; other ones name files and devices.
+/// Whether an argument is the path of a stack file; others are paths of files and devices.
 fn is_stack(image: &str) -> bool {
     image.ends_with(".toml")
 }
 
-/// The stack of an image. `size` is that of a file to be created.
+/// Returns the stack of an image. `size` is the size of a file to create.
 fn stack_of(image: &str, size: Option<u64>) -> Result<Stack, Failure> {
     if is_stack(image) {
         let stack = load::stack(image, &registry())?;
@@ -77,7 +79,7 @@ fn stack_of(image: &str, size: Option<u64>) -> Result<Stack, Failure> {
 fn check_exists(image: &str) -> Result<(), Failure> {
     match std::fs::metadata(image) {
         Ok(_) => Ok(()),
-        // The mount point of a server that was killed.
+        // A mount point whose server was killed.
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Err(Failure::World(format!(
             "{image}: the server of this mount has ended; unmount it with: umount {image}; or mount the image there again"
         ))),
@@ -96,7 +98,7 @@ enum Base {
     Zones(Arc<dyn ZonesPart>),
 }
 
-/// The only part on top of a stack.
+/// Returns the only part on top of a stack.
 fn base(built: &BuiltStack, plan: &Plan) -> Result<Base> {
     let is_used = |name: &str| {
         plan.stack()
@@ -176,7 +178,7 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
     .flatten();
     let bytes = bytes.inspect_err(|_| {
         if !is_stack && existing.is_none() {
-            // It was made for the file system that there isn't; if it can't be removed, it is empty.
+            // The file was created for this file system. A failed removal leaves an empty file.
             std::fs::remove_file(&image).ok();
         }
     })?;
@@ -187,7 +189,7 @@ fn format(arguments: &FsFormat) -> Result<(), Failure> {
     ))
 }
 
-/// Formats. Returns the capacity for files in bytes.
+/// Formats the storage. Returns the capacity for files in bytes.
 async fn make(base: Base, properties: Properties, zone_size: Option<u64>) -> Result<u64> {
     let settings = Settings::default();
     let (zones, is_lent) = match base {
@@ -252,7 +254,7 @@ async fn check_empty(base: &Base, image: &str, is_file: bool) -> Result<()> {
     Ok(())
 }
 
-/// The zones of a file system on a device, to be used or only to be read.
+/// Returns the zones of a file system on a device, writable or read-only.
 async fn zones_for(device: Arc<dyn DevicePart>, goal: Goal) -> block::Result<Arc<dyn ZonesPart>> {
     match goal {
         Goal::Serve => zones_on(device, false, None).await,
@@ -260,7 +262,7 @@ async fn zones_for(device: Arc<dyn DevicePart>, goal: Goal) -> block::Result<Arc
     }
 }
 
-/// Opens the file system on a stack, whose requests are watched.
+/// Opens the file system on a stack, and watches the requests to its storage.
 async fn open(
     built: &BuiltStack,
     plan: &Plan,
@@ -271,7 +273,7 @@ async fn open(
     let opened = match base(built, plan)? {
         Base::Device(device) => match zones_for(device, settings.goal).await {
             Ok(zones) => FileSystem::open(watch.over(zones), settings).await,
-            // The error of the zones advises another verb.
+            // The message of the zones advises another verb.
             Err(Error::Protocol(_)) => Err(Error::protocol("it holds no file system")),
             Err(error) => Err(error),
         },
@@ -294,7 +296,7 @@ async fn open(
     })
 }
 
-/// Path of an image without symbolic links.
+/// Returns the path of an image with symbolic links resolved.
 fn absolute(image: &str) -> String {
     let path = std::fs::canonicalize(image).ok();
     path.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or_else(|| image.to_owned())
@@ -324,7 +326,8 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
         let served = async {
             let files = open(&built, &plan, &image, &settings, &watch).await?;
             tell_lost(&files).await?;
-            // The handler is installed before a line says that it is mounted: a program that reads the line may send a signal.
+            // The handler is installed before the mount is announced: a program that reads the line may send
+            // a signal.
             let stop = Stop::new(&image, &watch)?;
             let served = serve(&files, &image, mount, &stop).await;
             let closed = stop.wait(None, files.close()).await;
@@ -344,7 +347,7 @@ fn mount(arguments: &FsMount) -> Result<(), Failure> {
     })?
 }
 
-/// Lists what can't be read of a file system that is salvaged.
+/// Lists the unreadable parts of a salvaged file system.
 async fn tell_lost(files: &FileSystem) -> Result<(), Failure> {
     if files.is_salvaged().await? {
         let lost = files.lost().await?;
@@ -365,7 +368,7 @@ async fn serve(files: &FileSystem, image: &str, config: MountConfig, stop: &Stop
     outcome.and_then(|()| Ok(unmounted?))
 }
 
-/// Says that it is mounted, and waits for a signal or the end of the mount.
+/// Announces the mount, and waits for a signal or the end of the mount.
 async fn until_ended(mounted: &Mounted, image: &str, stop: &Stop) -> Result<(), Failure> {
     let mut signal = std::pin::pin!(stop.signal());
     let mut ended = std::pin::pin!(mounted.ended());
@@ -411,7 +414,7 @@ fn check(arguments: &FsCheck) -> Result<(), Failure> {
                     let options = zones::on_device::Options { read_only: true, ..Default::default() };
                     match zones::OnDevice::open(device, options).await {
                         Ok(zones) => zones.open().await?,
-                        // The error of the zones advises another verb.
+                        // The message of the zones advises another verb.
                         Err(Error::Protocol(_)) => {
                             return Err(Error::protocol(
                                 "it holds no file system; expected the image of one",

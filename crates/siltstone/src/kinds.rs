@@ -2,7 +2,7 @@
 
 use stack::Registry;
 
-/// All kinds, in the order of display.
+/// Returns all kinds, in the order of display.
 pub fn registry() -> Registry {
     Registry::new(vec![
         &disks::file::KIND,
@@ -57,7 +57,7 @@ mod tests {
         }
     }
 
-    /// A declaration that is in no list can't be used by anybody.
+    /// Each `KIND` declaration of the workspace is in the list.
     #[test]
     fn every_declaration_is_listed() {
         fn declarations(folder: &std::path::Path) -> usize {

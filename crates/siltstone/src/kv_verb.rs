@@ -1,4 +1,4 @@
-//! `siltstone kv`: key-value stores, served to redis clients, read and changed, checked and copied.
+//! `siltstone kv`: serves key-value stores to redis clients, and reads, changes, checks and copies them.
 
 mod audit;
 mod page;
@@ -24,13 +24,14 @@ use serde_json::{Map, json};
 use std::io::{Read, Write};
 use text::{bytes_of, end_of_prefix, escaped, insert, shown};
 
-/// Keys that a scan asks for at a time.
+/// Limit of the keys in one request of a scan.
 const PAGE_KEYS: usize = 1000;
 
-/// Carries out the verb.
+/// Runs the verb.
 ///
 /// # Errors
-/// A wrong stack, key or value; a missing key; those of opening, of the connection, and of reading and writing.
+/// A wrong stack, key or value; a missing key; errors of opening, of the connection, and of reading and
+/// writing.
 pub fn kv(verb: KvVerb) -> Result<(), Failure> {
     match verb {
         KvVerb::Serve(arguments) => serve(&arguments),
@@ -100,7 +101,7 @@ fn put(arguments: &KvPut) -> Result<(), Failure> {
     let value = match arguments.value == "-" {
         true => {
             let mut bytes = Vec::new();
-            // One byte more than a value may have is enough to refuse it.
+            // One byte over the limit of a value is enough to refuse it.
             let most = kv::MOST_VALUE_BYTES as u64 + 1;
             let read = std::io::stdin().lock().take(most).read_to_end(&mut bytes);
             read.map_err(|error| Failure::World(format!("reading the value from standard input: {error}")))?;
@@ -140,7 +141,7 @@ fn delete(arguments: &KvDelete) -> Result<(), Failure> {
     }
 }
 
-/// The range of a scan.
+/// Returns the range of a scan.
 fn range_of(arguments: &KvScan) -> Result<Scan, Failure> {
     let bytes = |name, argument: &Option<std::ffi::OsString>| {
         argument.as_deref().map(|text| bytes_of(name, text, arguments.hex)).transpose()
@@ -321,7 +322,7 @@ fn backup(arguments: &KvBackup) -> Result<(), Failure> {
 async fn check_empty(destination: &Planned) -> Result<(), Failure> {
     let (built, of_part) = match destination.plan.build_below_door(&destination.part).await {
         Ok(below) => below,
-        // Storage that isn't there is made by the copy.
+        // The copy creates missing storage.
         Err(Error::NotFound(_)) => return Ok(()),
         Err(error) => return Err(error.into()),
     };

@@ -1,8 +1,8 @@
-//! Reading a log device from its disk: the disk is opened, the log is not, and nothing is written.
+//! Access to the disk of a log device without opening the log: nothing is written.
 //!
-//! The parts below the log, a device or zones, are built as the stack defines them, but files and zones on devices are
-//! opened read-only, so that none is created or changed. A `record` or `zone-record` directly below the log is skipped:
-//! opening it would restart its timeline.
+//! The parts below the log, a device or zones, are built as the stack defines them, but files and zones on
+//! devices are opened read-only, so that none is created or changed. A `record` or `zone-record` directly
+//! below the log is skipped: opening it would overwrite its timeline.
 
 use crate::control::client::Client;
 use crate::control::place::{self, Identity};
@@ -17,17 +17,17 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Kind of the parts that can be read.
+/// Kind of the parts whose disks can be read.
 const KIND: &str = "log";
-/// Kinds that are skipped.
+/// Kinds that are skipped below the log.
 const RECORDS: [&str; 2] = ["record", "zone-record"];
 /// Kinds that are opened read-only.
 const READ_ONLY: [&str; 2] = ["file", "zones"];
 
-/// Runs `work` on the zones of a log device that isn't being served, and on its map's home, if it has one.
+/// Runs `work` on the zones of a log device that isn't served, and on the home of its map, if it has one.
 ///
 /// # Errors
-/// A wrong stack or part; a stack that is being served; those of opening the disk, and of `work`.
+/// A wrong stack or part; a served stack; errors of opening the disk, and of `work`.
 pub fn with_zones<T: Send + 'static>(
     argument: &str,
     part: Option<&str>,
@@ -65,7 +65,7 @@ pub fn with_zones<T: Send + 'static>(
     Ok(outcome?)
 }
 
-/// Refuses a stack that is being served: its disk changes meanwhile.
+/// Refuses a served stack: its disk changes during the check.
 fn refuse_if_served(argument: &str, stack: &Stack) -> Result<(), Failure> {
     match server_of(argument, stack)? {
         None => Ok(()),
@@ -76,10 +76,10 @@ fn refuse_if_served(argument: &str, stack: &Stack) -> Result<(), Failure> {
     }
 }
 
-/// Control socket of a server of a stack; `None` if none answers.
+/// Returns the control socket of a server of a stack; `None` if none answers.
 ///
 /// # Errors
-/// Those of looking for sockets, and of a server that doesn't answer.
+/// Errors of searching for sockets, and of a server that doesn't answer.
 pub(crate) fn server_of(argument: &str, stack: &Stack) -> Result<Option<PathBuf>, Failure> {
     let identity = Identity::of_file(argument).map_or_else(|| Identity::of_text(stack), Ok)?;
     for (path, stream) in place::servers(&identity)? {
@@ -90,7 +90,7 @@ pub(crate) fn server_of(argument: &str, stack: &Stack) -> Result<Option<PathBuf>
     Ok(None)
 }
 
-/// Returns the name of the part whose disk is to be opened, and of that disk or of its zones.
+/// Returns the names of the log and of the part below it, its disk or zones.
 fn log_of(argument: &str, stack: &Stack, wanted: Option<&str>) -> Result<(String, String), Failure> {
     let wrong = |what: String| Failure::Usage(format!("{argument}: {what}"));
     let logs: Vec<&Part> = stack.parts().filter(|part| part.kind().name == KIND).collect();
@@ -139,14 +139,14 @@ fn refuse_records(argument: &str, stack: &Stack, part: &Part) -> Result<(), Fail
     Ok(())
 }
 
-/// Returns the stack with all files, and zones on devices, read-only.
+/// Returns the stack with read-only files and zones on devices.
 ///
 /// # Errors
-/// Those of reading the stack.
+/// Errors of reading the stack.
 pub(crate) fn read_only(argument: &str, stack: &Stack) -> Result<Stack, Failure> {
     let mut text = String::new();
     let whole = stack.to_toml();
-    // The key `read_only` means the same wherever it is, and doors aren't built.
+    // The key `read_only` has the same meaning in every section, and doors aren't built.
     for line in whole.lines().filter(|line| !line.starts_with("read_only = ")) {
         text.push_str(line);
         text.push('\n');

@@ -7,7 +7,7 @@ use std::io::Read;
 /// Reads a stack.
 ///
 /// # Errors
-/// [`Failure::Usage`] with all its problems.
+/// [`Failure::Usage`] with all problems of the stack.
 pub fn stack(argument: &str, registry: &Registry) -> Result<Stack, Failure> {
     if argument == "-" {
         let mut text = String::new();

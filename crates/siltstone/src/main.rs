@@ -1,5 +1,6 @@
-//! The command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`, `warm`, `check`, `dump`, `format`,
-//! `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`, `memory-node`, `swap`, `map-lookups`. The only crate that depends on all others.
+//! Command line: `bench`, `serve`, `attach`, `list`, `detach`, `status`, `message`, `snapshot`, `resize`,
+//! `warm`, `check`, `dump`, `format`, `stack`, `record`, `model`, `spi`, `zns`, `fs`, `kv`, `memory-node`,
+//! `swap`, `map-lookups`. The only crate that depends on all others.
 
 mod address;
 mod arguments;

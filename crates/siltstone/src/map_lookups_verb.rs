@@ -1,4 +1,5 @@
-//! `siltstone map-lookups`: measures the maps of the log device alone, and prints a table that plans can show.
+//! `siltstone map-lookups`: measures the maps of the log device alone, and prints a table that plans can
+//! include.
 
 use crate::arguments::MapLookups;
 use crate::failure::Failure;
@@ -9,13 +10,13 @@ use log::map::{NAMES, PAGE_BLOCKS};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// Number of blocks of 4 KiB of a disk of 1.92 TB: the size for which the maps of ls-bdd were published.
+/// Number of 4 KiB blocks of a disk of 1.92 TB, for which the sizes of the maps of ls-bdd were published.
 const PUBLISHED_BLOCKS: f64 = 1.92e12 / 4096.0;
 
 /// Measures the maps of the arguments, one after the other.
 ///
 /// # Errors
-/// An unknown map, a number of blocks that isn't whole pages, too little memory.
+/// An unknown map; a number of blocks that isn't a multiple of the page size of a map; too little memory.
 pub fn map_lookups(arguments: &MapLookups) -> Result<(), Failure> {
     let unknown = arguments.map.iter().find(|name| !NAMES.contains(&name.as_str()));
     if let Some(name) = unknown {
@@ -34,7 +35,7 @@ pub fn map_lookups(arguments: &MapLookups) -> Result<(), Failure> {
         say(&format!("{name}, {} blocks", arguments.blocks));
         let time = Duration::from_millis(arguments.time);
         let random = measure(name, arguments.blocks, Contents::Random, time)?;
-        // Of this only the memory is wanted.
+        // Only the memory of this run is used.
         let sequential = measure(name, arguments.blocks, Contents::Sequential, Duration::from_millis(1))?;
         if table.rows.is_empty() {
             table.rows.push(row_of_array(&random.array));

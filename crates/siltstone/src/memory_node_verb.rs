@@ -11,7 +11,7 @@ use serde_json::json;
 /// Lends memory until a signal.
 ///
 /// # Errors
-/// A wrong address, or sizes that don't fit together; those of measuring the machine, listening or closing.
+/// A wrong address, or inconsistent sizes; errors of measuring the machine, listening or closing.
 pub fn memory_node(arguments: &MemoryNodeServe) -> Result<(), Failure> {
     let address = address("--listen", &arguments.listen)?;
     let wrong = |error: block::Error| Failure::Usage(error.detail().to_owned());

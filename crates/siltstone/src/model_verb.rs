@@ -1,4 +1,4 @@
-//! `siltstone model`: the profiles of `model`, and new ones, fitted to fio's report about a real device.
+//! `siltstone model`: profiles of the kind `model`, and new ones, fitted to fio's report of a real device.
 
 use crate::arguments::{ModelFit, ModelVerb};
 use crate::failure::Failure;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// Runs one of the verbs.
 ///
 /// # Errors
-/// An unknown name, a report that can't be read or isn't one.
+/// An unknown name; a report that can't be read or isn't fio's.
 pub fn model(verb: &ModelVerb) -> Result<(), Failure> {
     match verb {
         ModelVerb::List { json } => list(*json),
@@ -38,7 +38,7 @@ pub fn model(verb: &ModelVerb) -> Result<(), Failure> {
 fn read(path: &Path) -> Result<String, Failure> {
     let bytes =
         std::fs::read(path).map_err(|error| Failure::World(format!("{}: {error}", path.display())))?;
-    // What isn't text is refused as what it is not: fio's report, or its log.
+    // Bytes that aren't UTF-8 fail later, with the error that this isn't fio's report or log.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -65,7 +65,7 @@ fn show(name: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints the profile to standard output, to be redirected to a file, and its error to standard error.
+/// Prints the profile to standard output, for a file, and its deviation to standard error.
 fn show_fitted(wanted: &ModelFit, fitted: &Fitted) -> Result<(), Failure> {
     let name = wanted.name.as_str();
     let toml = fitted.profile.to_toml(name);

@@ -1,4 +1,4 @@
-//! Standard output and standard error. A reader that has closed them is no error.
+//! Standard output and standard error. A closed reader isn't an error.
 
 use crate::failure::Failure;
 use std::io::{ErrorKind, Write};
@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Write};
 /// Prints a text unchanged, at once.
 ///
 /// # Errors
-/// [`Failure::World`] if it can't be written; a closed reader, such as `head`, is no error.
+/// [`Failure::World`] for a failed write; a closed reader, such as `head`, isn't an error.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -20,7 +20,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Prints a text and a newline.
 ///
 /// # Errors
-/// As [`print()`].
+/// Errors of [`print()`].
 pub fn print_line(text: &str) -> Result<(), Failure> {
     print(&format!("{}\n", text.trim_end_matches('\n')))
 }
@@ -28,13 +28,13 @@ pub fn print_line(text: &str) -> Result<(), Failure> {
 /// Prints a value as JSON.
 ///
 /// # Errors
-/// As [`print()`].
+/// Errors of [`print()`].
 pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     print_line(&format!("{value:#}"))
 }
 
 /// Prints a text to standard error.
 pub fn say(text: &str) {
-    // A measurement goes on, and is written to its files, whether or not anybody listens.
+    // A measurement continues and writes its files even if standard error is closed.
     let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -1,15 +1,16 @@
-//! What formatting a stack would overwrite: file systems, partition tables and the like, told by their signatures as wipefs(8) does.
-//! Siltstone's own formats aren't among them: a stack can be formatted again.
+//! Check for foreign contents that formatting a stack would overwrite: file systems, partition tables and the
+//! like, recognised by their signatures as in wipefs(8). Siltstone's own formats aren't refused: a stack can
+//! be formatted again.
 
 use crate::failure::Failure;
 use stack::{Format, Part, Stack, Value};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Bytes from the beginning of a file in which signatures are.
+/// Bytes at the start of a file that are searched for signatures.
 const LOOKED_AT: u64 = 128 << 10;
-/// Keys whose devices a kind overwrites when it is formatted, and those whose value is the file that it overwrites. The origin of a cache isn't
-/// among them.
+/// Kinds, each with the key that names the device or the file that formatting overwrites. The origin of a
+/// cache isn't overwritten.
 const OVERWRITTEN: &[(&str, &str)] = &[
     ("log", "on"),
     ("kv", "on"),
@@ -21,10 +22,11 @@ const OVERWRITTEN: &[(&str, &str)] = &[
     ("zns-emulator", "path"),
 ];
 
-/// Refuses to format a stack if that would overwrite what others have made. `advice` says what to do if it may be lost.
+/// Refuses to format a stack if that would overwrite foreign contents. `advice` names the option that permits
+/// it.
 ///
 /// # Errors
-/// [`Failure::World`] with the files and what they hold.
+/// [`Failure::World`] with the files and their contents.
 pub fn check(stack: &Stack, format: &Format, advice: &str) -> Result<(), Failure> {
     let mut files = Vec::new();
     for part in stack.parts().filter(|part| is_formatted(format, part)) {
@@ -53,7 +55,7 @@ fn is_formatted(format: &Format, part: &Part) -> bool {
     }
 }
 
-/// Adds a value's own file, and the files of the parts that it names and of all below.
+/// Adds the value's own file, and the files of all parts below the value.
 fn files_below(stack: &Stack, value: &Value, files: &mut Vec<PathBuf>) {
     if let Value::Path(path) = value {
         files.extend(stack.absolute(Path::new(path)));
@@ -68,10 +70,11 @@ fn files_below(stack: &Stack, value: &Value, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// What a file or block device holds, as "PATH holds an XFS file system"; `None` for what isn't recognised.
+/// Describes the contents of a file or block device, as "PATH holds an XFS file system"; `None` for
+/// unrecognised contents.
 fn held(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
-    // One that can't be read is the error of opening it.
+    // Opening the stack reports an unreadable file.
     std::fs::File::open(path).ok()?.take(LOOKED_AT).read_to_end(&mut bytes).ok()?;
     zones::sector::foreign(&bytes).map(|what| format!("{} holds {what}", path.display()))
 }
@@ -116,7 +119,7 @@ mod tests {
         ] {
             assert_eq!(check_line(fine, Format::Everything), None, "{fine}");
         }
-        // Not formatted.
+        // The stack isn't formatted.
         assert_eq!(check_line("log(file(xfs))", Format::Nothing), None);
     }
 }

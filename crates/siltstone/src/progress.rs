@@ -1,4 +1,5 @@
-//! Progress of a benchmark: a bar on a terminal, else a line per run; and a bar for verbs that read a whole disk.
+//! Progress of a benchmark: a bar on a terminal, else a line per run; and a bar for verbs that read a whole
+//! disk.
 
 use crate::output::say;
 use bench::engine::Progress;
@@ -12,26 +13,26 @@ use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Number of steps of the bar.
+/// Number of steps of a full bar.
 const WHOLE: u64 = 10_000;
 
-/// Standard error.
+/// Output of progress to standard error.
 pub struct Screen {
     bar: Option<ProgressBar>,
     current: Mutex<Option<Current>>,
 }
 
-/// Current step.
+/// Running step of the benchmark.
 struct Current {
     step: Step,
     progress: Arc<Progress>,
     began: Instant,
-    /// Time of the last update, with the operations and bytes at that time.
+    /// Time of the last update, with the numbers of operations and bytes at that time.
     last: (Instant, u64, u64),
 }
 
 impl Screen {
-    /// Screen with a bar if standard error is a terminal.
+    /// Creates the output, with a bar if standard error is a terminal.
     pub fn new() -> Arc<Screen> {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(WHOLE), ProgressDrawTarget::stderr());
@@ -47,7 +48,7 @@ impl Screen {
         self.bar.is_some()
     }
 
-    /// Draws the present progress.
+    /// Draws the current progress.
     pub fn draw(&self) {
         let Some(bar) = &self.bar else { return };
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +59,7 @@ impl Screen {
             std::mem::replace(&mut current.last, (now, operations, bytes));
         let seconds = (now - then).as_secs_f64();
         let rate = |count: u64, before: u64| count.saturating_sub(before) as f64 / seconds.max(1e-3);
-        // A peer tells nothing until it ends: there it is the time that it should take.
+        // A peer reports nothing until it ends: its progress is estimated by its expected time.
         let by_time = (now - current.began).as_secs_f64() / step.expected.as_secs_f64().max(1e-3);
         let fraction = match operations {
             0 => by_time.min(0.95),
@@ -100,7 +101,7 @@ impl Screen {
 pub struct Reading(Option<ProgressBar>);
 
 impl Reading {
-    /// Bar at 0.
+    /// Creates a bar at 0.
     pub fn new() -> Reading {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());

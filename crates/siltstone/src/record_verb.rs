@@ -1,4 +1,5 @@
-//! `siltstone record`: shows timelines, makes the images that a power cut could have left, and logs of fio.
+//! `siltstone record`: shows timelines, and creates logs of fio and the images that a power cut could have
+//! left.
 
 mod export;
 
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// Runs one of the verbs.
 ///
 /// # Errors
-/// A file that isn't a timeline, an event or device that it doesn't have, an image or a log that exists already.
+/// A file that isn't a timeline; an event or device that it doesn't have; an existing image or log.
 pub fn record(verb: RecordVerb) -> Result<(), Failure> {
     match verb {
         RecordVerb::Show { file, events, json } => show(&read(file)?, events, json),
@@ -90,7 +91,7 @@ struct Device {
     name: String,
     role: String,
     shape: String,
-    /// Number and bytes of the operations, by their names.
+    /// Number of operations and of their bytes, by name.
     counts: BTreeMap<&'static str, (u64, u64)>,
 }
 

@@ -27,13 +27,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Limit of the clients of a door of `--nbd`.
+/// Limit of the clients of one `--nbd` door.
 const MAX_CONNECTIONS: usize = 256;
 
 /// Serves a stack until a signal.
 ///
 /// # Errors
-/// A wrong stack or address; those of building, listening or closing.
+/// A wrong stack or address; errors of building, listening or closing.
 pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     let holder = match arguments.holder {
         true => Some(HolderConnection::greet()?),
@@ -61,7 +61,7 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
     }
     let place = control_place(arguments, &stack)?;
     let plan = stack.check(arguments.format)?;
-    // The holder's operator has been asked already.
+    // For a holder, siltstone attach has done this check.
     if doors.holder.is_none() {
         overwriting::check(
             &stack,
@@ -70,12 +70,13 @@ pub fn serve(arguments: &Serve) -> Result<(), Failure> {
         )?;
     }
     let (name, as_json) = (arguments.stack.clone(), arguments.json);
-    // Threads of a server of swap space are real-time: polling would keep a processor from the program that waits for its pages.
+    // Threads of a server of swap space are real-time: polling would keep a processor from the program that
+    // waits for its pages.
     let config = Config { poll: !arguments.swap, ..Config::default().with_shards(stack.shards()) };
     runtime::run(config, move || async move { open(&plan, name, doors, place, as_json).await })?
 }
 
-/// Address at which it listens for operators; `None` with `--no-control`.
+/// Returns the address at which the server listens for operators; `None` with `--no-control`.
 fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<ControlAddress>, Failure> {
     if arguments.no_control {
         return Ok(None);
@@ -89,7 +90,7 @@ fn control_place(arguments: &Serve, stack: &Stack) -> Result<Option<ControlAddre
     Ok(Some(ControlAddress::Of(identity?)))
 }
 
-/// Path in an address: clients may have another working directory.
+/// Makes the path of an address absolute: clients may have another working directory.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
 }
@@ -114,12 +115,13 @@ async fn open(
     place: Option<ControlAddress>,
     as_json: bool,
 ) -> Result<(), Failure> {
-    // It comes first: a second server of a stack is refused before it opens anything, and requests are meanwhile
-    // answered with the error that the stack is being opened.
+    // The control socket is first: a second server of the stack is refused before it opens anything, and
+    // meanwhile requests get the error that the stack is being opened.
     let control = match &place {
         Some(place) => match ControlServer::start(place).await {
             Ok(control) => Some(control),
-            // The node goes on; a stack has one server at a time, whose socket was lost with it.
+            // The node stays in service without a control socket. No other server can have the socket: the
+            // lost one was the stack's only server.
             Err(error) if doors.holder.is_some() => {
                 tracing::error!("going on without a control socket: {error}");
                 None
@@ -134,7 +136,7 @@ async fn open(
         }
         Err(error) => (Err(error), None),
     };
-    // In the reverse order of opening; the stack's own doors are stopped when it is closed.
+    // In the reverse order of opening. Closing the stack stops its own doors.
     if let Some(control) = control {
         control.stop().await;
     }
@@ -158,14 +160,14 @@ async fn open_stack(
             Ok((Rc::new(OperatedStack { built, extra_doors, server }), attached))
         }
         Err(error) => {
-            // The error of the door says what to do about it.
+            // The door's error has the remedy.
             let _ = built.close().await;
             Err(error)
         }
     }
 }
 
-/// Builds a stack. While another program that was started at the same time has it open for a request, it waits.
+/// Builds a stack. Waits while another program that started at the same time has it open for a request.
 async fn build_in_turn(plan: &Plan, name: &str) -> Result<BuiltStack> {
     let (mut waiting, begun) = (false, runtime::now());
     loop {
@@ -173,7 +175,7 @@ async fn build_in_turn(plan: &Plan, name: &str) -> Result<BuiltStack> {
             Err(error @ Error::Busy(_)) if begun.elapsed() < WAIT_LIMIT => error,
             other => return other,
         };
-        // It may have just ended.
+        // The other program may have just ended.
         let Some(process) = turn::other(Wanted::Verb, name) else {
             return if waiting { plan.build().await } else { Err(error) };
         };
@@ -182,7 +184,7 @@ async fn build_in_turn(plan: &Plan, name: &str) -> Result<BuiltStack> {
     }
 }
 
-/// Makes the doors of the command line.
+/// Creates the doors of the command line.
 fn extra_doors(
     stack: &Stack,
     built: &BuiltStack,
@@ -247,7 +249,7 @@ async fn serve_stack(
     Ok(stopped?)
 }
 
-/// Tells that clients are served, and waits for a signal, or for the end of the attachment's mount.
+/// Announces that clients are served, and waits for a signal, or for the end of the attachment's mount.
 async fn until_stopped(
     stack: &OperatedStack,
     attached: Option<&Attached>,
@@ -255,8 +257,8 @@ async fn until_stopped(
     as_json: bool,
 ) -> Result<(), Failure> {
     let addresses = stack.addresses();
-    // The handler is installed before the addresses are printed. A second signal while a mount or a node is being stopped
-    // would leave it without a server.
+    // The handler is installed before the addresses are printed. A second signal during the stop of a mount
+    // or a node would leave it without a server.
     let signals = match attached.is_some() || stack.built.doors().any(|(_, door)| door.is_mount()) {
         true => StopSignals::catch()?,
         false => StopSignals::catch_first()?,
@@ -291,7 +293,7 @@ async fn until_stopped(
     Ok(outcome.await?)
 }
 
-/// Waits until all doors have been ended by others, as a mount by umount(8).
+/// Waits until all doors have ended without this process, such as a mount by umount(8).
 async fn all_ended(stack: &OperatedStack) -> Result<()> {
     let doors = stack.built.doors().map(|(_, door)| door).chain(stack.extra_doors.iter().map(|it| &it.door));
     let mut outcome = Ok(());
@@ -301,14 +303,15 @@ async fn all_ended(stack: &OperatedStack) -> Result<()> {
     outcome
 }
 
-/// Name in the stack of a part that is this device.
+/// Returns the name of the part of the stack that is this device.
 fn name_of(built: &BuiltStack, device: &Arc<dyn DevicePart>) -> String {
     let is_it = |built: &Built| matches!(built, Built::Device(other) if is_same(other, device));
     let name = built.parts().find(|part| is_it(&part.built)).map(|part| part.name.clone());
     name.unwrap_or_default()
 }
 
-/// Makes a vhost-user door for the device on top, with the default number of queues: QEMU asks for one for each processor of the guest.
+/// Creates a vhost-user door for the device on top, with the default number of queues: QEMU asks for one per
+/// processor of the guest.
 fn vhost_user_door(built: &BuiltStack, socket: PathBuf) -> Result<VhostUserDoor, Failure> {
     let device = built.top()?;
     let name = name_of(built, &device);
@@ -325,7 +328,7 @@ fn vhost_user_door(built: &BuiltStack, socket: PathBuf) -> Result<VhostUserDoor,
     })?)
 }
 
-/// Makes an NBD door for the device on top, under its name in the stack.
+/// Creates an NBD door for the device on top, under its name in the stack.
 fn nbd_door(built: &BuiltStack, address: Address) -> Result<NbdDoor, Failure> {
     let device = built.top()?;
     let name = name_of(built, &device);
@@ -345,7 +348,7 @@ fn is_same(one: &Arc<dyn DevicePart>, other: &Arc<dyn DevicePart>) -> bool {
 /// Formats a stack.
 ///
 /// # Errors
-/// A wrong stack; those of building or closing.
+/// A wrong stack; errors of building or closing.
 pub fn format(arguments: &Format) -> Result<(), Failure> {
     let stack = load::stack(&arguments.stack, &registry())?;
     let mut only = Vec::new();

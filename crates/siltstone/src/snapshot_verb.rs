@@ -1,7 +1,7 @@
 //! `siltstone snapshot` and `siltstone resize`: messages to a log device, and its answers as tables.
 //!
-//! The message to the part (`snapshot create NAME`, `resize SIZE`, …) is one line of words; its answer is a JSON
-//! object, which `--json` prints unchanged. The part checks names and sizes.
+//! The message to the part (`snapshot create NAME`, `resize SIZE`, …) is one line of words. Its answer is a
+//! JSON object, which `--json` prints unchanged. The part checks names and sizes.
 
 use crate::arguments::{LogPart, Operated, Resize, SnapshotVerb};
 use crate::control::protocol::{Recipient, Request};
@@ -49,7 +49,7 @@ pub fn resize(arguments: &Resize) -> Result<(), Failure> {
     tell(&arguments.operated, &arguments.log, format!("resize {bytes}"), done)
 }
 
-/// Message of a verb to the part.
+/// Returns the message to the part.
 fn text(verb: &SnapshotVerb) -> Result<String, Failure> {
     let (word, names) = match verb {
         SnapshotVerb::Create { name, .. } => ("create", vec![name]),
@@ -62,7 +62,7 @@ fn text(verb: &SnapshotVerb) -> Result<String, Failure> {
     };
     let mut text = format!("snapshot {word}");
     for name in names {
-        // To the part it would be two names, or none.
+        // The part would parse it as two names, or none.
         if name.is_empty() || name.contains(|letter: char| letter.is_whitespace() || letter.is_control()) {
             let name = name.escape_debug();
             return Err(Failure::Usage(format!("snapshot \"{name}\": expected a name without spaces")));
@@ -104,7 +104,7 @@ fn ask(
     }
 }
 
-/// Text about a completed operation.
+/// Formats the answer to a completed operation.
 fn done(answer: &Map<String, Value>) -> String {
     let mut out = String::new();
     table::object(&mut out, 0, answer);

@@ -1,4 +1,4 @@
-//! `siltstone spi`: emulated flash chips, served and looked at.
+//! `siltstone spi`: serves emulated flash chips, and shows them.
 
 mod ask;
 mod drawing;
@@ -11,10 +11,10 @@ use spinor::{CHIPS, Description};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Carries out the verb.
+/// Runs the verb.
 ///
 /// # Errors
-/// An unknown chip, a wrong file or address; those of the served chip; violated rules.
+/// An unknown chip, a wrong file or address; errors of the served chip; violated rules.
 pub fn spi(verb: SpiVerb) -> Result<(), Failure> {
     match verb {
         SpiVerb::Serve(arguments) => serve::serve(&arguments),
@@ -39,7 +39,7 @@ pub fn spi(verb: SpiVerb) -> Result<(), Failure> {
     }
 }
 
-/// A chip file: its name for errors, and its text.
+/// Text of a chip file, with its name for errors.
 struct ChipText {
     file: String,
     text: String,
@@ -51,7 +51,7 @@ impl ChipText {
     }
 }
 
-/// Reads the chip file of a chip of the program, or at a path.
+/// Reads the chip file of a built-in chip, or at a path.
 fn text_of(chip: &str) -> Result<ChipText, Failure> {
     if let Some((name, text)) = CHIPS.iter().find(|(name, _)| name.eq_ignore_ascii_case(chip)) {
         return Ok(ChipText { file: format!("{name}.toml"), text: (*text).to_owned() });

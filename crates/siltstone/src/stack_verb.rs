@@ -12,7 +12,7 @@ use std::fmt::Write;
 /// Runs one of the verbs.
 ///
 /// # Errors
-/// The problems of the stack, or an unknown kind.
+/// Problems of the stack, or an unknown kind.
 pub fn stack(verb: &StackVerb) -> Result<(), Failure> {
     match verb {
         StackVerb::Check { stack, format, json } => check(stack, *format, *json),
@@ -24,7 +24,7 @@ pub fn stack(verb: &StackVerb) -> Result<(), Failure> {
         StackVerb::Show { stack, toml: true, .. } => print(&load::stack(stack, &registry())?.to_toml()),
         StackVerb::Show { stack, .. } => {
             let stack = load::stack(stack, &registry())?;
-            // A stack whose files aren't there can be drawn, too, only without sizes.
+            // A stack whose files are missing is drawn without sizes.
             print(&stack.check(false).map_or_else(|_| stack.draw(), |plan| plan.draw()))
         }
         StackVerb::Kinds { kind: None, json } => kinds(*json),

@@ -36,7 +36,7 @@ fn page(status: &Map<String, Value>) -> String {
         [("doors", Contract::Door), ("devices", Contract::Device), ("zones", Contract::Zones)]
     {
         let parts = status.get(key).and_then(Value::as_object);
-        // They come from the bottom up.
+        // JSON has the parts from the bottom up.
         for (name, part) in parts.into_iter().flatten().rev() {
             let Some(part) = part.as_object() else { continue };
             let kind = part.get("kind").and_then(Value::as_str).unwrap_or("?");

@@ -19,13 +19,13 @@ use std::fmt::Display;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Kinds of devices that hold nothing worth keeping when they are opened.
+/// Kinds of devices that are empty when they are opened.
 const VOLATILE: [&str; 2] = ["remote", "ram"];
 
-/// Carries out the verb.
+/// Runs the verb.
 ///
 /// # Errors
-/// A wrong stack or name; those of attaching and detaching, and of mkswap, swapon and swapoff.
+/// A wrong stack or name; errors of attaching and detaching, and of mkswap, swapon and swapoff.
 pub fn swap(verb: SwapVerb, log: LogLevel) -> Result<(), Failure> {
     match verb {
         SwapVerb::On(arguments) => on(&arguments, log),
@@ -34,7 +34,7 @@ pub fn swap(verb: SwapVerb, log: LogLevel) -> Result<(), Failure> {
     }
 }
 
-/// Runs a program of util-linux. Its words are in the error.
+/// Runs a program of util-linux. The error has its output.
 fn run(program: &str, arguments: &[&str]) -> Result<(), Failure> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
     let output = output.map_err(|error| Failure::World(format!("{program}: {error}; install util-linux")))?;
@@ -78,7 +78,7 @@ fn on(arguments: &SwapOn, log: LogLevel) -> Result<(), Failure> {
         .and_then(|()| run("mkswap", &[&node]))
         .and_then(|()| run("swapon", &["--discard=pages", "--priority", &priority, &node]));
     if let Err(failure) = used {
-        // The first failure is the one to tell.
+        // The first failure is reported.
         let _detached = attach_verb::detach(&Detach { name });
         return Err(failure);
     }
@@ -88,7 +88,7 @@ fn on(arguments: &SwapOn, log: LogLevel) -> Result<(), Failure> {
     ))
 }
 
-/// Limits the size of the requests to a node: the memory of a server for them is reserved.
+/// Limits the size of requests to a node, for which its server has reserved memory.
 fn limit_requests(node: &str) -> Result<(), Failure> {
     let queue = Path::new("/sys/block").join(Path::new(node).file_name().unwrap_or_default()).join("queue");
     let failed = |file: &Path, error: &dyn Display| Failure::World(format!("{}: {error}", file.display()));
@@ -101,10 +101,11 @@ fn limit_requests(node: &str) -> Result<(), Failure> {
     }
 }
 
-/// Swap space as the kernel lists it: node, size, bytes used, priority.
+/// Swap space in the kernel's list: node, size in bytes, used bytes, priority.
 type Space = (String, u64, u64, i64);
 
-/// Returns the space of an attachment, and whether its holder is alive. Without a holder, another attachment may have the node by now.
+/// Returns the swap space of an attachment, and whether its holder is alive. Without a holder, another
+/// attachment may have the node by now.
 fn space_of<'s>(folder: &Folder, record: &Record, spaces: &'s [Space]) -> Option<(&'s Space, bool)> {
     let space = spaces.iter().find(|(node, ..)| Path::new(node) == record.node)?;
     let is_alive = folder.is_alive();
@@ -179,7 +180,7 @@ fn status(arguments: &SwapStatus) -> Result<(), Failure> {
     print(&all.iter().map(page::page).collect::<Vec<_>>().join("\n"))
 }
 
-/// Status of the part of kind remote; nothing if there is none.
+/// Returns the status of the part of kind remote; null without one.
 fn device_of(status: &Value) -> Value {
     let devices = status["devices"].as_object();
     let remote = devices.and_then(|devices| devices.values().find(|device| device["kind"] == "remote"));

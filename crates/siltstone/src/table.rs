@@ -1,8 +1,8 @@
 //! JSON as text for operators: keys and values, and objects with the same keys as a table.
 //!
-//! A key determines the unit of its number: `…_ns` and values inside it are times, `bytes`, `…_bytes`, `bytes_…` and
-//! `…_size` are bytes, all others are plain numbers. Texts may come from a medium, so control characters, which could
-//! affect a terminal, are removed.
+//! A key determines the unit of its number: `…_ns` and values inside it are times; `bytes`, `…_bytes`,
+//! `bytes_…` and `…_size` are bytes; all others are plain numbers. Texts may come from a medium, so control
+//! characters, which could affect a terminal, are replaced.
 
 use bench::table::{Cell, Grid};
 use bench::units;
@@ -12,7 +12,7 @@ use std::fmt::Write;
 /// Limit of the shown elements of a list of lists.
 const MOST_LISTED: usize = 50;
 
-/// Cell of a value under its key.
+/// Returns the cell of a value under its key.
 pub fn cell(key: &str, value: &Value) -> Cell {
     match value {
         Value::Null => Cell::Nothing,
@@ -34,7 +34,7 @@ pub fn section(out: &mut String, heading: &str, object: &Map<String, Value>) {
 pub fn object(out: &mut String, indent: usize, object: &Map<String, Value>) {
     let mut plain_values = Grid::default();
     for (key, value) in object.iter().filter(|(_, value)| is_plain(value)) {
-        // Below each other nothing is gained by figures to the right.
+        // One value per line needs no alignment to the right.
         plain_values.push(vec![Cell::Word(plain(key)), Cell::Word(figure(key, value))]);
     }
     plain_values.write(indent, out);
@@ -99,7 +99,8 @@ pub fn rows<'a>(
     table.write(indent, out);
 }
 
-/// Keys and cells of an object, with those of nested objects, by their own keys if these are unambiguous.
+/// Returns the keys and cells of an object and of the objects in it. A nested key is shown alone if it is
+/// unambiguous.
 fn flat(object: &Map<String, Value>) -> Vec<(String, Cell)> {
     let mut cells: Vec<(String, Cell)> = Vec::new();
     for (key, value) in object {
@@ -119,7 +120,7 @@ fn flat(object: &Map<String, Value>) -> Vec<(String, Cell)> {
     cells
 }
 
-/// Whether objects have enough in common, and little enough inside, to be rows of one table.
+/// Whether objects are similar and flat enough to be rows of one table.
 fn is_table(objects: &[(&str, &Map<String, Value>)]) -> bool {
     let [(_, first), _, ..] = objects else { return false };
     let is_shallow = |object: &Map<String, Value>| {
@@ -132,7 +133,7 @@ fn is_table(objects: &[(&str, &Map<String, Value>)]) -> bool {
     objects.iter().all(|(_, object)| is_shallow(object) && is_alike(object))
 }
 
-/// Whether a value fits one line: anything but lists of lists, and nested objects.
+/// Whether a value fits on one line: anything but objects with keys, and lists of lists or objects.
 fn is_plain(value: &Value) -> bool {
     match value {
         Value::Object(inner) => inner.is_empty(),
@@ -157,7 +158,7 @@ fn figure(key: &str, value: &Value) -> String {
     }
 }
 
-/// Returns a text without control characters.
+/// Replaces the control characters of a text by `?`.
 pub fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

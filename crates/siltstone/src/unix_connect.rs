@@ -1,6 +1,7 @@
-//! Connections of operators to servers and holders of this machine, within a time limit.
+//! Connections of operators to servers and holders on this machine, with a time limit.
 //!
-//! The kernel makes a connection wait while the listener's queue is full, as that of a stopped process is after a while.
+//! The kernel blocks a connection while the listener's queue is full. The queue of a stopped process fills up
+//! after a while.
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -9,13 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time limit for a connection, and for the first answer over it.
+/// Time limit for a connection, and for the first answer.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
 /// Connects to a socket within [`LIMIT`]. Blocks the thread. The stream itself has no time limits.
 ///
 /// # Errors
-/// [`ErrorKind::TimedOut`] if the listener accepts nothing; those of the kernel.
+/// [`ErrorKind::TimedOut`] if the listener accepts no connection; errors of the kernel.
 pub fn connect(path: &Path) -> Result<UnixStream, Error> {
     connect_within(path, LIMIT)
 }
@@ -24,7 +25,7 @@ fn connect_within(path: &Path, limit: Duration) -> Result<UnixStream, Error> {
     let address = SocketAddrUnix::new(path)?;
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Linux limits the wait for the listener's queue by the time limit for sending.
+    // Linux limits the wait for the listener's queue by the send timeout.
     set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
     let connected = loop {
         match rustix::net::connect(&socket, &address) {

@@ -1,8 +1,8 @@
-//! `siltstone warm`: lists, saves and loads the hot blocks of a cache, and prefetches or evicts blocks. It corresponds
-//! to vmtouch and mincore for the page cache.
+//! `siltstone warm`: lists, saves and loads the hot blocks of a cache, and prefetches or evicts blocks. It
+//! corresponds to vmtouch and mincore for the page cache.
 //!
-//! One concept per module: [`cache`] the cache and its requests, step by step; [`held`] its contents; [`saved`] the
-//! file of saved heat; [`targets`] the wanted ranges; [`picture`] the output for operators.
+//! One concept per module: [`cache`] requests to the cache, step by step; [`held`] contents of the cache;
+//! [`saved`] file of saved heat; [`targets`] wanted ranges; [`picture`] output for operators.
 
 mod cache;
 mod held;
@@ -72,7 +72,7 @@ fn counted(count: u64, one: &str, several: &str) -> String {
 }
 
 fn load(which: WhichCache, file: PathBuf, pace: &Pace) -> Result<(), Failure> {
-    // Whoever names a wrong file needn't wait for a stack to be opened.
+    // A wrong file is reported before a stack is opened.
     let expected = saved::check(&file)?;
     let rate = pace.rate;
     let outcome = with_cache(which, async move |cache| {
@@ -85,7 +85,7 @@ fn load(which: WhichCache, file: PathBuf, pace: &Pace) -> Result<(), Failure> {
                 facts.bytes
             ));
         }
-        // What is there becomes as hot first, so that it doesn't make room.
+        // Heat of cached blocks first: otherwise fetches would evict blocks that the file lists as hot.
         let mut reader = saved::Reader::open(&file)?;
         let heated = cache.steps(Doing::Heat, || reader.next_range(), None, &|_| {}).await?;
         if heated.is_stopped {
@@ -115,7 +115,7 @@ fn prefetch(which: WhichCache, where_: Where, heat: Heat, pace: &Pace) -> Result
     fetched(outcome, pace.json)
 }
 
-/// Wanted ranges, in order, without overlap.
+/// Returns the wanted ranges, in order, without overlap.
 fn needed(where_: &Where, bytes: u64) -> Result<Vec<Range<u64>>, Failure> {
     match targets::resolve(where_, bytes)? {
         Some(ranges) => Ok(held::merged(&ranges)),
@@ -129,7 +129,7 @@ fn needed(where_: &Where, bytes: u64) -> Result<Vec<Range<u64>>, Failure> {
 fn fetched((wanted, outcome): (u64, Outcome), as_json: bool) -> Result<(), Failure> {
     let sums = &outcome.sums;
     let left = wanted.saturating_sub(sums.done);
-    // What follows has no room either.
+    // The remaining ranges are no hotter, so the cache has no space for them either.
     let no_room = sums.no_room + if outcome.is_full { left } else { 0 };
     if as_json {
         let mut answer = json!({

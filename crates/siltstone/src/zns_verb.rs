@@ -1,4 +1,4 @@
-//! `siltstone zns`: emulated ZNS drives, looked at in their files.
+//! `siltstone zns`: shows emulated ZNS drives by reading their files.
 
 mod picture;
 
@@ -13,10 +13,10 @@ use stack::Value as Setting;
 use std::path::{Path, PathBuf};
 use zns::Zns;
 
-/// Bytes of a line of a hexadecimal dump.
+/// Bytes per line of a hexadecimal dump.
 const LINE: usize = 16;
 
-/// Carries out the verb.
+/// Runs the verb.
 ///
 /// # Errors
 /// A wrong stack, part, zone or range; a file without a drive.
@@ -71,7 +71,7 @@ pub fn zns(verb: ZnsVerb) -> Result<(), Failure> {
     }
 }
 
-/// Opens the drive in its file, read-only, and runs `work` on it.
+/// Opens the drive's file read-only, and runs `work` on the drive.
 pub fn look<T: Send + 'static>(
     drive: &ZnsDrive,
     work: impl AsyncFnOnce(Zns) -> block::Result<T> + Send + 'static,
@@ -83,7 +83,7 @@ pub fn look<T: Send + 'static>(
     Ok(outcome?)
 }
 
-/// File of the drive: the argument, or that of a part of the stack.
+/// Returns the file of the drive: the argument, or the file of a part of the stack.
 fn path_of(drive: &ZnsDrive) -> Result<PathBuf, Failure> {
     let path = Path::new(&drive.drive);
     let is_stack = path.extension().is_some_and(|it| it == "toml") || drive.drive.contains('(');
@@ -139,7 +139,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Formats bytes as `hexdump -C` does; equal lines are shown once, then as `*`.
+/// Formats bytes as `hexdump -C` does. Repeated lines are shown as one `*`.
 fn dump(offset: u64, bytes: &[u8]) -> String {
     let mut out = String::new();
     let mut last: Option<&[u8]> = None;

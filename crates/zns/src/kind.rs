@@ -43,7 +43,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "encrypted",
             ValueKind::Bool,
-            "a key for each zone, so that a reset can destroy it; default of a new drive: false",
+            "encrypt each zone with its own key, which a reset can destroy; default of a new drive: false",
         ),
         Key::optional(
             "seed",
@@ -68,7 +68,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "bit_errors",
             ValueKind::Bool,
-            "let reads meet bit errors, against a limit of correction",
+            "give reads bit errors; a read with more than the limit of correction fails",
         )
         .or("false"),
         Key::optional(

@@ -187,7 +187,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "timeout",
             ValueKind::Duration,
-            "time within which the server has to answer a request; after it the connection is closed; 10ms to 24h",
+            "time limit of a request; after it the connection is closed; 10ms to 24h",
         )
         .or("30s"),
     ],

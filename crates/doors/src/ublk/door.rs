@@ -300,7 +300,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "id",
             ValueKind::Integer { min: 0, max: MOST_ID },
-            "number N of the block device to create, or to recover if it has lost its server; the kernel's choice without it",
+            "number N of the block device to create, or to recover if it has lost its server; default: chosen by the kernel",
         ),
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
     ],

@@ -245,7 +245,7 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "serial",
             ValueKind::Text,
-            "serial number that the guest sees, at most 20 bytes; the device's name without it",
+            "serial number that the guest sees, at most 20 bytes; default: the device's name",
         ),
         Key::optional("read_only", ValueKind::Bool, "refuse writes").or("false"),
     ],

@@ -50,12 +50,12 @@ pub const KIND: Kind = Kind {
         Key::optional(
             "memory",
             ValueKind::Size,
-            "most memory for metadata: a file system that needs more isn't mounted; default: half of the machine's",
+            "limit of the memory for metadata: a file system that needs more isn't mounted; default: half of the machine's",
         ),
         Key::optional(
             "background_shares",
             ValueKind::Integer { min: 1, max: MOST_SHARES as u64 },
-            "shares of the cleaner, scrub and defragmentation in the I/O, beside 100 of everything else: 1 to 1000; default: 20",
+            "I/O shares of the cleaner, scrub and defragmentation, 1 to 1000; all other I/O has 100; default: 20",
         ),
         Key::optional(
             "allow_other",

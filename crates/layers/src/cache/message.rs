@@ -24,7 +24,7 @@ stack::messages! {
     "invalidate_cblocks FROM-TO…" => InvalidateCblocks(Vec<CacheBlocks>), "same as invalidate, under dm-cache's name";
     "detach" => Detach, "write everything back, evict all blocks and promote nothing";
     "cancel" => Cancel, "end or undo a detach";
-    "warm list FROM COUNT" => WarmList(u32, u32), "list COUNT slots from FROM on, with their heat, as JSON";
+    "warm list FROM COUNT" => WarmList(u32, u32), "list COUNT slots with their heat, starting at slot FROM, as JSON";
     "warm fetch [HEAT] OFFSET+LENGTH…" => WarmFetch(WarmRanges), "promote ranges of the origin and set their heat";
     "warm heat [HEAT] OFFSET+LENGTH…" => WarmHeat(WarmRanges), "set the heat of cached ranges of the origin";
     "warm evict OFFSET+LENGTH…" => WarmEvict(Vec<ByteRange>), "evict clean blocks of ranges of the origin";

@@ -16,8 +16,8 @@ stack::messages! {
     "re-add LEG" => ReAdd(String), "bring a leg back by copying the chunks that the bitmap marks";
     "add LEG" => Add(String), "add a leg in a free slot and OVERWRITE all of it";
     "check" => Check, "read and compare all legs";
-    "repair" => Repair, "compare all legs and overwrite what differs with the source's data";
-    "idle" => Idle, "end a check or repair; a resync goes on";
+    "repair" => Repair, "compare all legs and overwrite differences with the source's data";
+    "idle" => Idle, "end a check or repair; a resync continues";
 }
 
 /// Longest wait of `fail` for copies in flight from the leg.

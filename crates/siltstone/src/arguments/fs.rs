@@ -5,9 +5,9 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
 const IMAGE_HELP: &str =
-    "A file, a block device, or a stack file (*.toml) whose only part on top is a device or zones";
+    "File, block device, or stack file (*.toml) whose only part on top is a device or zones";
 
-/// Format, mount and look at the log-structured file system
+/// Format, mount, check and show log-structured file systems
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   siltstone fs format vol.img --size 8GiB        create a file with an empty file system
@@ -15,9 +15,9 @@ const IMAGE_HELP: &str =
   siltstone fs unmount /mnt                      unmount it, and wait until everything is durable
   siltstone fs status vol.img                    show the sizes of a file system that isn't mounted
   siltstone fs status /mnt                       show the sizes of a mounted file system
-  siltstone fs check vol.img --data              look for damage, in the metadata and in all data
+  siltstone fs check vol.img --data              check the metadata and all data for damage
   siltstone fs scrub /mnt                        compare all data of a mounted file system with its checksums
-  siltstone fs defrag /mnt/database              write files of a mounted file system in fewer pieces
+  siltstone fs defrag /mnt/database              rewrite files of a mounted file system in fewer pieces
   siltstone fs snapshot create /mnt before       take a snapshot, which is read in /mnt/.snapshots/before
 
 A stack mounts a file system with a door of the kind fs, served by siltstone serve. siltstone stack kinds fs lists its keys.")]
@@ -46,14 +46,14 @@ pub enum FsSnapshotVerb {
     Create(FsSnapshot),
     /// List snapshots, the oldest first
     List(FsSnapshots),
-    /// Delete a snapshot, and free the space that it alone has
+    /// Delete a snapshot, and free the space that only it uses
     Delete(FsSnapshot),
 }
 
 /// A snapshot of a file system
 #[derive(Debug, Args)]
 pub struct FsSnapshot {
-    /// The image of a file system that isn't mounted, or the mount point of one that is
+    /// Image of a file system that isn't mounted, or mount point of one that is
     #[arg(value_name = "IMAGE|DIRECTORY")]
     pub what: String,
     /// Name of the snapshot
@@ -63,7 +63,7 @@ pub struct FsSnapshot {
 /// Snapshots of a file system
 #[derive(Debug, Args)]
 pub struct FsSnapshots {
-    /// The image of a file system that isn't mounted, or the mount point of one that is
+    /// Image of a file system that isn't mounted, or mount point of one that is
     #[arg(value_name = "IMAGE|DIRECTORY")]
     pub what: String,
     /// Print as JSON
@@ -71,12 +71,12 @@ pub struct FsSnapshots {
     pub json: bool,
 }
 
-/// Make an empty file system
+/// Create an empty file system
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone fs format vol.img --size 8GiB                      create the sparse file vol.img
   siltstone fs format vol.img --size 8GiB --block-size 64KiB   tell programs to prefer requests of 64 KiB
-  siltstone fs format /dev/sdx                                 take a whole block device
+  siltstone fs format /dev/sdx                                 use a whole block device
   siltstone fs format /dev/sdx --force                         overwrite a device that isn't empty
   siltstone fs format stack.toml                               use an existing stack: a log, a cache, a mirror
 
@@ -88,7 +88,7 @@ pub struct FsFormat {
     /// Set the size of a new image file, such as 8GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
-    /// Set the size of requests that programs are told to prefer: a power of two from 4KiB to 64KiB
+    /// Set the size of requests that programs should prefer (st_blksize), a power of two from 4KiB to 64KiB
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = size)]
     pub block_size: u64,
     /// Set the size of a zone [default: 1/256 of the image, 128KiB to 64MiB]
@@ -149,7 +149,7 @@ pub struct FsMount {
   siltstone fs status vol.img          open the image as a mount does, show it, and close it
   siltstone fs status /mnt --json      ask the server of the mount")]
 pub struct FsStatus {
-    /// The image of a file system that isn't mounted, or the mount point of one that is
+    /// Image of a file system that isn't mounted, or mount point of one that is
     #[arg(value_name = "IMAGE|DIRECTORY")]
     pub what: String,
     /// Print as JSON
@@ -157,11 +157,11 @@ pub struct FsStatus {
     pub json: bool,
 }
 
-/// Look for damage in a file system that isn't mounted
+/// Check a file system that isn't mounted for damage
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone fs check vol.img            check names, link counts, blocks of files, space
-  siltstone fs check vol.img --data     read every block of every file, too
+  siltstone fs check vol.img --data     also read every block of every file
 
 Nothing is written, and nothing is repaired. A file system that wasn't closed is checked as the next mount finds it. Exits with 0 \
 without problems, with 1 otherwise.")]
@@ -183,25 +183,25 @@ pub struct FsCheck {
   siltstone fs scrub /mnt --json    print the result as JSON
 
 Needs root. Nothing is repaired; a damaged block is named with its inode. Exits with 0 without damage, with 1 otherwise. \
-siltstone fs check checks a file system that isn't mounted, and the rules of its metadata, too.")]
+siltstone fs check also checks the consistency of metadata, for a file system that isn't mounted.")]
 pub struct FsScrub {
-    /// The mount point
+    /// Mount point
     pub directory: PathBuf,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Write files of a mounted file system in fewer pieces
+/// Rewrite files of a mounted file system in fewer pieces
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone fs defrag /mnt/data.db      defragment one file
   siltstone fs defrag /mnt              defragment all files
 
-Needs root. Neighbouring blocks of a file that lie in several places are written again as one run, up to 1MiB at a time. Contents, times \
+Needs root. Adjacent blocks of a file that are stored in several places are rewritten as one run, up to 1MiB at a time. Contents, times \
 and holes don't change. Files may be in use. The cleaner does the same to the blocks that it moves.")]
 pub struct FsDefrag {
-    /// A file, or a directory with all files below it
+    /// File, or directory with all files below it
     pub path: PathBuf,
     /// Print as JSON
     #[arg(long)]

@@ -5,17 +5,17 @@ use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::time::Duration;
 
-const STACK_HELP: &str = "A stack with a part of kind kv: a file (kv.toml), or one line such as 'kv(zns-emulator(drive.zns), listen=unix:kv.sock)'";
+const STACK_HELP: &str = "Stack with a part of kind kv: a file (kv.toml), or one line such as 'kv(zns-emulator(drive.zns), listen=unix:kv.sock)'";
 
-/// Serve a key-value store, read and change it, look for damage
+/// Serve, read, change and check a key-value store
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
-  siltstone kv serve examples/kv.toml --format       make a store and serve it to redis clients, until Ctrl-C
+  siltstone kv serve examples/kv.toml --format       create a store, and serve it to redis clients until Ctrl-C
   siltstone kv put examples/kv.toml name value       set a key
   siltstone kv get examples/kv.toml name             print its value
   siltstone kv scan examples/kv.toml --prefix n      list keys and values in order
   siltstone kv status examples/kv.toml               show sizes, write amplification, and the promise of deletes
-  siltstone kv check examples/kv.toml                look for damage in a store that isn't served
+  siltstone kv check examples/kv.toml                check a store that isn't served for damage
   siltstone kv backup examples/kv.toml copy.toml     copy a snapshot to another store
 
 get, put, delete, scan, status, backup and compact ask the server if the store is being served, at the address in the stack's key listen. Otherwise they open the store, and close it again. siltstone stack kinds kv lists the keys of a stack.")]
@@ -37,7 +37,7 @@ pub enum KvVerb {
 pub struct KvStore {
     #[arg(help = STACK_HELP)]
     pub stack: String,
-    /// Name of the part, if the stack has several of kind kv
+    /// Choose the part by its name, if the stack has several of kind kv
     #[arg(long, value_name = "PART")]
     pub part: Option<String>,
 }
@@ -45,7 +45,7 @@ pub struct KvStore {
 /// Serve a store to redis clients, until SIGINT or SIGTERM
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone kv serve kv.toml --format                make a new store; the contents of its zones are lost
+  siltstone kv serve kv.toml --format                create a new store; the contents of its zones are lost
   siltstone kv serve kv.toml                         serve it again
   redis-cli -s kv.sock set name value
 
@@ -54,7 +54,7 @@ promise of deletes, but nothing can connect to it.")]
 pub struct KvServe {
     #[arg(help = STACK_HELP)]
     pub stack: String,
-    /// Make a new store; the contents of the stack are lost
+    /// Create a new store; the contents of the stack are lost
     #[arg(long)]
     pub format: bool,
     /// Print the addresses as one line of JSON
@@ -100,7 +100,7 @@ pub struct KvPut {
     pub key: OsString,
     /// Value; - reads it from standard input
     pub value: OsString,
-    /// Let the key end to exist after this time, such as 500ms, 10s or 24h
+    /// Expire the key after this time, such as 500ms, 10s or 24h
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub expires_in: Option<Duration>,
     /// Read the key and the value of the command line in hexadecimal
@@ -137,28 +137,28 @@ pub struct KvDelete {
 #[command(after_help = "Examples:
   siltstone kv scan kv.toml                                 list all keys with their values
   siltstone kv scan kv.toml --prefix user: --keys           list keys only
-  siltstone kv scan kv.toml --from b --to d --limit 10      list ten keys at most, from b on and below d
+  siltstone kv scan kv.toml --from b --to d --limit 10      list at most ten keys, from b to before d
   siltstone kv scan kv.toml --reverse --limit 1             show the last key
   siltstone kv scan kv.toml --json | jq -r .key             print an object per line
 
-A line has the key, a tab, and the value; bytes that aren't printable are shown as \\xNN. Keys are in the order of their bytes. Keys that others change \
-meanwhile may be seen before or after that.")]
+A line has the key, a tab, and the value; bytes that aren't printable are shown as \\xNN. Keys are in the order of their bytes. Keys that change during the scan \
+may be listed as before or after their change.")]
 pub struct KvScan {
     #[command(flatten)]
     pub store: KvStore,
-    /// First key
+    /// Start at this key
     #[arg(long, value_name = "KEY")]
     pub from: Option<OsString>,
-    /// End of the range: the first key that isn't listed
+    /// End before this key
     #[arg(long, value_name = "KEY")]
     pub to: Option<OsString>,
-    /// Only keys that begin with this
+    /// List only keys that begin with this
     #[arg(long, value_name = "KEY")]
     pub prefix: Option<OsString>,
-    /// Limit the number of keys
+    /// Limit the list to N keys
     #[arg(long, value_name = "N")]
     pub limit: Option<u64>,
-    /// Begin with the last key
+    /// List from the last key to the first
     #[arg(long)]
     pub reverse: bool,
     /// Print keys without values
@@ -178,7 +178,7 @@ pub struct KvScan {
   siltstone kv status kv.toml
   siltstone kv status kv.toml --json | jq .delete_persistence
 
-Counters begin when the store is opened, so those of a store that isn't served say little.")]
+Counters start at 0 when the store is opened, so they are useful for a served store only.")]
 pub struct KvStatus {
     #[command(flatten)]
     pub store: KvStore,
@@ -187,7 +187,7 @@ pub struct KvStatus {
     pub json: bool,
 }
 
-/// Look for damage in a store that isn't served
+/// Check a store that isn't served for damage
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   siltstone kv check kv.toml
@@ -209,8 +209,8 @@ pub struct KvCheck {
   siltstone kv backup kv.toml copy.toml                     copy to the zones of copy.toml, which must hold no store
   siltstone kv backup kv.toml copy.toml --format            replace the store that they hold
 
-The copy has all keys of one moment, with their times of expiry. The store may be in use meanwhile; while the copy is made, its snapshot keeps deleted \
-keys from being erased. The destination is made as a new store by its own stack.")]
+The copy has all keys of one snapshot, with their times of expiry. The store may be in use meanwhile; during the copy the snapshot keeps deleted \
+keys from being erased. The destination is created by its own stack.")]
 pub struct KvBackup {
     #[command(flatten)]
     pub store: KvStore,
@@ -230,7 +230,7 @@ pub struct KvBackup {
 #[command(after_help = "Examples:
   siltstone kv compact kv.toml
 
-What was overwritten, deleted or has expired takes no space in tables afterwards, unless a snapshot sees it. The store may be in use meanwhile.")]
+Overwritten, deleted and expired values take no space in tables afterwards, unless a snapshot has them. The store may be in use meanwhile.")]
 pub struct KvCompact {
     #[command(flatten)]
     pub store: KvStore,
@@ -239,15 +239,15 @@ pub struct KvCompact {
     pub json: bool,
 }
 
-/// Look for deleted keys in the cells of an emulated drive
+/// Search the cells of an emulated drive for deleted keys
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  siltstone kv audit kv.toml session:4711                   look for one key
-  siltstone kv audit drive.zns --hex 00ff17                 a drive by its file, a key in hexadecimal
+  siltstone kv audit kv.toml session:4711                   search for one key
+  siltstone kv audit drive.zns --hex 00ff17                 search a drive by its file for a key in hexadecimal
 
-Looks at all that the cells show, erased zones too: records of the log, blocks of tables, and for keys of 8 bytes and more the bytes themselves. Exits with 0 if no \
-key was found, with 1 otherwise. A key that exists is found, of course; a deleted one may be found until the time of delete_persistence has passed. On a drive with \
-a key for each zone, only zones whose key is there are looked at: nothing can be read of the others.")]
+Searches all cells, including those of erased zones: records of the log, blocks of tables, and for keys of at least 8 bytes the bytes themselves. Exits with 0 if no \
+key was found, with 1 otherwise. An existing key is always found; a deleted one may be found until the time delete_persistence has passed. On a drive with \
+an encryption key per zone, only zones whose encryption key exists are searched: the others are unreadable.")]
 pub struct KvAudit {
     #[command(flatten)]
     pub drive: ZnsDrive,

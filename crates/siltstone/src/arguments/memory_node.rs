@@ -20,7 +20,7 @@ is available, or tasks of the machine wait for memory, the export status has the
 memory is lost when the node ends.
 
 There is no authentication and no encryption: every client that reaches the address can read and change all borrowed memory. The \
-kernel's out-of-memory killer is not told to spare the node: the programs of this machine come first.
+kernel's out-of-memory killer may end the node: the programs of this machine have priority.
 
 Prints the address once clients can connect.")]
 pub struct MemoryNodeServe {

@@ -28,12 +28,12 @@ pub enum SpiVerb {
   siltstone spi show W25Q128JV
   siltstone spi show W25Q128JV --svg states.svg      draw the state machine
   siltstone spi show W25Q128JV --toml > my.toml      begin a chip file of your own
-  siltstone spi show --sfdp dump.bin --name NEW --toml > new.toml    make a generic chip from an SFDP dump")]
+  siltstone spi show --sfdp dump.bin --name NEW --toml > new.toml    create a generic chip from an SFDP dump")]
     Show {
         /// Show this chip: a name of spi list, or the path of a chip file
         #[arg(required_unless_present = "sfdp")]
         chip: Option<String>,
-        /// Make a generic chip from this SFDP dump instead
+        /// Create a generic chip from this SFDP dump instead
         #[arg(long, value_name = "FILE", conflicts_with = "chip")]
         sfdp: Option<PathBuf>,
         /// Set the name of the chip from an SFDP dump
@@ -80,7 +80,7 @@ pub enum SpiVerb {
         #[command(flatten)]
         chip: ServerChoice,
     },
-    /// Print the array of a served chip as its cells are, without faults of reading
+    /// Print the array of a served chip from its cells, without read faults
     #[command(after_help = "Examples:
   siltstone spi dump --length 256
   siltstone spi dump --raw --out cells.bin")]
@@ -125,7 +125,7 @@ pub enum SpiVerb {
 
 The model: the rate is the fraction of programmed bits that an unworn sector loses per year at 55 °C; it follows the Arrhenius law with 1.1 eV (JEDEC JEP122) and grows with the erase count.")]
     Age {
-        /// Let this many years pass
+        /// Age the cells by this number of years
         years: f64,
         #[command(flatten)]
         chip: ServerChoice,
@@ -136,7 +136,7 @@ The model: the rate is the fraction of programmed bits that an unworn sector los
         #[arg(long, default_value_t = 1e-6)]
         rate: f64,
     },
-    /// Write everything that a served chip holds to its image, durably
+    /// Write the whole state of a served chip to its image, and make it durable
     Sync {
         #[command(flatten)]
         chip: ServerChoice,

@@ -3,12 +3,12 @@
 use clap::{Args, Subcommand};
 use std::time::Duration;
 
-/// Use a stack as swap space: memory of other machines, for example
+/// Use a stack as swap space, for example memory of other machines
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
-  siltstone swap on swap.toml                        attach a stack, and swap to it from now on
-  siltstone swap status                              show what is swapped where, and the memory nodes
-  siltstone swap off swap                            bring everything back, and detach it
+  siltstone swap on swap.toml                        attach a stack as swap space
+  siltstone swap status                              show used space, priorities and memory nodes
+  siltstone swap off swap                            move all pages back to memory, and detach it
 
 swap.toml, with two memory nodes and each page on both:
   [device.one]
@@ -37,8 +37,8 @@ pub enum SwapVerb {
   siltstone swap on swap.toml
   siltstone swap on 'remote(memory-node(10.0.0.2:10810, name=swap0))' --name far --priority 50
 
-Pages that programs no longer need are discarded one by one (swapon --discard=pages). If the server of the stack is killed, another one goes on: \
-requests wait meanwhile, and a part of kind remote finds its pages where they were.")]
+Pages that programs no longer need are discarded one by one (swapon --discard=pages). If the server of the stack is killed, another one replaces it: \
+requests wait meanwhile, and a part of kind remote keeps its pages.")]
 pub struct SwapOn {
     #[arg(help = super::STACK_HELP)]
     pub stack: String,
@@ -64,7 +64,7 @@ pub struct SwapOn {
 #[command(after_help = "Examples:
   siltstone swap off swap
 
-Brings every page back to memory first, which takes as long as reading all of them. If there isn't enough memory the kernel refuses, and nothing changes.")]
+Moves every page back to memory first, which takes as long as reading all of them. Without enough memory the kernel refuses, and nothing changes.")]
 pub struct SwapOff {
     /// Name of the attachment, its link or its node
     pub name: String,

@@ -14,8 +14,8 @@ use std::path::PathBuf;
   siltstone warm prefetch stack.toml --file /mnt/db/index  prefetch a file of a file system on the device
   siltstone warm evict stack.toml --range 1GiB..2GiB       evict blocks that won't be needed
 
-These are for parts of kind \"cache\". STACK alone is enough if it has one; else its name follows. They work on a stack \
-that is being served, through its server, and on one that is not, which is opened for it.")]
+STACK has a part of kind \"cache\"; if it has several, the name of one follows. A served stack is reached through \
+its server; another one is opened for the request.")]
 pub enum WarmVerb {
     /// Show the contents of a cache: amount, position in the origin, heat
     #[command(after_help = "Examples:
@@ -67,7 +67,7 @@ of it, with any size and block size.")]
   siltstone warm load stack.toml monday.warm --rate 50MiB  at most 50 MiB per second
   siltstone warm load stack.toml monday.warm --json
 
-Only less hot blocks are evicted for it: a cache full of hotter blocks stays unchanged. Dirty blocks stay. Clients are \
+Only colder blocks are evicted for it: a cache full of hotter blocks stays unchanged. Dirty blocks stay. Clients are \
 served meanwhile. Ctrl-Z pauses it, fg resumes; Ctrl-C ends it, and the same command continues, because cached \
 blocks are skipped.")]
     Load {
@@ -129,13 +129,13 @@ pub struct WhichCache {
 /// Ranges of the device.
 #[derive(Debug, Args)]
 pub struct Where {
-    /// Range of the cache's device: FROM..TO, FROM+LENGTH, FROM.., ..TO or ..; may be given several times
+    /// Choose a range of the cache's device: FROM..TO, FROM+LENGTH, FROM.., ..TO or ..; may be given several times
     #[arg(long, value_name = "RANGE", value_parser = range)]
     pub range: Vec<ByteRange>,
-    /// File whose blocks are meant, on a file system on the device; may be given several times
+    /// Choose the blocks of this file, on a file system on the device; may be given several times
     #[arg(long, value_name = "PATH")]
     pub file: Vec<PathBuf>,
-    /// Block device of the kernel for the device, such as /dev/nbd0 [default: the one that the file is on]
+    /// Set the kernel's block device for the cache's device, such as /dev/nbd0 [default: the one with the file]
     #[arg(long, value_name = "PATH", requires = "file")]
     pub device: Option<PathBuf>,
 }
@@ -161,7 +161,7 @@ pub struct ByteRange {
 }
 
 fn rate(text: &str) -> Result<u64, String> {
-    // People write 50MiB/s, too.
+    // Users also write 50MiB/s.
     match size(text.strip_suffix("/s").unwrap_or(text))? {
         0 => Err("expected more than 0".to_owned()),
         bytes => Ok(bytes),

@@ -1,5 +1,6 @@
-//! Drivers of the kernel between node and server. Each driver is one module with both halves: that of the holder, which makes and
-//! removes nodes ([`NodeDriver`]), and that of the server, which answers the kernel ([`AttachedDoor`]).
+//! Drivers of the kernel between node and server. Each driver is one module with two halves: the holder's,
+//! which creates and removes nodes ([`NodeDriver`]), and the server's, which answers the kernel
+//! ([`AttachedDoor`]).
 
 mod fuse;
 mod nbd;
@@ -32,7 +33,7 @@ impl Driver {
     /// All drivers, the preferred one first.
     pub const PREFERENCE: [Driver; 3] = [Driver::Ublk, Driver::Nbd, Driver::Fuse];
 
-    /// The driver as a word.
+    /// Returns the driver's name on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Driver::Ublk => "ublk",
@@ -41,7 +42,7 @@ impl Driver {
         }
     }
 
-    /// The holder's half.
+    /// Returns the holder's half.
     pub fn node_driver(self) -> &'static dyn NodeDriver {
         match self {
             Driver::Ublk => &ublk::UblkNodes,
@@ -50,10 +51,11 @@ impl Driver {
         }
     }
 
-    /// Returns the server's half: a door that isn't open yet.
+    /// Returns the server's half: a door that isn't open.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for zones over a driver that serves devices alone; those of [`doors::nbd::door::NbdDoor::new`].
+    /// [`Error::Unsupported`] for zones with a driver that serves devices only; errors of
+    /// [`doors::nbd::door::NbdDoor::new`].
     pub fn attached_door(self, config: DoorConfig) -> Result<Box<dyn AttachedDoor>> {
         Ok(match self {
             Driver::Ublk => Box::new(ublk::door(config)),
@@ -66,115 +68,121 @@ impl Driver {
 /// Node that an attachment needs.
 #[derive(Debug, Clone)]
 pub struct NodeRequest {
-    /// Path of the volume in the attachment's folder; it tells the attachment's nodes from others.
+    /// Path of the volume in the attachment's folder; identifies the attachment's nodes.
     pub volume: PathBuf,
     /// Logical block size in bytes.
     pub sector_size: u32,
-    /// Time in which a server that was lost has to be replaced.
+    /// Time limit for replacing a lost server.
     pub recover_within: Duration,
 }
 
-/// Half of a driver that runs in the holder. All calls block the thread, except for [`NodeDriver::close_volume`].
+/// Half of a driver that runs in the holder. All calls block the thread, except [`NodeDriver::close_volume`].
 pub trait NodeDriver: Sync {
-    /// Checks that the driver can be used on this machine. This may load its module.
+    /// Checks that the driver can be used on this machine. May load its kernel module.
     ///
     /// # Errors
     /// [`block::Error::Unsupported`] with the missing module and the command that loads it.
     fn check(&self) -> Result<()>;
 
-    /// Checks that the driver can make a node of zones on this machine. This may load its module.
+    /// Checks that the driver can create a node of zones on this machine. May load its kernel module.
     ///
     /// # Errors
-    /// [`block::Error::Unsupported`] with what is missing.
+    /// [`block::Error::Unsupported`] with the missing feature.
     fn check_zoned(&self) -> Result<()>;
 
-    /// Whether the logical block size of a node is chosen when it is made; otherwise it is that of the device.
+    /// Whether the logical block size of a node is set when the node is created; otherwise it is that of the
+    /// device.
     fn sets_sector_size(&self) -> bool {
         true
     }
 
-    /// Whether each server's descriptors are passed on to the kernel, by [`NodeDriver::make`] and [`NodeDriver::take_over`]. Otherwise
-    /// they are kept for the next server.
+    /// Whether [`NodeDriver::make`] and [`NodeDriver::take_over`] pass each server's descriptors to the
+    /// kernel. Otherwise the holder keeps them for the next server.
     fn passes_descriptors_on(&self) -> bool {
         false
     }
 
-    /// Ends what a lost server has left open. `descriptors` are those that it gave to the holder.
+    /// Closes what a lost server has left open. `descriptors` are those that it passed to the holder.
     fn server_lost(&self, _descriptors: &[OwnedFd]) {}
 
-    /// Whether the kernel gives the number of an [aborted](NodeDriver::abort) node to other devices once the node has no users.
+    /// Whether the kernel reuses the number of an [aborted](NodeDriver::abort) node once the node has no
+    /// users.
     fn frees_number_on_abort(&self) -> bool {
         false
     }
 
-    /// Whether the driver tells nodes apart by their numbers alone, which the kernel gives to other devices once they are free.
+    /// Whether the driver identifies nodes by their numbers alone, which the kernel reuses once they are
+    /// free.
     fn goes_by_number(&self) -> bool {
         false
     }
 
-    /// Why no other server may take this connection over, if so.
+    /// Reason why no other server may take over this connection; `None` if one may.
     fn why_not_replaced(&self, _connection: &Connection) -> Option<&'static str> {
         None
     }
 
-    /// Makes the node for a server that serves, and returns its path. `descriptors` are those to be passed on.
+    /// Creates the node for a server that is ready, and returns its path. `descriptors` are passed to the
+    /// kernel.
     ///
     /// # Errors
-    /// Those of the kernel and of `losetup`.
+    /// Errors of the kernel and of `losetup`.
     fn make(&self, request: &NodeRequest, ready: &Ready, descriptors: Vec<OwnedFd>) -> Result<PathBuf>;
 
-    /// Connects the node to another server, whose `descriptors` are to be passed on.
+    /// Connects the node to another server, whose `descriptors` are passed to the kernel.
     ///
     /// # Errors
-    /// [`block::Error::NotFound`] if the node is gone; those of the kernel.
+    /// [`block::Error::NotFound`] if the node was removed; errors of the kernel.
     fn take_over(&self, _node: &Path, _volume: &Path, _descriptors: Vec<OwnedFd>) -> Result<()> {
         Ok(())
     }
 
-    /// Ends the connection between kernel and servers: users of the node get I/O errors from now on. The holder has closed the
-    /// connection's descriptors.
+    /// Ends the connection between kernel and servers: requests to the node fail with I/O errors afterwards.
+    /// The holder has closed the connection's descriptors.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     fn abort(&self, _connection: &Connection, _volume: &Path) -> Result<()> {
         Ok(())
     }
 
-    /// Ends the connection of a lost attachment whose server is gone, if the kernel would let requests wait without limit.
+    /// Ends the connection of a lost attachment without a server, if the kernel would let requests wait
+    /// forever.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     fn abort_without_server(&self, _volume: &Path) -> Result<()> {
         Ok(())
     }
 
-    /// Nodes of a volume, also those of servers that are gone. Empty for a driver whose nodes aren't told apart.
+    /// Nodes of a volume, including those of lost servers. Empty for a driver whose nodes can't be
+    /// identified.
     fn nodes(&self, _volume: &Path) -> Vec<PathBuf> {
         Vec::new()
     }
 
-    /// Removes a node that nobody uses. Does nothing if the node is gone, or is another volume's by now, where the driver tells
-    /// nodes apart.
+    /// Removes an unused node. Does nothing if the node was removed already, or if its path belongs to
+    /// another volume by now, where the driver can identify nodes.
     ///
     /// # Errors
-    /// [`block::Error::Busy`] with the users; those of the kernel and of `losetup`.
+    /// [`block::Error::Busy`] with the users; errors of the kernel and of `losetup`.
     fn remove_unused(&self, node: &Path, volume: &Path) -> Result<()>;
 
-    /// Whether a node that was removed is still there: the kernel releases it with its last user.
+    /// Whether a removed node still exists: the kernel releases it with its last user.
     fn is_unreleased(&self, _node: &Path, _volume: &Path) -> bool {
         false
     }
 
-    /// Removes the nodes of a volume, used or not, for an attachment that failed.
+    /// Removes the nodes of a volume, used or unused, for an attachment that failed.
     ///
     /// # Errors
-    /// Those of the kernel and of `losetup`.
+    /// Errors of the kernel and of `losetup`.
     fn remove_all(&self, connection: Option<&Connection>, volume: &Path) -> Result<()>;
 
-    /// Removes what was below the node of a volume, once the node is gone.
+    /// Removes what was below the node of a volume, after the node's removal.
     ///
     /// # Errors
-    /// [`block::Error::Busy`] if it is still in use some seconds later; those of the kernel.
+    /// [`block::Error::Busy`] if it is still in use after some seconds; errors of the kernel.
     fn close_volume<'a>(&'a self, _volume: &'a Path) -> Call<'a, Result<()>> {
         Call::ready(Ok(()))
     }
@@ -184,18 +192,18 @@ pub trait NodeDriver: Sync {
 pub struct DoorConfig {
     /// Device or zones to serve.
     pub backing: Backing,
-    /// Its name, for messages.
+    /// Name of the device or the zones, for messages.
     pub name: String,
     /// Path of the volume in the attachment's folder.
     pub volume: PathBuf,
-    /// Connection that the server before has left; `None` for the first server.
+    /// Connection that the previous server left; `None` for the first server.
     pub left: Option<Connection>,
-    /// Descriptors of that connection.
+    /// Descriptors of `left`.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl DoorConfig {
-    /// The device, for a driver that serves nothing else.
+    /// Returns the device, for a driver that serves devices only.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for zones.
@@ -207,14 +215,14 @@ impl DoorConfig {
     }
 }
 
-/// Error of a driver that serves devices alone.
+/// Error of a driver that serves devices only.
 fn no_zones(driver: Driver) -> Error {
     Error::unsupported(format!("{} serves devices and no zones", driver.word()))
 }
 
 /// Connection of an open door.
 pub struct OpenConnection {
-    /// What the next server has to know of it.
+    /// Properties for the next server.
     pub connection: Connection,
     /// Descriptors for the holder.
     pub descriptors: Vec<OwnedFd>,
@@ -222,25 +230,25 @@ pub struct OpenConnection {
 
 /// Half of a driver that runs in the server: the door of an attachment.
 pub trait AttachedDoor {
-    /// The door.
+    /// Returns the door.
     fn door(&self) -> Arc<dyn Door>;
 
     /// Returns the connection of an open door; `None` if the door isn't open.
     ///
     /// # Errors
-    /// Those of the kernel and of the connection.
+    /// Errors of the kernel and of the connection.
     fn connection(&self) -> Call<'_, Result<Option<OpenConnection>>>;
 
-    /// Ends the connection of an open door that no holder got.
+    /// Ends the connection of an open door that wasn't passed to a holder.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     fn abandon(&self) -> Call<'_, Result<()>>;
 
-    /// Waits until the node is gone.
+    /// Waits until the node is removed.
     ///
     /// # Errors
-    /// Any other end of the connection: another server may take over.
+    /// Any other end of the connection; another server may take over.
     fn ended(&self) -> Call<'_, Result<()>>;
 }
 

@@ -1,7 +1,8 @@
-//! The folder of an attachment: its paths, its lock, and the list of all of them.
+//! Folder of an attachment: its paths, its lock, and the list of all attachments.
 //!
-//! `/run/siltstone/NAME` is created by the holder and removed when the node is detached. It has the record `attachment.json`, the mount point
-//! `volume` or the socket `volume.sock` of the NBD door, the socket `holder.sock` and the server's `log`. A folder whose holder doesn't listen any more is *stale*.
+//! `/run/siltstone/NAME` is created by the holder and removed when the node is detached. It has the record
+//! `attachment.json`, the mount point `volume` or the socket `volume.sock` of the NBD door, the socket
+//! `holder.sock` and the server's `log`. A folder without a listening holder is *stale*.
 
 use block::{Error, Result};
 use runtime::net::is_listened_on;
@@ -15,7 +16,7 @@ const FOLDER: &str = "/run/siltstone";
 const LINKS: &str = "/dev/siltstone";
 /// Permissions of the sockets in the folder.
 pub const OWNER_ONLY: u32 = 0o600;
-/// Longest name of an attachment, in bytes: its socket's path has to fit an address.
+/// Longest name of an attachment, in bytes: the path of its socket has to fit into a socket address.
 const LONGEST_NAME: usize = 64;
 
 /// Checks a name for an attachment.
@@ -35,14 +36,15 @@ pub fn check_name(name: &str) -> Result<()> {
     }
 }
 
-/// Name for the attachment of a stack that was given none: that of its file without the ending, else that of its top device.
+/// Default name for the attachment of a stack: the name of its file without the ending, else that of its top
+/// device.
 pub fn name_for(stack: &str, top: &str) -> String {
     let path = Path::new(stack);
     let stem = path.file_stem().and_then(|stem| stem.to_str()).filter(|_| path.is_file());
     stem.unwrap_or(top).to_owned()
 }
 
-/// Link to the node of the attachment of this name.
+/// Returns the link to the node of the attachment of this name.
 pub fn link_of(name: &str) -> PathBuf {
     Path::new(LINKS).join(name)
 }
@@ -55,19 +57,19 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Folder of this name, existing or not.
+    /// Returns the folder of this name, which needn't exist.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a name that [isn't one](check_name).
+    /// [`Error::Invalid`] for an [invalid name](check_name).
     pub fn of(name: &str) -> Result<Folder> {
         check_name(name)?;
         Ok(Folder { name: name.to_owned(), path: Path::new(FOLDER).join(name) })
     }
 
-    /// All folders, sorted by name.
+    /// Returns all folders with valid names, sorted by name.
     ///
     /// # Errors
-    /// Those of the kernel; [`Error::Corrupt`] for none that are.
+    /// Errors of the kernel.
     pub fn all() -> Result<Vec<Folder>> {
         let failed = |error: std::io::Error| Error::from_io(&error, &format!("listing {FOLDER}"));
         let entries = match std::fs::read_dir(FOLDER) {
@@ -86,7 +88,7 @@ impl Folder {
     /// Creates the folder.
     ///
     /// # Errors
-    /// [`Error::Busy`] if it exists, with what to do; those of the kernel.
+    /// [`Error::Busy`] with advice if the folder exists; errors of the kernel.
     pub fn create(&self) -> Result<FolderLock> {
         let mut builder = std::fs::DirBuilder::new();
         match builder.mode(0o755).create(FOLDER) {
@@ -104,10 +106,10 @@ impl Folder {
         self.lock()
     }
 
-    /// Locks the folder against others that would remove it. Creates the lock's file if it isn't there.
+    /// Locks the folder against its removal by others. Creates the lock file if it is missing.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another process has the lock; [`Error::NotFound`] if the folder isn't there.
+    /// [`Error::Busy`] if another process has the lock; [`Error::NotFound`] if the folder doesn't exist.
     pub fn lock(&self) -> Result<FolderLock> {
         self.lock_with(std::fs::OpenOptions::new().create(true).truncate(false))
     }
@@ -115,7 +117,7 @@ impl Folder {
     /// As [`lock`](Self::lock), but creates nothing.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); [`Error::NotFound`] if the lock's file isn't there.
+    /// Errors of [`lock`](Self::lock); [`Error::NotFound`] if the lock file doesn't exist.
     pub fn lock_existing(&self) -> Result<FolderLock> {
         self.lock_with(&mut std::fs::OpenOptions::new())
     }
@@ -134,7 +136,7 @@ impl Folder {
             }
             other => other.map_err(|error| failed(error.into()))?,
         }
-        // It may have been removed, and created by another one, in the meantime.
+        // Another process may have removed and recreated the file meanwhile.
         let locked = file.metadata().map_err(failed)?;
         let named = std::fs::metadata(&path).map_err(failed)?;
         match locked.ino() == named.ino() && locked.dev() == named.dev() {
@@ -164,45 +166,45 @@ impl Folder {
         }
     }
 
-    /// Name of the attachment.
+    /// Returns the name of the attachment.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Mount point of the FUSE door.
+    /// Returns the mount point of the FUSE door.
     pub fn volume(&self) -> PathBuf {
         self.path.join("volume")
     }
 
-    /// The holder's socket.
+    /// Returns the path of the holder's socket.
     pub fn socket(&self) -> PathBuf {
         self.path.join("holder.sock")
     }
 
-    /// Standard error of holder and server.
+    /// Returns the path of the log: standard error of holder and servers.
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
     }
 
-    /// Link to the node.
+    /// Returns the link to the node.
     pub fn link(&self) -> PathBuf {
         link_of(&self.name)
     }
 
-    /// File of the record.
+    /// Returns the path of the record.
     pub fn record(&self) -> PathBuf {
         self.path.join("attachment.json")
     }
 
-    /// Whether a holder listens, also a stopped one; also for users who may not talk to it. Never waits.
+    /// Whether a holder listens, even a stopped one or one that this user may not connect to. Never waits.
     pub fn is_alive(&self) -> bool {
         is_listened_on(&self.socket()).unwrap_or_else(|error| matches!(error, Error::PermissionDenied(_)))
     }
 
-    /// Makes the link to a node.
+    /// Creates the link to a node.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another file has its name; those of the kernel.
+    /// [`Error::Busy`] if another file has its name; errors of the kernel.
     pub fn make_link(&self, node: &Path) -> Result<()> {
         let link = self.link();
         let making =
@@ -218,23 +220,23 @@ impl Folder {
         }
     }
 
-    /// Whether the link to the node is there, wherever it leads.
+    /// Whether the link to the node exists, whatever its target.
     pub fn has_link(&self) -> bool {
         std::fs::symlink_metadata(self.link()).is_ok_and(|found| found.is_symlink())
     }
 
-    /// Removes the link to the node, if there is one.
+    /// Removes the link to the node, if it exists.
     pub fn remove_link(&self) {
         if self.has_link() {
-            // At worst it leads nowhere.
+            // A link that is left has no target.
             let _ = std::fs::remove_file(self.link());
         }
     }
 
-    /// Removes the link and the folder. The caller has its lock.
+    /// Removes the link and the folder. The caller holds the lock.
     ///
     /// # Errors
-    /// [`Error::Busy`] while the volume is mounted: nothing is removed then; those of the kernel.
+    /// [`Error::Busy`] while the volume is mounted, and removes nothing; errors of the kernel.
     pub fn remove(&self) -> Result<()> {
         if self.is_mounted() {
             return Err(Error::busy(format!("{} is still mounted: unmount it", self.volume().display())));
@@ -249,11 +251,11 @@ impl Folder {
     }
 }
 
-/// Removes the beginning of a log, but for its last `kept` bytes at most. Its writers append, so they continue behind the rest; a line that is
-/// written in the same moment may be lost.
+/// Truncates a log to at most its last `kept` bytes. Writers append, so they continue after these; a line
+/// that is written at the same time may be lost.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn shorten_log(path: &Path, kept: u64) -> Result<()> {
     let failed = |error: std::io::Error| Error::from_io(&error, &format!("shortening {}", path.display()));
     let mut log = std::fs::OpenOptions::new().read(true).append(true).open(path).map_err(failed)?;
@@ -267,7 +269,7 @@ pub fn shorten_log(path: &Path, kept: u64) -> Result<()> {
     log.write_all(&rest[line..]).map_err(failed)
 }
 
-/// The lock of an attachment's folder, until it is dropped.
+/// Lock of an attachment's folder, released by dropping it.
 #[derive(Debug)]
 pub struct FolderLock(#[allow(dead_code)] std::fs::File);
 
@@ -288,7 +290,8 @@ mod tests {
         assert!(text.ends_with("line 999\nline 1000\n"), "{text}");
     }
 
-    /// A stopped holder accepts nothing, and a full queue of its socket makes further connections wait.
+    /// A stopped holder accepts no connection; once the queue of its socket is full, further connections
+    /// wait.
     #[test]
     fn a_holder_that_accepts_nothing_is_alive() {
         let parent = tempfile::tempdir().unwrap();

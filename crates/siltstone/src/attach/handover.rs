@@ -1,8 +1,9 @@
-//! Messages between holder and server, over a pair of sockets that the server has as its standard input: one in each direction,
-//! and with each the descriptors of `/dev/fuse`, or of the connections for the kernel's NBD client. What the holder sends first has memory that it keeps for the
-//! stack, too, as its last descriptor.
+//! Messages between holder and server, over a socket pair whose one end is the server's standard input: one
+//! message in each direction, with the descriptors of `/dev/fuse`, or of the connections for the kernel's NBD
+//! client. The last descriptor of the holder's message is memory that it keeps for the stack.
 //!
-//! The holder begins with what the server before left, if there was one. The server answers once clients are served.
+//! The holder's message has the connection of the previous server, if there was one. The server answers when
+//! clients are served.
 
 use super::driver::Driver;
 use block::{Error, Result};
@@ -16,37 +17,40 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Most descriptors of a message: a limit of the kernel (SCM_MAX_FD). Each shard has one, and so has kept memory.
+/// Limit of the descriptors of a message, by the kernel (SCM_MAX_FD). Each shard has one, and kept memory has
+/// one.
 pub const MOST_DESCRIPTORS: usize = 253;
-/// Longest message in bytes: a stack.
+/// Longest message in bytes; the stack's text is the longest part.
 const LONGEST: usize = 128 << 10;
 
 /// Connection between kernel and server, which outlives the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Connection {
-    /// A FUSE session, whose descriptors come along.
+    /// A FUSE session; its descriptors are sent with the message.
     Fuse(Negotiated),
     /// Number of a ublk device.
     Ublk(u32),
-    /// Transmission flags of an NBD export. The server passes connections to it, for the kernel; they aren't kept.
+    /// Transmission flags of an NBD export. The server passes its connections, for the kernel; the holder
+    /// doesn't keep them.
     Nbd(u16),
 }
 
-/// What the holder tells a new server.
+/// Message of the holder to a new server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     /// Driver of the node.
     pub driver: Driver,
     /// Path of the volume in the attachment's folder.
     pub volume: std::path::PathBuf,
-    /// The stack in TOML, in place of its file, which may have changed since; `None` for a stack of one line.
+    /// The stack in TOML, used in place of its file, which may have changed since; `None` for a stack of one
+    /// line.
     pub text: Option<String>,
-    /// Connection that the server before has left; `None` for the first server.
+    /// Connection that the previous server left; `None` for the first server.
     pub left: Option<Connection>,
 }
 
-/// What a server tells once it serves.
+/// Message of a server when clients are served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     /// Connection to the kernel.
@@ -59,12 +63,12 @@ pub struct Ready {
     pub read_only: bool,
     /// Whether zones are served.
     pub is_zoned: bool,
-    /// Whether acknowledged writes survive the server: only then another one may take over.
+    /// Whether acknowledged writes survive the server; otherwise no other server may take over.
     pub keeps_acknowledged: bool,
 }
 
 impl Ready {
-    /// Why no other server may take over, if so.
+    /// Reason why no other server may take over; `None` if one may.
     pub fn why_not_replaced(&self, driver: Driver) -> Option<&'static str> {
         if self.is_zoned {
             return Some("zones that were open when their server was lost accept no more writes");
@@ -75,7 +79,8 @@ impl Ready {
         }
     }
 
-    /// Whether requests to this device can be answered by another one: it may have grown, but the node keeps its size.
+    /// Whether a server with the properties `other` can answer requests to this device: the device may have
+    /// grown, the node keeps its size.
     pub fn can_be_answered_by(&self, other: &Ready) -> bool {
         self.bytes <= other.bytes && (self.block_size, self.read_only) == (other.block_size, other.read_only)
     }
@@ -85,10 +90,11 @@ fn failed(error: rustix::io::Errno, doing: &str) -> Error {
     Error::from_io(&error.into(), doing)
 }
 
-/// Creates the two ends of a connection. That of the server is passed on; neither survives an exec otherwise.
+/// Creates the two ends of a connection. The server's end is passed to the server; otherwise neither survives
+/// an exec.
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let made = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None);
@@ -98,7 +104,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
 /// Sends a message with descriptors. Blocks the thread.
 ///
 /// # Errors
-/// [`Error::Invalid`] for too many descriptors; those of the kernel.
+/// [`Error::Invalid`] for more than [`MOST_DESCRIPTORS`] descriptors; errors of the kernel.
 pub fn send(
     socket: &OwnedFd,
     message: &impl Serialize,
@@ -127,10 +133,11 @@ pub fn send(
     sent.map(|_| ()).map_err(|error| failed(error, "sending a message of an attachment"))
 }
 
-/// Receives a message with descriptors. Blocks the thread until there is one.
+/// Receives a message with descriptors. Blocks the thread until it arrives.
 ///
 /// # Errors
-/// [`Error::Closed`] if the other process has ended; [`Error::Protocol`] for another message; those of the kernel.
+/// [`Error::Closed`] if the other process has ended; [`Error::Protocol`] for another message; errors of the
+/// kernel.
 pub fn receive<T: for<'a> Deserialize<'a>>(socket: &OwnedFd) -> Result<(T, Vec<OwnedFd>)> {
     let mut text = vec![0; LONGEST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];

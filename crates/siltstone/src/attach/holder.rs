@@ -1,17 +1,19 @@
-//! The holder of an attachment: starts servers, keeps what must outlive them, and owns the node.
+//! Holder of an attachment: starts servers, keeps what must outlive them, and owns the node.
 //!
 //! # Promises
-//! - A server that ends without having been told so is replaced, by one with the stack as it was when it was attached. Requests wait for at most
-//!   [`Plan::recover_within`]; then the connection is aborted and they fail. They fail at once where the server had acknowledged
-//!   writes from its own memory ([`block::DevicePart::keeps_acknowledged`]): a file system that went on would find them missing.
-//! - The node is only detached while nobody uses it. A signal that comes while it is in use is reported, and changes nothing, however
-//!   often it comes.
-//! - Until the node is there, a signal cancels the attachment, and so does the end of the operator who waits for it.
-//! - What fails before the node is there leaves nothing behind.
-//! - Its memory is locked, and it is the out-of-memory killer skips it (oom_score_adj -1000).
+//! - A server that ends without a request to do so is replaced by one that opens the stack as it was when it
+//!   was attached. Requests wait for at most [`Plan::recover_within`]; then the connection is aborted and
+//!   they fail. They fail at once if the server had acknowledged writes from its own memory
+//!   ([`block::DevicePart::keeps_acknowledged`]): a file system on the node would otherwise continue without
+//!   them.
+//! - The node is only detached while it is unused. A signal that arrives while it is in use is reported and
+//!   has no other effect, however often it is sent.
+//! - Until the node exists, a signal cancels the attachment, and so does the end of the operator's process.
+//! - A failure before the node exists leaves no files, mounts or processes.
+//! - Its memory is locked, and the out-of-memory killer skips it (oom_score_adj -1000).
 //!
-//! Everything that takes time (starting a server, making the node) is a task of its own whose end is an event, so a holder
-//! always answers. The holder does no I/O on the volume.
+//! Everything that takes time (starting a server, creating the node) is a separate task that ends with an
+//! event, so a holder always answers. The holder does no I/O on the volume.
 
 use super::driver::{Driver, NodeRequest};
 use super::folder::{self, Folder, FolderLock, OWNER_ONLY};
@@ -36,63 +38,63 @@ use std::process::ExitStatus;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time for an operator to send a request.
+/// Time limit for receiving an operator's request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
-/// Most requests that are received at a time.
+/// Limit of requests that are received concurrently.
 const MOST_REQUESTS: usize = 16;
 /// Pause between attempts to start a server.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(200);
-/// Time between two looks at the log's size.
+/// Interval between checks of the log's size.
 const LOG_CHECK: Duration = Duration::from_secs(5);
-/// Size of the log in bytes at which its beginning is removed.
+/// Size of the log in bytes at which it is truncated.
 const LOG_LIMIT: u64 = 1 << 20;
-/// Bytes at the log's end that are kept then.
+/// Bytes at the end of the log that truncation keeps.
 const LOG_KEPT: u64 = 256 << 10;
-/// Time between two looks at whether the node is still the attachment's.
+/// Interval between checks that the node still belongs to the attachment.
 const NODE_CHECK: Duration = Duration::from_secs(2);
-/// Time for a server to close its stack.
+/// Time limit for a server to close its stack.
 const STOP_LIMIT: Duration = Duration::from_secs(3600);
-/// This program, also after its file was replaced: both processes have the same version.
+/// This program, even after its file was replaced: holder and servers have the same version.
 pub const PROGRAM: &str = "/proc/self/exe";
-/// Its name for `ps`.
+/// Name of the program for `ps`.
 pub const NAME: &str = "siltstone";
 
-/// What is attached, and how.
+/// Parameters of an attachment.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The attachment's folder.
     pub folder: Folder,
-    /// The stack, for the record.
+    /// Stack on the command line, for the record.
     pub stack: String,
-    /// Contents of the stack's file at this time; `None` for a stack of one line.
+    /// Contents of the stack's file when it was attached; `None` for a stack of one line.
     pub text: Option<String>,
     /// Driver of the node.
     pub driver: Driver,
-    /// Arguments of a server; the first one may have `--format` beside them.
+    /// Arguments of a server; the first server may also get `--format`.
     pub server_arguments: Vec<String>,
-    /// Format the stack when it is opened for the first time.
+    /// Whether to format the stack when it is opened for the first time.
     pub format: bool,
     /// Logical block size of the node in bytes; `None` for that of the device, up to 4096.
     pub sector_size: Option<u32>,
-    /// Time in which a server that was lost has to be replaced.
+    /// Time limit for replacing a lost server.
     pub recover_within: Duration,
 }
 
-/// What the holder waits for.
+/// Event that the holder waits for.
 enum Event {
     Signal,
     Request(String, Stream),
-    /// The operator who waits for the node has ended.
+    /// The process of the operator that waits for the node has ended.
     OperatorEnded,
     /// An attempt to start a server has ended.
     Started(Result<Server>),
-    /// The server of this number has ended. Comes after its [`Event::Started`].
+    /// The server of this number has ended. Follows its [`Event::Started`].
     Ended(u64, ExitStatus),
     /// An attempt to make the node has ended.
     Node(Result<PathBuf>),
-    /// It is time to look whether the node is still the attachment's.
+    /// Time to check whether the node still belongs to the attachment.
     LookAtNode,
-    /// The time for replacing the n-th lost server is over.
+    /// The time limit for replacing the n-th lost server has passed.
     Deadline(u64),
 }
 
@@ -113,7 +115,7 @@ impl Events {
         self.queue.borrow_mut().retain(|event| !matches!(event, Event::Signal));
     }
 
-    /// Takes the server that has started, if nobody has seen that yet.
+    /// Removes and returns a started server from the queue, if its event is still there.
     fn take_started(&self) -> Option<Server> {
         let mut queue = self.queue.borrow_mut();
         let place = queue.iter().position(|event| matches!(event, Event::Started(Ok(_))))?;
@@ -151,25 +153,26 @@ struct Holder {
     phase: Phase,
     /// Memory of the stack that outlives a server.
     memory: Rc<KeptMemory>,
-    /// Number of servers that were started.
+    /// Number of servers started so far.
     started: u64,
     /// The process that is being started.
     starting: Rc<RefCell<Option<Process>>>,
     server: Option<(Process, OwnedFd)>,
-    /// Descriptors and negotiation of the connection, while requests may be answered.
+    /// Descriptors and parameters of the connection, while requests may be answered.
     connection: Option<(Vec<OwnedFd>, Ready)>,
-    /// The connection that was aborted last, and the task that does it.
+    /// Connection that was aborted last, and the task that aborts it.
     aborting: Option<(Connection, JoinHandle<()>)>,
     record: Option<Record>,
-    /// Whether the node has been removed, though a last user may keep it.
+    /// Whether the node was removed; a last user may still keep it.
     is_removed: bool,
 }
 
-/// Attaches, tells `attached` the record, and holds until the node is detached. The folder has been created, and is removed. The other end of
-/// the pipe `operator` is closed by the end of an operator who waits for the node. An error of `attached` cancels the attachment.
+/// Attaches the stack, calls `attached` with the record, and holds the node until it is detached. The folder
+/// has been created, and is removed at the end. The pipe `operator` closes when the operator's process ends.
+/// An error of `attached` cancels the attachment.
 ///
 /// # Errors
-/// Those of the first server, of the node and of the folder; everything is undone then.
+/// Errors of the first server, of the node and of the folder; everything is undone then.
 pub async fn hold(
     plan: Plan,
     lock: FolderLock,
@@ -187,7 +190,7 @@ pub async fn hold(
     removed
 }
 
-/// Holds until the node is detached. Returns the connection of the operator who asked for that.
+/// Holds the node until it is detached. Returns the connection of the operator that requested it.
 async fn attach_and_hold(
     plan: &Rc<Plan>,
     operator: Option<OwnedFd>,
@@ -227,7 +230,7 @@ async fn attach_and_hold(
 /// Pushes an event for each signal.
 ///
 /// # Errors
-/// Those of [`StopSignals::catch`].
+/// Errors of [`StopSignals::catch`].
 fn watch_signals(events: &Rc<Events>) -> Result<()> {
     let (signals, events) = (StopSignals::catch()?, events.clone());
     runtime::spawn(async move {
@@ -246,19 +249,19 @@ fn watch_signals(events: &Rc<Events>) -> Result<()> {
 fn watch_operator(pipe: OwnedFd, events: &Rc<Events>) {
     let events = events.clone();
     runtime::spawn(async move {
-        // Nothing is ever written to it.
+        // Nothing is ever written to the pipe.
         let _ended = runtime::blocking(move || std::fs::File::from(pipe).read(&mut [0])).await;
         events.push(Event::OperatorEnded);
     })
     .detach();
 }
 
-/// Keeps the log from filling the memory that `/run` is: looks at its size every [`LOG_CHECK`].
+/// Limits the size of the log, since `/run` is in memory: checks it every [`LOG_CHECK`].
 fn bound_log(path: PathBuf) {
     runtime::spawn(async move {
         loop {
             runtime::sleep(LOG_CHECK).await;
-            // The log may be that of systemd, without a file.
+            // Under systemd the log may have no file.
             if std::fs::metadata(&path).is_ok_and(|log| log.len() > LOG_LIMIT)
                 && let Err(error) = folder::shorten_log(&path, LOG_KEPT)
             {
@@ -288,7 +291,7 @@ fn listen(listener: Listener, events: Rc<Events>) {
     .detach();
 }
 
-/// Receives one line.
+/// Receives one line; `None` if it is incomplete or late.
 async fn request(stream: &Stream) -> Option<String> {
     let receiving = async {
         let mut line = Vec::new();
@@ -309,12 +312,12 @@ async fn request(stream: &Stream) -> Option<String> {
 
 async fn answer(stream: &Stream, text: &str) {
     let line = format!("{}\n", text.replace('\n', " "));
-    // A client that has gone needs no answer.
+    // A client that has disconnected needs no answer.
     let _sent = runtime::timeout(REQUEST_LIMIT, stream.send(Data::copy_of(line.as_bytes()).into())).await;
 }
 
 impl Holder {
-    /// Handles events until the node is detached. Returns the connection of the operator who asked for that.
+    /// Handles events until the node is detached. Returns the connection of the operator that requested it.
     async fn run(&mut self, attached: impl FnOnce(&Record) -> Result<()>) -> Result<Option<Stream>> {
         let mut attached = Some(attached);
         let events = self.events.clone();
@@ -335,7 +338,7 @@ impl Holder {
                     Ok(()) => return Ok(None),
                     Err(error) => {
                         tracing::error!("{error}");
-                        // Signals that arrived meanwhile are dropped: a later detach needs a new one.
+                        // Earlier signals are dropped: a later detach needs a new one.
                         self.events.forget_signals();
                     }
                 },
@@ -373,7 +376,7 @@ impl Holder {
         }
     }
 
-    /// Checks an operator's request.
+    /// Checks an operator's request to detach.
     fn may_detach(&self, line: &str) -> Result<()> {
         let name = self.plan.folder.name();
         if line != DETACH {
@@ -388,14 +391,14 @@ impl Holder {
         }
     }
 
-    /// Begins to start a server after a pause.
+    /// Starts a server after a pause, in a task.
     fn start_server(&mut self, pause: Duration) {
         self.started += 1;
         let (plan, events, starting, number) =
             (self.plan.clone(), self.events.clone(), self.starting.clone(), self.started);
         let memory = self.memory.clone();
         let copied = |(descriptors, ready): &(Vec<OwnedFd>, Ready)| {
-            // Those that the kernel has are of no use to another server.
+            // Descriptors that the kernel has are useless to another server.
             let descriptors = match self.plan.driver.node_driver().passes_descriptors_on() {
                 true => Vec::new(),
                 false => duplicates(descriptors)?,
@@ -404,7 +407,7 @@ impl Holder {
             Ok::<_, Error>(LeftConnection { descriptors, ready: ready.clone(), node })
         };
         let left = self.connection.as_ref().map(copied).transpose();
-        // One task for all that a server does: its end is an event after its start, however soon it ends.
+        // One task per server: the event of its end always follows that of its start.
         runtime::spawn(async move {
             runtime::sleep(pause).await;
             let spawned = left.and_then(|left| Ok((left, launch::spawn(&plan, number)?)));
@@ -453,7 +456,7 @@ impl Holder {
         if self.state() != Some(State::Recovering) {
             process.signal(Signal::KILL);
             if self.plan.driver.node_driver().passes_descriptors_on() {
-                // The time was over while the kernel got the connection.
+                // The time limit passed while the kernel received the connection.
                 self.connection = Some((descriptors, ready));
                 self.abort();
             }
@@ -486,7 +489,7 @@ impl Holder {
         Ok(())
     }
 
-    /// Replaces a server that was lost, if that is possible.
+    /// Replaces a lost server, if possible.
     fn server_ended(&mut self, number: u64, status: ExitStatus) -> Result<()> {
         if self.server.as_ref().is_none_or(|(process, _)| process.number != number) {
             return Ok(());
@@ -496,13 +499,13 @@ impl Holder {
             self.plan.driver.node_driver().server_lost(descriptors);
         }
         if self.is_removed {
-            // The server has seen the end of the node, which a last user keeps.
+            // The server saw the removal of the node, which a last user keeps.
             self.connection = None;
             self.set_state(State::Failed);
             return Ok(());
         }
         if self.phase == Phase::MakingNode {
-            // What makes the node may wait for the answer to a request.
+            // The task that creates the node may wait for the answer to a request.
             self.abort();
             return Ok(());
         }
@@ -527,9 +530,9 @@ impl Holder {
         Ok(())
     }
 
-    /// Removes the link to a node that another program removed: its path may be reused.
+    /// Removes the link to a node that another program has removed: the kernel may reuse its path.
     fn look_at_node(&mut self) {
-        // Of attachments without a holder, too.
+        // Also of attachments without a holder.
         Record::remove_lost_links();
         let Some(record) = self.record.as_ref().filter(|record| !record.has_node()) else { return };
         if record.state != State::Failed {
@@ -543,12 +546,12 @@ impl Holder {
         }
     }
 
-    /// Whether the path of the node, if it was made, is that of another device by now.
+    /// Whether the path of the node belongs to another device by now.
     fn has_lost_node(&self) -> bool {
         self.record.as_ref().is_some_and(|record| !record.has_node())
     }
 
-    /// Ends the attempts to replace a server.
+    /// Stops the attempts to replace a server.
     fn deadline(&mut self, loss: u64) {
         let lost = self.record.as_ref().map(|record| record.lost_servers);
         if self.state() != Some(State::Recovering) || lost != Some(loss) {
@@ -589,10 +592,10 @@ impl Holder {
         self.aborting = Some((connection, aborting));
     }
 
-    /// Begins to make the node.
+    /// Starts to create the node, in a task.
     ///
     /// # Errors
-    /// Those of duplicating the descriptors that the driver passes on.
+    /// Errors of duplicating the descriptors that the driver passes to the kernel.
     fn make_node(&mut self, ready: &Ready, descriptors: &[OwnedFd]) -> Result<()> {
         self.phase = Phase::MakingNode;
         let driver = self.plan.driver.node_driver();
@@ -660,12 +663,12 @@ impl Holder {
         Ok(())
     }
 
-    /// Removes what there is of an attachment that failed.
+    /// Removes everything that exists of an attachment that failed.
     async fn undo(&mut self) {
         let warn = |error: Error| tracing::warn!("{error}");
         let mut connection = self.connection.take().map(|(_, ready)| ready.connection);
         if let Some((aborted, aborting)) = self.aborting.take() {
-            // The number of a removed node may be another one's: nothing is aborted after the removal.
+            // The number of a removed node may be reused: nothing is aborted after the removal.
             aborting.await;
             connection = connection.or(Some(aborted));
         }
@@ -685,15 +688,15 @@ impl Holder {
         self.stop_server().await;
     }
 
-    /// Tells the server to end, and waits for it.
+    /// Requests the server to end, and waits for it.
     async fn stop_server(&mut self) {
         let Some((process, _socket)) = self.server.take() else { return };
         process.signal(Signal::TERM);
         self.ended(&process).await;
     }
 
-    /// Waits for the end of a process. Other events are dropped, and operators told. Returns the connection of a server that
-    /// had begun to serve meanwhile.
+    /// Waits for the end of a process. Other events are dropped, and operators get an error. Returns the
+    /// connection of a server that became ready meanwhile.
     async fn ended(&self, process: &Process) -> Option<Connection> {
         let mut connection = None;
         let ended = async {
@@ -701,7 +704,7 @@ impl Holder {
                 match self.events.next().await {
                     Event::Ended(number, status) if number == process.number => return status,
                     Event::Request(_, stream) => answer(&stream, "the node is being detached").await,
-                    // It was told to end after it had begun to serve.
+                    // The server became ready before it received the signal.
                     Event::Started(Ok(server)) if server.process.number == process.number => {
                         connection = Some(server.ready.connection);
                     }

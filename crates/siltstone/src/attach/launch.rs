@@ -1,6 +1,6 @@
-//! Start of a server by its holder: the process, what the holder tells it, and what it answers.
+//! Start of a server by its holder: the process and the exchange of the first messages.
 //!
-//! Left to the holder: when a server is started and replaced, and what becomes of a connection.
+//! The holder decides when servers are started and replaced, and what happens to a connection.
 
 use super::driver::NodeDriver;
 use super::handover::{self, Ready, Start};
@@ -15,10 +15,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::rc::Rc;
 
-/// Memory for a part of the stack that outlives a server: empty until a server has made it as large as it needs it.
+/// Memory for a part of the stack that outlives a server: empty until a server has set its size.
 pub struct KeptMemory {
     descriptor: OwnedFd,
-    /// Locked with all memory of this process, so that it isn't swapped out while no server has it.
+    /// Locked with all memory of this process, so that it isn't swapped out between two servers.
     mapped: RefCell<Option<SharedMemory>>,
 }
 
@@ -34,7 +34,7 @@ impl KeptMemory {
         duplicate.map_err(|error| Error::from_io(&error, "duplicating the descriptor of kept memory"))
     }
 
-    /// Maps the memory, if a server uses it.
+    /// Maps and locks the memory, if a server uses it.
     pub fn lock(&self) -> Result<()> {
         let status = rustix::fs::fstat(&self.descriptor);
         let length =
@@ -56,42 +56,43 @@ pub struct Process {
 
 impl Process {
     pub fn signal(&self, signal: Signal) {
-        // It may have ended.
+        // The process may have ended.
         let _sent = rustix::process::pidfd_send_signal(&*self.descriptor, signal);
     }
 }
 
-/// A server that has told that it serves.
+/// A server that serves clients.
 pub struct Server {
     pub process: Process,
     pub ready: Ready,
     pub descriptors: Vec<OwnedFd>,
-    /// Kept until the server has ended: its standard input.
+    /// Other end of the server's standard input, kept until the server has ended.
     pub socket: OwnedFd,
 }
 
-/// Connection that a server has left, to be taken over by the next one.
+/// Connection that a server left, for the next one.
 pub struct LeftConnection {
     pub descriptors: Vec<OwnedFd>,
     pub ready: Ready,
-    /// The node, if it is there.
+    /// The node; `None` before its creation.
     pub node: Option<PathBuf>,
 }
 
-/// Starts a server that takes over the connection `left`. Returns the process and the holder's end of the socket to it.
+/// Starts server `number`. Returns its process, also as a child to wait for, and the holder's end of its
+/// socket.
 pub fn spawn(plan: &Plan, number: u64) -> Result<(Child, Process, OwnedFd)> {
     let doing = |error: std::io::Error| Error::from_io(&error, "starting a server");
     let (socket, other) = handover::pair()?;
     let mut command = Command::new(PROGRAM);
     command.args(&plan.server_arguments).stdin(Stdio::from(other)).stdout(Stdio::null());
     command.arg0(NAME);
-    // Ctrl-C is for the holder.
+    // Ctrl-C is for the holder only.
     command.process_group(0);
     if plan.format && number == 1 {
         command.arg("--format");
     }
     let mut child = command.spawn().map_err(doing)?;
-    // It has the other end of the socket; this process would wait for itself.
+    // The command owns the other end of the socket; with it open, the end of the server would go unnoticed.
     drop(command);
     let id = child.id();
     let descriptor = match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
@@ -104,7 +105,8 @@ pub fn spawn(plan: &Plan, number: u64) -> Result<(Child, Process, OwnedFd)> {
     Ok((child, Process { number, id, descriptor }, socket))
 }
 
-/// Greets a server that was started, and waits until it serves or has ended. It takes over the connection `left`.
+/// Sends the first message to a started server, with the connection `left` to take over. Waits until the
+/// server is ready or has ended.
 pub async fn greet(
     plan: &Plan,
     kept_memory: &KeptMemory,
@@ -127,7 +129,7 @@ pub async fn greet(
         }
         Ok(((ready, descriptors), socket))
     });
-    // The server has made the memory as large as it needs it.
+    // The server has set the size of the memory.
     let talked = talking.await.and_then(|served| kept_memory.lock().map(|()| served));
     match talked {
         Ok(((ready, descriptors), socket)) => Ok(Server { process, ready, descriptors, socket }),
@@ -136,7 +138,7 @@ pub async fn greet(
     }
 }
 
-/// Takes those of a server's descriptors that its driver passes on.
+/// Duplicates those descriptors of a server that its driver passes to the kernel.
 pub fn to_pass_on(driver: &dyn NodeDriver, descriptors: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     match driver.passes_descriptors_on() {
         true => duplicates(descriptors),
@@ -154,7 +156,7 @@ pub fn wait(child: &mut Child) -> ExitStatus {
     child.wait().unwrap_or_default()
 }
 
-/// The last line of the log: the error of a server that has ended.
+/// Returns the last line of the log: the error of a server that has ended.
 pub fn said_last(plan: &Plan) -> String {
     let log = std::fs::read_to_string(plan.folder.log()).unwrap_or_default();
     let last = log.lines().rev().find(|line| !line.trim().is_empty());

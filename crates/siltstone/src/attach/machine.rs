@@ -1,18 +1,20 @@
-//! Choice of the driver by which a stack becomes a node on this machine.
+//! Choice of the driver that gives a stack a node on this machine.
 
 pub use super::driver::Driver;
 use block::{Error, Result};
 
-/// What operators of a device can do without a driver.
+/// Advice for a device on a machine without a driver.
 pub const INSTEAD: &str = "siltstone serve --nbd needs neither root nor drivers";
-/// What operators of zones can do without a driver.
+/// Advice for zones on a machine without a driver.
 pub const INSTEAD_OF_ZONES: &str = "a log on the zones, log(…), is a device that needs no zoned driver";
 
-/// Chooses the driver of a node, and says why: the one that was asked for, otherwise the [preferred](Driver::PREFERENCE) one whose
-/// `check` succeeds. Drivers after that one aren't checked, since a check may load a module. Errors end with `instead`.
+/// Chooses the driver of a node: the requested one, else the first in [order of
+/// preference](Driver::PREFERENCE) whose `check` succeeds. Drivers after it aren't checked, since a check may
+/// load a kernel module. Errors end with `instead`.
 ///
 /// # Errors
-/// [`Error::PermissionDenied`] without root; [`Error::Unsupported`] without the driver that was asked for, or any.
+/// [`Error::PermissionDenied`] without root; [`Error::Unsupported`] if the requested driver, or every driver,
+/// is unavailable.
 pub fn choose(
     asked: Option<Driver>,
     is_root: bool,
@@ -48,7 +50,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// The drivers of a machine, each with the reason if it can't be used.
+    /// Drivers of a machine, each with the reason if it is unavailable.
     struct Drivers {
         ublk: Option<&'static str>,
         nbd: Option<&'static str>,

@@ -1,4 +1,4 @@
-//! The block device node of an attachment, over any driver: whether it is in use, and its removal with what is below it.
+//! Block device node of an attachment, of any driver: its users, and its removal with what is below it.
 
 use super::driver::Driver;
 use super::folder::Folder;
@@ -11,19 +11,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Logical block sizes that a node can be made with, in bytes.
+/// Permitted logical block sizes of a node, in bytes.
 pub const SECTOR_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
-/// Largest of them.
+/// Largest logical block size of a node, in bytes.
 pub const LARGEST_SECTOR: u32 = SECTOR_SIZES[SECTOR_SIZES.len() - 1];
-/// Time within which a node that was removed is released.
+/// Time limit for the release of a removed node.
 const RELEASE_LIMIT: Duration = Duration::from_secs(10);
-/// Time for programs that look at each new node, such as udev's, to close it.
+/// Time for programs that examine each new node, such as udev, to close it.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// Most processes that are named as users of a node.
+/// Limit of processes that are listed as users of a node.
 const MOST_NAMED: usize = 5;
 
-/// Claims a node that nobody uses: no mount, swap area, device above it, or process. Nobody can mount it meanwhile. Blocks the
-/// thread.
+/// Claims an unused node: without a mount, swap area, device above it, or process that has it open. It can't
+/// be mounted until the claim is dropped. Blocks the thread.
 ///
 /// # Errors
 /// [`Error::Busy`] with the users.
@@ -45,8 +45,8 @@ pub fn claim(node: &Path) -> Result<OwnedFd> {
     }
 }
 
-/// The kernel's sequence number of a block device: grows with each device and each medium, and never comes again until the machine starts
-/// anew (`/sys/block/…/diskseq`, Linux 5.15). `None` for a device that isn't there.
+/// The kernel's sequence number of a block device (`/sys/block/…/diskseq`, Linux 5.15): unique among all
+/// devices and media until the next boot. `None` for a missing device.
 pub fn sequence_number(node: &Path) -> Option<u64> {
     sysfs::attribute(node, "diskseq")?.parse().ok()
 }
@@ -54,7 +54,7 @@ pub fn sequence_number(node: &Path) -> Option<u64> {
 /// Device numbers of a node and of its partitions.
 fn devices(node: &Path) -> std::io::Result<Vec<u64>> {
     let mut devices = vec![std::fs::metadata(node)?.rdev()];
-    // The folder also has folders of attributes, without a device number.
+    // The folder also has subfolders of attributes, without a device number.
     let entries = sysfs::folder(node).map(std::fs::read_dir).transpose()?.into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| std::fs::read_to_string(entry.path().join("dev")).ok());
     devices.extend(numbers.filter_map(|text| {
@@ -79,10 +79,10 @@ fn users(node: &Path) -> Result<Vec<String>> {
     let number = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let others = processes.map(|entry| entry.path()).filter(|path| number(path).is_some_and(|it| it != own));
     for process in others {
-        // Processes end meanwhile.
+        // Processes may end meanwhile.
         let Ok(files) = std::fs::read_dir(process.join("fd")) else { continue };
         let is_user = files.flatten().any(|file| {
-            // Following a link to a file of a FUSE server may wait for it; device nodes are told by their path.
+            // Following a link to a file on FUSE may block; device nodes are recognised by their path.
             let path = std::fs::read_link(file.path()).unwrap_or_default();
             path.starts_with("/dev") && is_of(&path)
         });
@@ -95,37 +95,37 @@ fn users(node: &Path) -> Result<Vec<String>> {
     Ok(users)
 }
 
-/// Removes a node that nobody uses, and what is below it.
+/// Removes an unused node, and what is below it.
 ///
 /// # Errors
-/// [`Error::Busy`] with the users, or if the node or what is below it is still in use some seconds later; those of the kernel and of
-/// `losetup`.
+/// [`Error::Busy`] with the users, or if the node or what is below it is still in use after some seconds;
+/// errors of the kernel and of `losetup`.
 pub async fn detach(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
     remove_unused(driver, node, volume).await?;
     released(driver, node, volume).await
 }
 
-/// Removes a node that nobody uses. [`released`] follows.
+/// Removes an unused node. Call [`released`] next.
 ///
 /// # Errors
-/// [`Error::Busy`] with the users; those of the kernel and of `losetup`.
+/// [`Error::Busy`] with the users; errors of the kernel and of `losetup`.
 pub async fn remove_unused(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
     let driver = driver.node_driver();
     let remove = async || {
         let (node, volume) = (node.to_owned(), volume.to_owned());
         runtime::blocking(move || driver.remove_unused(&node, &volume)).await
     };
-    // udev may look at the node for a moment.
+    // udev may have the node open for a moment.
     runtime::retry_while_busy(LOOK_LIMIT, remove).await
 }
 
-/// Waits until a node that was removed is released, and removes what was below it.
+/// Waits until a removed node is released, and removes what was below it.
 ///
 /// # Errors
-/// [`Error::Busy`] if it is still in use some seconds later: it is released with its last user then.
+/// [`Error::Busy`] if the node is still in use after some seconds: its last user releases it then.
 pub async fn released(driver: Driver, node: &Path, volume: &Path) -> Result<()> {
     let driver = driver.node_driver();
-    // It may look again while the node is removed.
+    // udev may open the node again during its removal.
     let is_released = async || match driver.is_unreleased(node, volume) {
         false => Ok(()),
         true => {
@@ -136,16 +136,17 @@ pub async fn released(driver: Driver, node: &Path, volume: &Path) -> Result<()> 
     driver.close_volume(volume).await
 }
 
-/// Removes the nodes of an attachment without a holder, and what is below them. It may have been lost before it had a record.
+/// Removes the nodes of an attachment without a holder, and what is below them. The attachment may have no
+/// record yet.
 ///
 /// # Errors
-/// As [`detach`]; those of reading the record.
+/// Errors of [`detach`] and of reading the record.
 pub async fn detach_lost(folder: &Folder) -> Result<()> {
     let volume = folder.volume();
     for driver in Driver::PREFERENCE {
         driver.node_driver().abort_without_server(&volume)?;
     }
-    // The node may be another one's by now.
+    // The path of the node may belong to another device by now.
     if let Some(record) = Record::read(folder)?.filter(Record::has_node) {
         detach(record.driver, &record.node, &volume).await?;
     }

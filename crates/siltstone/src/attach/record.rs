@@ -1,4 +1,4 @@
-//! The record of an attachment: what its holder knows of it, in a file for `list` and `detach`.
+//! Record of an attachment: its state, which the holder saves for `list` and `detach`.
 
 use super::driver::Driver;
 use super::folder::{Folder, link_of};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 /// State of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// A server answers.
+    /// A server answers requests.
     Attached,
     /// The server was lost; requests wait for another one.
     Recovering,
@@ -24,51 +24,52 @@ impl State {
     const ALL: [(State, &str); 3] =
         [(State::Attached, "attached"), (State::Recovering, "recovering"), (State::Failed, "failed")];
 
-    /// The state as a word.
+    /// Returns the state as a word.
     pub fn word(self) -> &'static str {
         Self::ALL.iter().find(|(state, _)| *state == self).map_or("", |(_, word)| word)
     }
 }
 
-/// What is known of an attachment.
+/// State and parameters of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Its name.
+    /// Name of the attachment.
     pub name: String,
-    /// The stack, as on the command line; the absolute path of a file.
+    /// Stack as on the command line; a file by its absolute path.
     pub stack: String,
     /// Driver of the node.
     pub driver: Driver,
     /// Block device node.
     pub node: PathBuf,
-    /// The kernel's sequence number of the node, which no other device ever gets ([`node::sequence_number`]); `None` before Linux 5.15.
+    /// The kernel's sequence number of the node, which is unique ([`node::sequence_number`]); `None` before
+    /// Linux 5.15.
     pub diskseq: Option<u64>,
     /// Size in bytes.
     pub bytes: u64,
-    /// State.
+    /// State of the attachment.
     pub state: State,
     /// Number of servers that were lost.
     pub lost_servers: u64,
-    /// Process of the holder.
+    /// Process number of the holder.
     pub holder: u32,
-    /// Process of the server.
+    /// Process number of the server.
     pub server: u32,
 }
 
 impl Record {
-    /// Writes the record to its folder, in place of the one before.
+    /// Writes the record to its folder, and replaces the previous one.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn write(&self, folder: &Folder) -> Result<()> {
         let path = folder.record();
         runtime::file::replace(&path, None, |file| writeln!(file, "{:#}", self.to_json()))
     }
 
-    /// Reads the record of a folder; `None` if there is none yet.
+    /// Reads the record of a folder; `None` before the first one is written.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for another file; those of the kernel.
+    /// [`Error::Corrupt`] for another file; errors of the kernel.
     pub fn read(folder: &Folder) -> Result<Option<Record>> {
         let path = folder.record();
         let text = match std::fs::read_to_string(&path) {
@@ -82,15 +83,15 @@ impl Record {
         record.map(Some).ok_or_else(wrong)
     }
 
-    /// Whether the node is still the attachment's: its path may be another device's by now.
+    /// Whether the node still belongs to the attachment: its path may be reused by another device.
     pub fn has_node(&self) -> bool {
         self.diskseq.is_none() || node::sequence_number(&self.node) == self.diskseq
     }
 
-    /// Removes the links of attachments that lost both their holder and their node: the node's path may be another device's by now.
-    /// Every verb and every holder calls it, so that nobody follows such a link for long: it never waits and creates nothing. Left as
-    /// they are: attachments that are being attached or detached, whose lock is taken; those of other users, which can't be read; those
-    /// whose holder is stopped, which may go on.
+    /// Removes the links of attachments that lost both their holder and their node: another device may reuse
+    /// the node's path. Every verb and every holder calls it, so such a link is short-lived. It never waits
+    /// and creates nothing. It skips attachments that are being attached or detached, whose lock is taken;
+    /// those of other users, which can't be read; and those whose holder is stopped, since it may be resumed.
     pub fn remove_lost_links() {
         for folder in Folder::all().unwrap_or_default() {
             let is_lost = || {
@@ -103,7 +104,7 @@ impl Record {
         }
     }
 
-    /// The record as JSON.
+    /// Returns the record as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "name": self.name,

@@ -1,21 +1,22 @@
-//! Messages between operators and a holder: one line of text each, over the socket in the attachment's folder.
+//! Messages between operators and a holder: one line of text each, over the socket in the attachment's
+//! folder.
 
 use super::folder::Folder;
 use crate::unix_connect;
 use block::{Error, Result};
 use std::io::{BufRead, BufReader, Read, Write};
 
-/// Request to detach the node and to end.
+/// Request to detach the node and end the holder.
 pub const DETACH: &str = "detach";
-/// Answer to a request that was carried out. All others are texts of errors.
+/// Answer to a successful request. All other answers are texts of errors.
 pub const DONE: &str = "done";
 /// Longest line in bytes.
 pub const LONGEST: usize = 4096;
 
-/// Asks a holder; `None` if there is none.
+/// Sends a request to a holder, and waits for the answer; `None` without a holder.
 ///
 /// # Errors
-/// The holder's error; those of the connection, [`Error::TimedOut`] for a holder that accepts none.
+/// The holder's error; errors of the connection, [`Error::TimedOut`] for a holder that accepts none.
 pub fn ask(folder: &Folder, request: &str) -> Result<Option<()>> {
     let failed =
         |error: std::io::Error| Error::from_io(&error, &format!("asking the holder of {}", folder.name()));

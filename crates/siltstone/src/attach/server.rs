@@ -1,4 +1,4 @@
-//! The server's end of an attachment: what its holder tells it, and the door that it opens for the node.
+//! Server's end of an attachment: the message of its holder, and the door for the node.
 
 use super::driver::{AttachedDoor, DoorConfig, OpenConnection};
 use super::handover::{self, Connection, Ready, Start};
@@ -11,7 +11,7 @@ use stack::Door;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Connection to the holder that has started this server.
+/// Connection to the holder that started this server.
 pub struct HolderConnection {
     socket: OwnedFd,
     start: Start,
@@ -19,10 +19,10 @@ pub struct HolderConnection {
 }
 
 impl HolderConnection {
-    /// Receives what the holder tells a new server, and prepares the process for a node.
+    /// Receives the first message of the holder, and prepares the process to serve a node.
     ///
     /// # Errors
-    /// Those of [`handover::receive`].
+    /// Errors of [`handover::receive`].
     pub fn greet() -> Result<HolderConnection, Failure> {
         let socket = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned();
         let socket = socket.map_err(|error| Failure::World(format!("the holder's socket: {error}")))?;
@@ -35,13 +35,13 @@ impl HolderConnection {
         Ok(HolderConnection { socket, start, descriptors })
     }
 
-    /// The stack in TOML, in place of its file.
+    /// Returns the stack in TOML, in place of its file; `None` for a stack of one line.
     pub fn text(&self) -> Option<&str> {
         self.start.text.as_deref()
     }
 }
 
-/// The door of an attachment, and its holder.
+/// Door of an attachment, and the connection to its holder.
 pub struct Attached {
     socket: OwnedFd,
     door: Box<dyn AttachedDoor>,
@@ -49,10 +49,10 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Returns the door of a device or of zones, whose name is for messages. It isn't open yet.
+    /// Creates the door of a device or of zones; `name` is for messages. The door isn't open.
     ///
     /// # Errors
-    /// Those of [`Driver::attached_door`](super::driver::Driver::attached_door).
+    /// Errors of [`Driver::attached_door`](super::driver::Driver::attached_door).
     pub fn new(holder: HolderConnection, backing: Backing, name: String) -> Result<Attached> {
         let HolderConnection { socket, start, descriptors } = holder;
         let door = start.driver.attached_door(DoorConfig {
@@ -65,15 +65,15 @@ impl Attached {
         Ok(Attached { socket, door, backing })
     }
 
-    /// The door.
+    /// Returns the door.
     pub fn door(&self) -> Arc<dyn Door> {
         self.door.door()
     }
 
-    /// Waits until the node is gone.
+    /// Waits until the node is removed.
     ///
     /// # Errors
-    /// Any other end of the connection: another server may take over.
+    /// Any other end of the connection; another server may take over.
     pub async fn ended(&self) -> Result<()> {
         self.door.ended().await
     }
@@ -105,10 +105,11 @@ impl Attached {
         })
     }
 
-    /// Tells the holder that clients are served, and gives it what keeps the connection alive. Without a holder the connection ends.
+    /// Sends [`Ready`] to the holder, with what keeps the connection alive. Ends the connection if the holder
+    /// is lost.
     ///
     /// # Errors
-    /// Those of [`handover::send`].
+    /// Errors of [`handover::send`].
     pub async fn ready(&self) -> Result<()> {
         let told = self.door.connection().await.and_then(|connection| match connection {
             None => Ok(()),
@@ -118,7 +119,7 @@ impl Attached {
             }
         });
         if told.is_err() {
-            // The error is that of the holder.
+            // The holder's error is more useful than this one.
             let _ended = self.door.abandon().await;
         }
         told

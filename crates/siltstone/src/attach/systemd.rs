@@ -5,10 +5,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
-/// Tells systemd that the service is ready, if it was started by systemd (`NOTIFY_SOCKET`, sd_notify(3)).
+/// Notifies systemd that the service is ready, if systemd started it (`NOTIFY_SOCKET`, sd_notify(3)).
 ///
 /// # Errors
-/// Those of the kernel.
+/// Errors of the kernel.
 pub fn notify_ready() -> Result<()> {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
     let bytes = name.as_encoded_bytes();
@@ -26,8 +26,8 @@ fn quoted(argument: &str) -> String {
     format!("\"{escaped}\"")
 }
 
-/// Unit that attaches a stack under a name, and an example of a mount, with comments that say where they belong. `arguments`
-/// follow the stack on the command line.
+/// Returns a unit that attaches a stack under a name, and an example of a mount, with comments that name
+/// their files. `arguments` follow the stack on the command line.
 pub fn units(program: &Path, folder: &Path, stack: &str, name: &str, arguments: &[String]) -> String {
     let arguments: String = arguments.iter().map(|argument| format!(" {}", quoted(argument))).collect();
     let folder = folder.display().to_string().replace('%', "%%");

@@ -7,27 +7,27 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// Server that has answered.
+/// Connection to a server that has answered.
 pub struct Client {
     path: PathBuf,
     stream: BufReader<UnixStream>,
-    /// Process of a server that had not opened its stack yet.
+    /// Process number of a server that had not opened its stack yet.
     opening: Option<u32>,
 }
 
 /// Reason for a missing answer.
 enum Lost {
-    /// The server has closed the connection.
+    /// The server closed the connection.
     Gone,
     /// Another reason, as text.
     Otherwise(String),
 }
 
 impl Client {
-    /// Checks that a server answers; `None` if none does: it was killed or has just ended.
+    /// Checks that a server answers; `None` if none does, because it was killed or has just ended.
     ///
     /// # Errors
-    /// [`Failure::World`] if the peer is no server, has another version, or doesn't answer in time.
+    /// [`Failure::World`] if the peer isn't a server, has another version, or doesn't answer in time.
     pub fn new(path: PathBuf, stream: UnixStream) -> Result<Option<Client>, Failure> {
         let limit = |limit| stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit));
         let set = limit(Some(unix_connect::LIMIT));
@@ -48,24 +48,24 @@ impl Client {
         }
         let process = hello["process"].as_u64().unwrap_or(0) as u32;
         client.opening = (hello["opening"] == true).then_some(process);
-        // A message takes as long as it takes.
+        // A message has no time limit.
         let stream = client.stream.get_ref();
         let unset = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
         unset.map_err(|error| client.failed(&error.to_string()))?;
         Ok(Some(client))
     }
 
-    /// Process of the server, if it had not opened its stack yet.
+    /// Returns the process number of the server, if it had not opened its stack yet.
     pub fn is_opening(&self) -> Option<u32> {
         self.opening
     }
 
-    /// Path of the socket.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Sends a request, and waits for the answer without a limit.
+    /// Sends a request, and waits for the answer without a time limit.
     ///
     /// # Errors
     /// [`Failure::World`] if the server closes the connection.
@@ -83,7 +83,8 @@ impl Client {
     }
 
     fn exchange(&mut self, request: &Request) -> Result<Answer, Lost> {
-        // A server that takes no more clients says so and closes without having listened: what it says counts.
+        // A server without a free connection sends an error and closes before it receives: its answer takes
+        // precedence over the failed write.
         let sent = self.stream.get_mut().write_all(request.to_line().as_bytes());
         let mut line = Vec::new();
         let most = LONGEST_ANSWER as u64 + 1;

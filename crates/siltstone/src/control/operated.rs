@@ -1,5 +1,5 @@
-//! What answers the requests of operators: an open stack, whether it is being served or was opened for this request, or a
-//! served flash chip.
+//! Recipients of operators' requests: an open stack, served or opened for one request, or a served flash
+//! chip.
 
 use super::protocol::{self, Answer, Recipient, Refusal, Request};
 use block::{Call, Status};
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use stack::{BuiltStack, Door};
 use std::sync::Arc;
 
-/// What answers the requests of operators: a stack, or a flash chip.
+/// Recipient of operators' requests: a stack or a flash chip.
 pub trait Operated {
     /// Carries out a request.
     ///
     /// # Errors
-    /// An unknown recipient or message; its error.
+    /// An unknown recipient or message; the recipient's error.
     fn carry_out<'a>(&'a self, request: &'a Request) -> Call<'a, Answer>;
 }
 
@@ -24,17 +24,17 @@ impl Operated for OperatedStack {
 
 /// An open stack.
 pub struct OperatedStack {
-    /// Stack.
+    /// The stack.
     pub built: BuiltStack,
     /// Doors besides those of the stack.
     pub extra_doors: Vec<ExtraDoor>,
-    /// Its server; `None` if it isn't served.
+    /// Properties of the server; `None` if the stack isn't served.
     pub server: Option<ServerFacts>,
 }
 
 /// A door of the command line.
 pub struct ExtraDoor {
-    /// Its address.
+    /// Address of the door.
     pub name: String,
     /// The door.
     pub door: Arc<dyn Door>,
@@ -42,13 +42,13 @@ pub struct ExtraDoor {
 
 /// Constant properties of a server.
 pub struct ServerFacts {
-    /// Stack, as named on the command line.
+    /// Stack on the command line.
     pub stack: String,
-    /// Time of opening.
+    /// Time at which the server opened the stack.
     pub since: runtime::Instant,
 }
 
-/// Answer that a server is running.
+/// Returns the answer to [`Request::Hello`].
 pub fn hello() -> Value {
     json!({ "protocol": protocol::VERSION, "process": std::process::id() })
 }
@@ -78,7 +78,8 @@ impl OperatedStack {
         }
     }
 
-    /// [`BuiltStack::status`] with the additional doors by their addresses, and `server` if there is one.
+    /// Returns [`BuiltStack::status`] with the additional doors by their addresses, and `server` if it is
+    /// served.
     async fn status(&self) -> Value {
         let mut status = self.built.status().await;
         for ExtraDoor { name, door } in &self.extra_doors {
@@ -99,12 +100,12 @@ impl OperatedStack {
         status
     }
 
-    /// Addresses of its doors for clients.
+    /// Returns the addresses of the doors for clients.
     pub fn addresses(&self) -> Vec<String> {
         self.doors().flat_map(|door| door.addresses()).collect()
     }
 
-    /// Doors of the stack, then the additional ones.
+    /// Returns the doors of the stack, then the additional ones.
     fn doors(&self) -> impl Iterator<Item = &Arc<dyn Door>> {
         self.built.doors().map(|(_, door)| door).chain(self.extra_doors.iter().map(|extra| &extra.door))
     }

@@ -1,19 +1,20 @@
 //! Control socket of each stack and flash chip.
 //!
-//! Unless a path is given, a server's socket is in a folder of its user, under a name that is derived from the stack
-//! or the chip alone, so that the server is found by it:
+//! Without `--control`, a server's socket is in a folder of its user, under a name that is derived from the
+//! stack or the chip alone, so that operators find the server by it:
 //!
-//! - A stack *file* is identified by its absolute path, links followed. It has one server at a time.
-//! - A stack of *one line*, or from standard input, is identified by its text and the working directory, against
-//!   which its relative paths are resolved. Two memories of the same size are two stacks, so up to [`MOST_ALIKE`]
-//!   servers of one line get numbers; if several serve it, an operator has to choose one.
+//! - A stack *file* is identified by its absolute path, with links resolved. It has one server at a time.
+//! - A stack of *one line*, or from standard input, is identified by its text and the working directory,
+//!   against which its relative paths are resolved. Two memories of the same size are two stacks, so up to
+//!   [`MOST_ALIKE`] servers of the same line get numbers; if several run, an operator has to choose one.
+//! - A *flash chip* is identified by its image's absolute path, or without an image by its server's process.
+//!   Names of chips have their own ending, so that operators find all served chips.
 //!
-//! - A *flash chip* is identified by its image's absolute path, or without an image by its server's process. Chips have
-//!   names of their own, so that all served ones are found.
-//!
-//! The folder is `siltstone` in `XDG_RUNTIME_DIR` if that is a folder of this user; else `/run/siltstone-control` for root, `siltstone` in
-//! `/run/user/UID` for others; `/tmp/siltstone-UID`, which anybody may have made before, comes last. A server may have been started in another
-//! environment than its operator's, so all are searched. A folder that others may write to is never used: they could pose as the server.
+//! The folder is `siltstone` in `XDG_RUNTIME_DIR` if that is a folder of this user; else
+//! `/run/siltstone-control` for root, or `siltstone` in `/run/user/UID` for others; else
+//! `/tmp/siltstone-UID`, which another user may have created before. A server may have another environment
+//! than the operator, so all of them are searched. A folder that others may write to is never used: another
+//! user could impersonate the server there.
 
 use crate::failure::Failure;
 use crate::unix_connect;
@@ -24,7 +25,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// Limit of the servers of the same line.
+/// Limit of servers of the same line.
 pub const MOST_ALIKE: usize = 16;
 
 /// Longest XDG_RUNTIME_DIR, so that with a socket's name it fits into the 107 bytes of an address.
@@ -46,7 +47,7 @@ pub struct Identity {
     subject: Subject,
 }
 
-/// What a server serves.
+/// Subject of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Subject {
     StackFile,
@@ -54,14 +55,14 @@ enum Subject {
     Chip,
 }
 
-/// End of the names of chips' sockets.
+/// Ending of the names of chips' sockets.
 const CHIP_SUFFIX: &str = "-spi.sock";
 
-/// Limit of the names that are examined for chips.
+/// Limit of the files that are examined for chips' sockets.
 const MOST_EXAMINED: usize = 1000;
 
 impl Identity {
-    /// Identity of a stack file; `None` if the argument is a line, or there is no such file.
+    /// Returns the identity of a stack file; `None` if the argument is a line, or there is no such file.
     pub fn of_file(argument: &str) -> Option<Identity> {
         let path = Path::new(argument);
         if argument == "-" || !path.is_file() {
@@ -74,10 +75,10 @@ impl Identity {
         })
     }
 
-    /// Identity of a stack that was read from one line or standard input.
+    /// Returns the identity of a stack that was read from one line or standard input.
     ///
     /// # Errors
-    /// If the working directory doesn't exist any more.
+    /// [`Failure::World`] if the working directory doesn't exist any more.
     pub fn of_text(stack: &Stack) -> Result<Identity, Failure> {
         let folder = std::env::current_dir()
             .map_err(|error| Failure::World(format!("asking for the current folder: {error}")))?;
@@ -86,10 +87,11 @@ impl Identity {
         Ok(Identity { hash: hash(&parts), subject: Subject::StackText })
     }
 
-    /// Identity of a flash chip with this image, else of the one that this process serves.
+    /// Returns the identity of a flash chip with this image; without one, of the chip that this process
+    /// serves.
     ///
     /// # Errors
-    /// If the image doesn't exist.
+    /// [`Failure::World`] if the image doesn't exist.
     pub fn of_chip(image: Option<&Path>) -> Result<Identity, Failure> {
         let hash = match image {
             Some(image) => {
@@ -102,12 +104,12 @@ impl Identity {
         Ok(Identity { hash, subject: Subject::Chip })
     }
 
-    /// Whether it is of a stack file, which can have only one server.
+    /// Whether it identifies a stack file, which can have only one server.
     pub fn is_file(&self) -> bool {
         self.subject == Subject::StackFile
     }
 
-    /// Possible names of its socket, the preferred one first.
+    /// Returns the possible names of the socket, the preferred one first.
     pub fn names(&self) -> impl Iterator<Item = String> {
         let Identity { hash, subject } = *self;
         let numbers = if subject == Subject::StackText { MOST_ALIKE } else { 1 };
@@ -119,8 +121,8 @@ impl Identity {
     }
 }
 
-/// 64-bit FNV-1a (Fowler, Noll and Vo; draft-eastlake-fnv), each part followed by a zero. It has to be the same in
-/// every version of the program; the folder belongs to the user, so it needs no resistance to attacks.
+/// 64-bit FNV-1a (Fowler, Noll and Vo; draft-eastlake-fnv), each part followed by a zero byte. All versions
+/// of the program must compute the same value. It needn't resist attacks: the folder belongs to the user.
 fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.iter().chain([&0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
@@ -130,10 +132,10 @@ fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Folder of root's control sockets, where nobody else may make files.
+/// Folder of root's control sockets; only root may write to it.
 const FOLDER_OF_ROOT: &str = "/run/siltstone-control";
 
-/// Folders, existing or not; new sockets go to the first one that can be used.
+/// Returns the candidate folders, existing or not. New sockets go to the first usable one.
 fn folders() -> Vec<PathBuf> {
     let own = |path: &PathBuf| {
         let found = std::fs::metadata(path);
@@ -156,7 +158,7 @@ fn folders() -> Vec<PathBuf> {
 /// Whether a folder exists and only its user may write to it.
 ///
 /// # Errors
-/// If another file has its name, or others may write to it.
+/// Another file has its name, or others may write to it.
 fn is_ready(folder: &Path) -> Result<bool> {
     let found = match std::fs::symlink_metadata(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
@@ -173,15 +175,15 @@ fn is_ready(folder: &Path) -> Result<bool> {
     )))
 }
 
-/// Folder for new sockets, created if it doesn't exist.
+/// Returns the folder for new sockets, and creates it if it doesn't exist.
 ///
 /// # Errors
-/// If it can't be created, or others may write to it.
+/// The folder can't be created, or others may write to it.
 pub fn make_folder() -> Result<PathBuf> {
     first_usable(&folders())
 }
 
-/// The first folder that exists or can be made. One that others may write to is refused.
+/// Returns the first folder that exists or can be created. One that others may write to is an error.
 fn first_usable(folders: &[PathBuf]) -> Result<PathBuf> {
     let mut first = None;
     for folder in folders {
@@ -195,7 +197,7 @@ fn first_usable(folders: &[PathBuf]) -> Result<PathBuf> {
     Err(first.unwrap_or_else(|| Error::not_found("a folder for control sockets; give --control PATH")))
 }
 
-/// Makes a folder, if it doesn't exist.
+/// Creates a folder, if it doesn't exist.
 fn made(folder: &Path) -> Result<PathBuf> {
     if !is_ready(folder)? {
         let made = std::fs::DirBuilder::new().mode(0o700).create(folder);
@@ -213,10 +215,11 @@ fn made(folder: &Path) -> Result<PathBuf> {
     Ok(folder.to_owned())
 }
 
-/// Connects to a socket; `None` without a server: no file, or one that a killed server has left.
+/// Connects to a socket; `None` without a server: the file is missing, or a killed server left it.
 ///
 /// # Errors
-/// Those of the kernel: not allowed, not a socket; [`Error::TimedOut`] for a server that accepts nothing.
+/// Errors of the kernel, such as a missing permission or another type of file; [`Error::TimedOut`] for a
+/// server that accepts no connection.
 pub fn connect(path: &Path) -> Result<Option<UnixStream>> {
     match unix_connect::connect(path) {
         Ok(stream) => Ok(Some(stream)),
@@ -227,10 +230,10 @@ pub fn connect(path: &Path) -> Result<Option<UnixStream>> {
     }
 }
 
-/// All servers of this stack.
+/// Connects to all servers of this stack. Skips folders that others may write to.
 ///
 /// # Errors
-/// As [`connect`]; a folder that others may write to is skipped.
+/// Errors of [`connect`].
 pub fn servers(identity: &Identity) -> Result<Vec<(PathBuf, UnixStream)>> {
     let mut found = Vec::new();
     for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
@@ -243,10 +246,10 @@ pub fn servers(identity: &Identity) -> Result<Vec<(PathBuf, UnixStream)>> {
     Ok(found)
 }
 
-/// All servers of flash chips.
+/// Connects to all servers of flash chips.
 ///
 /// # Errors
-/// As [`servers`].
+/// Errors of [`servers`].
 pub fn chip_servers() -> Result<Vec<(PathBuf, UnixStream)>> {
     let mut found = Vec::new();
     for folder in folders().into_iter().filter(|folder| is_ready(folder).unwrap_or(false)) {
@@ -299,7 +302,7 @@ mod tests {
     /// Servers and operators may be of different versions.
     #[test]
     fn the_hash_is_fnv_1a() {
-        // From the test vectors of the draft, with the zero that ends each part.
+        // Test vectors of the draft, with the zero byte that ends each part.
         assert_eq!(hash(&[]), 0xcbf2_9ce4_8422_2325);
         assert_eq!(hash(&[b""]), 0xaf63_bd4c_8601_b7df);
         assert_eq!(hash(&[b"foobar"]), 0x3453_1ca7_168b_8f38);

@@ -1,4 +1,4 @@
-//! Messages of a control socket, without waiting: bytes to lines, lines to requests, answers to lines.
+//! Messages of a control socket: bytes to lines, lines to requests, answers to lines. Nothing here waits.
 //!
 //! One JSON object per line, in both directions; an answer for each request, in order.
 //!
@@ -13,8 +13,8 @@
 //! < {"error":{"errno":22,"text":"verb \"massage\": did you mean …","wrongly_asked":true}}
 //! ```
 //!
-//! For any bytes it never panics, keeps no more than [`LONGEST_REQUEST`] of a line, and returns an error for an invalid
-//! request. Sockets and the execution of requests are left to other modules.
+//! For any bytes the parser never panics, keeps at most [`LONGEST_REQUEST`] bytes of a line, and returns an
+//! error for an invalid request. Other modules own the sockets and execute requests.
 
 use block::Error;
 use serde_json::{Map, Value, json};
@@ -25,7 +25,8 @@ pub const LONGEST_REQUEST: usize = 64 << 10;
 /// Longest answer, in bytes, without the end of its line.
 pub const LONGEST_ANSWER: usize = 16 << 20;
 
-/// Version of the protocol, in the answer to [`Request::Hello`]. It changes if old clients would misinterpret answers.
+/// Version of the protocol, in the answer to [`Request::Hello`]. It is incremented when old clients would
+/// misinterpret answers.
 pub const VERSION: u32 = 1;
 
 /// Verbs of requests.
@@ -34,7 +35,7 @@ const VERBS: [&str; 3] = ["hello", "status", "message"];
 /// Request to a stack or a flash chip, or to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Checks that a server is running. The socket of a killed one accepts connections for some time.
+    /// Check that a server is running: the socket of a killed one accepts connections for some time.
     Hello,
     /// Status of every part.
     Status,
@@ -50,7 +51,7 @@ pub enum Request {
 /// Recipient of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recipient {
-    /// Part with this name, else the only one of this kind.
+    /// Part with this name, else the only part of this kind.
     Part(String),
     /// Only part of this kind, whatever its name.
     Kind(String),
@@ -61,12 +62,12 @@ pub enum Recipient {
 pub struct Refusal {
     /// Error.
     pub error: Error,
-    /// Whether the request is wrong, rather than what it was sent to.
+    /// Whether the request is wrong, rather than its recipient.
     pub wrongly_asked: bool,
 }
 
 impl Refusal {
-    /// Refusal of a wrong request.
+    /// Creates the refusal of a wrong request.
     pub fn wrongly_asked(error: Error) -> Self {
         Refusal { error, wrongly_asked: true }
     }
@@ -152,14 +153,14 @@ fn take_text(object: &mut Map<String, Value>, key: &str) -> Result<Option<String
     }
 }
 
-/// Excerpt of a received word for an error.
+/// Returns an excerpt of a received word, for an error.
 fn excerpt(word: &str) -> String {
     let start: String = word.chars().take(60).collect();
     let more = if start.len() < word.len() { "…" } else { "" };
     format!("{}{more}", start.escape_debug())
 }
 
-/// Encodes an answer as a line, with its newline. One that is too long becomes an error.
+/// Encodes an answer as a line, with its newline. An answer over [`LONGEST_ANSWER`] becomes an error.
 pub fn encode(answer: &Answer) -> Vec<u8> {
     let mut line = match answer {
         Ok(value) => json!({ "answer": value }).to_string().into_bytes(),
@@ -186,7 +187,7 @@ fn encode_refusal(refusal: &Refusal) -> Vec<u8> {
 /// Decodes a line of an answer.
 ///
 /// # Errors
-/// [`Error::Protocol`] if it isn't one.
+/// [`Error::Protocol`] for a line that isn't an answer.
 pub fn decode(line: &[u8]) -> Result<Answer, Error> {
     let wrong =
         |what: &str| Error::protocol(format!("the answer {what}: is this a control socket of siltstone?"));
@@ -211,7 +212,7 @@ pub struct Lines {
     bytes: Vec<u8>,
     /// Start of the next line.
     start: usize,
-    /// No line ends between `start` and this byte.
+    /// End of the bytes that were searched for the end of the line at `start`.
     searched: usize,
 }
 
@@ -224,10 +225,10 @@ impl Lines {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next whole line, without its newline; `None` until more is received.
+    /// Returns the next complete line, without its newline; `None` until more bytes are received.
     ///
     /// # Errors
-    /// If the line is longer than [`LONGEST_REQUEST`]: the start of the next one is unknown.
+    /// A line longer than [`LONGEST_REQUEST`]: the start of the next one is unknown.
     pub fn next_line(&mut self) -> Result<Option<&[u8]>, Refusal> {
         let end = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
         self.searched = end.map_or(self.bytes.len(), |end| self.searched + end);
@@ -245,7 +246,7 @@ impl Lines {
         Ok(Some(&self.bytes[start..start + length]))
     }
 
-    /// Bytes after the last whole line.
+    /// Returns the bytes after the last complete line.
     pub fn rest(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
@@ -327,7 +328,7 @@ mod tests {
         }
     }
 
-    /// However the bytes arrive, the lines are the same.
+    /// The lines don't depend on the boundaries of received pieces.
     #[test]
     fn lines_are_cut_at_their_ends() {
         let seed = 7;

@@ -1,5 +1,5 @@
-//! Requests to a stack: through its server's control socket if it is served, else by opening it, for one request
-//! ([`ask`]) or for several ([`converse`]).
+//! Requests to a stack: through its server's control socket if it is served, else by opening it, for one
+//! request ([`ask`]) or for several ([`converse`]).
 
 use super::client::Client;
 use super::operated::OperatedStack;
@@ -18,16 +18,16 @@ use std::time::Duration;
 
 /// Answer of a stack.
 pub struct Reached {
-    /// Answer.
+    /// The answer.
     pub answer: Value,
-    /// Whether its server gave the answer.
+    /// Whether a server gave the answer.
     pub is_live: bool,
 }
 
-/// Sends a request to a stack, and tells the way on standard error.
+/// Sends a request to a stack, and prints the way, server or opening, to standard error.
 ///
 /// # Errors
-/// A wrong stack, an unknown part, a part's error for its message, those of opening and closing.
+/// A wrong stack, an unknown part, a part's error for its message, errors of opening and closing.
 pub fn ask(operated: &Operated, registry: &Registry, request: Request) -> Result<Reached, Failure> {
     let reached = |answer: Answer, is_live| match answer {
         Ok(answer) => Ok(Reached { answer, is_live }),
@@ -51,7 +51,7 @@ pub fn ask(operated: &Operated, registry: &Registry, request: Request) -> Result
 /// Sends a request to the server of a stack; `None` if it isn't served.
 ///
 /// # Errors
-/// As [`ask`].
+/// Errors of [`ask`].
 pub fn ask_server(
     operated: &Operated,
     registry: &Registry,
@@ -66,12 +66,13 @@ pub fn ask_server(
     }
 }
 
-/// Longest silence after which a connection is reused: the server closes it after some minutes.
+/// Longest silence after which a connection is reused: the server closes it after
+/// [`SILENCE_LIMIT`](super::server::SILENCE_LIMIT).
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Stack for several requests, one after the other.
+/// Stack for several requests in sequence.
 pub struct Session {
-    /// Stack as named on the command line.
+    /// Stack on the command line.
     stack: String,
     end: End,
 }
@@ -82,15 +83,16 @@ enum End {
 }
 
 impl Session {
-    /// Sends a request. If the connection may be closed, as after a long pause, a new one is opened.
+    /// Sends a request. After a long pause, when the server may have closed the connection, it opens a new
+    /// one.
     ///
     /// # Errors
-    /// As [`ask`].
+    /// Errors of [`ask`].
     pub async fn ask(&mut self, request: &Request) -> Result<Value, Failure> {
         let answer = match &mut self.end {
             End::Own(stack) => stack.answer(request).await,
             End::Server { client, asked } => {
-                // Nothing else runs here, so waiting for the socket delays no other task.
+                // No other task runs here, so blocking on the socket delays none.
                 if asked.elapsed() > SILENCE {
                     *client = again(client.path())?;
                 }
@@ -114,10 +116,11 @@ fn again(path: &Path) -> Result<Client, Failure> {
     client.ok_or_else(|| Failure::World(format!("control socket {}: its server has ended", path.display())))
 }
 
-/// Runs several requests to a stack, in a runtime of its own, and tells the way on standard error.
+/// Runs several requests to a stack in its own runtime, and prints the way, server or opening, to standard
+/// error.
 ///
 /// # Errors
-/// As [`ask`]; those of `work`.
+/// Errors of [`ask`] and of `work`.
 pub fn converse<T: Send + 'static>(
     operated: &Operated,
     registry: &Registry,
@@ -169,7 +172,7 @@ fn find(operated: &Operated, registry: &Registry) -> Result<Found, Failure> {
         });
     }
     await_server(argument, registry)?;
-    // A server is asked even if its file has been changed since, and is wrong by now.
+    // The server is asked even if its file has changed and is now wrong.
     if let Some(identity) = Identity::of_file(argument) {
         return match the_only_server(argument, &identity)? {
             Some(client) => Ok(Found::Server(client)),
@@ -183,7 +186,7 @@ fn find(operated: &Operated, registry: &Registry) -> Result<Found, Failure> {
     }
 }
 
-/// Waits for a server of the stack that has just been started: until it listens and has opened the stack, or has ended.
+/// Waits for a server of the stack that is starting: until it listens and has opened the stack, or has ended.
 fn await_server(argument: &str, registry: &Registry) -> Result<(), Failure> {
     if argument == "-" {
         return Ok(());
@@ -242,7 +245,7 @@ fn ask_unserved(stack: &Stack, request: Request) -> Result<Answer, Failure> {
         let answer = stack.answer(&request).await;
         Ok::<_, block::Error>((answer, stack.built.close().await))
     })??;
-    // What was asked for comes first; that closing failed matters where it was done.
+    // An error of the answer takes precedence; after a success, closing must succeed as well.
     if answer.is_ok() {
         closed?;
     }

@@ -1,14 +1,14 @@
 //! Control socket of a server: accepts operators' requests on shard 0.
 //!
 //! # Promises
-//! - Each client has a task of its own: a slow, silent or hostile one doesn't delay others. A client's requests are
-//!   carried out one after the other.
-//! - At most [`MOST_CLIENTS`] are connected; a further one gets an error. A line that isn't complete after
-//!   [`LINE_LIMIT`], an answer that isn't received after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`] end a
-//!   connection.
-//! - A client that disconnects stops the waiting, never its request.
-//! - [`ControlServer::stop`] accepts no new clients, waits for the requests in progress, sends their answers for at
-//!   most [`STOP_LIMIT`], and removes the socket's file.
+//! - Each client has its own task: a slow, silent or hostile one doesn't delay others. The requests of one
+//!   client are executed in order.
+//! - At most [`MOST_CLIENTS`] are connected; further ones get an error. A line that is incomplete after
+//!   [`LINE_LIMIT`], an answer that isn't received after [`ANSWER_LIMIT`], and silence of [`SILENCE_LIMIT`]
+//!   end a connection.
+//! - A client that disconnects ends the wait for its request, not the request.
+//! - [`ControlServer::stop`] accepts no new clients, waits for the requests in progress, sends their answers
+//!   for at most [`STOP_LIMIT`], and removes the socket's file.
 
 use super::operated::{Operated, hello};
 use super::place::ControlAddress;
@@ -34,9 +34,9 @@ pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 pub const SILENCE_LIMIT: Duration = Duration::from_secs(600);
 /// Time limit for clients to receive their last answers when the server stops.
 pub const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// Time limit for a client that is refused to receive the reason.
+/// Time limit for a refused client to receive the reason.
 const REFUSAL_LIMIT: Duration = Duration::from_millis(100);
-/// Number of bytes that are received or sent at a time.
+/// Bytes per receive and send.
 const PIECE: usize = 16 << 10;
 
 /// Listening control socket.
@@ -57,10 +57,11 @@ struct Shared {
 }
 
 impl ControlServer {
-    /// Listens. Until [`opened`](Self::opened), requests are answered with the error that it is being opened.
+    /// Listens. Until [`opened`](Self::opened) is called, requests get the error that the stack is being
+    /// opened.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another server listens there; those of the kernel.
+    /// [`Error::Busy`] if another server listens there; errors of the kernel.
     pub async fn start(place: &ControlAddress) -> Result<ControlServer> {
         let (path, listener) = socket::take(place).await?;
         tracing::info!("control socket {}", path.display());
@@ -79,18 +80,18 @@ impl ControlServer {
         ControlServer { path, shared, stop, accepting }
     }
 
-    /// Sets the open stack or chip, which gets the requests from now on.
+    /// Sets the open stack or chip, to which requests go afterwards.
     pub fn opened(&self, operated: Rc<dyn Operated>) {
-        // It is opened once.
+        // Called once, so it isn't set yet.
         let _ = self.shared.operated.set(operated);
     }
 
-    /// Path of the socket's file.
+    /// Returns the path of the socket's file; `None` without one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Stops the server, and releases what it operates.
+    /// Stops the server, and releases the stack or chip.
     pub async fn stop(self) {
         self.stop.stop();
         self.accepting.await;
@@ -113,7 +114,8 @@ async fn accept(shared: Rc<Shared>, listener: Listener) {
         let error =
             Error::busy(format!("the control socket has {MOST_CLIENTS} clients, its limit: try again later"));
         let line = protocol::encode(&Err(error.into()));
-        // It fits into an empty socket; the connection is closed even if it isn't received.
+        // The line fits into the empty socket buffer. The connection is closed even if the client doesn't
+        // receive it.
         let sending = stream.send(Data::copy_of(&line).into());
         let _ = shared.stop.unless_stopped(runtime::timeout(REFUSAL_LIMIT, sending)).await;
     }
@@ -145,14 +147,14 @@ impl Client {
     }
 
     async fn serve(self) {
-        // Why it is over is the client's own doing, or the server's end.
+        // The connection ends by the client's action or by the server's stop: neither is an error here.
         let _ = self.converse().await;
     }
 
     async fn converse(&self) -> Result<(), Over> {
         let mut lines = Lines::default();
         let mut buffer = Buffer::new(PIECE);
-        // The silence, or the line that isn't whole yet.
+        // Start of the silence, or of the incomplete line.
         let mut begun = runtime::now();
         loop {
             if self.answer_whole_lines(&mut lines).await? {
@@ -172,7 +174,7 @@ impl Client {
             };
             buffer = filled;
             if count == 0 {
-                // What `printf | nc` sends ends without the end of its line.
+                // The input of `printf | nc` may lack the end of its last line.
                 let last = lines.rest();
                 return if last.is_empty() {
                     Err(Over)
@@ -216,7 +218,7 @@ impl Client {
         }
     }
 
-    /// Sends an answer in pieces: bytes in flight use memory.
+    /// Sends an answer in pieces, which bounds the memory in flight.
     async fn send(&self, answer: &Answer) -> Result<(), Over> {
         let line = protocol::encode(answer);
         let mut sending = pin!(runtime::timeout(ANSWER_LIMIT, async {

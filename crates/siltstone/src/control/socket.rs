@@ -1,10 +1,10 @@
 //! Creation of a control socket: at a path, or under a name of the stack in the default folder.
 //!
 //! # Promises
-//! - Its mode is 0600 from its creation on.
-//! - Sockets that killed servers left in the default folder are removed by the next server that starts.
+//! - Its mode is 0600 from its creation.
+//! - A starting server removes the sockets that killed servers left in the default folder.
 //!
-//! Replacing and removing files is left to [`SocketFolder`] and [`Listener::close`].
+//! [`SocketFolder`] and [`Listener::close`] replace and remove files.
 
 use super::place::{self, ControlAddress, Identity};
 use block::{Error, Result};
@@ -17,10 +17,10 @@ const OWNER_ONLY: u32 = 0o600;
 /// Limit of the files that are examined for sockets of killed servers.
 const MOST_SWEPT: usize = 1000;
 
-/// Listens at this address, or at one of those that it stands for.
+/// Listens at this address, or at the first free one that is derived from it.
 ///
 /// # Errors
-/// [`Error::Busy`] if a live server listens there; those of the kernel.
+/// [`Error::Busy`] if a running server listens there; errors of the kernel.
 pub(super) async fn take(place: &ControlAddress) -> Result<(PathBuf, Listener)> {
     let attempt = || match place {
         ControlAddress::At(path) => take_path(path).map_err(in_context),
@@ -40,7 +40,7 @@ fn take_path(path: &Path) -> Result<(PathBuf, Listener)> {
 
 /// Takes a free name of the stack.
 fn take_name(identity: &Identity) -> Result<(PathBuf, Listener)> {
-    // It may have its socket in the other folder.
+    // The server of a file may have its socket in another folder.
     if identity.is_file()
         && let Some((path, _)) = place::servers(identity)?.first()
     {

@@ -1,5 +1,5 @@
-//! A part of kind `log` for the tests of this crate: it takes the messages of snapshots, and keeps only their names.
-//! The message `wait` takes five seconds.
+//! Part of kind `log` for the tests of this crate: it accepts the messages of snapshots, and keeps only their
+//! names. The message `wait` takes five seconds.
 
 use crate::kinds;
 use block::{Call, Device, DeviceGeometry, DevicePart, Error, Part, Result};
@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// All kinds, with this one in place of `log`.
+/// Returns all kinds, with this one in place of `log`.
 pub fn registry() -> Registry {
     let mut registry = kinds::registry();
     registry.kinds.retain(|kind| kind.name != KIND.name);

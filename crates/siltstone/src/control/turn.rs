@@ -1,8 +1,9 @@
-//! Turns of programs that open the same stack at the same time: a verb waits for a server that has just been started, which would otherwise find
-//! the stack in use, and a server for a verb.
+//! Order of programs that open the same stack at the same time: a verb waits for a starting server, which
+//! would otherwise find the stack in use, and a server waits for a verb.
 //!
-//! The others are found in `/proc`: programs of the same user and the same executable that were started within the last [`YOUNG`] with the same
-//! stack on their command lines. No other program is waited for, and none for more than [`WAIT_LIMIT`].
+//! The others are found in `/proc`: programs of the same user and the same executable, started within the
+//! last [`YOUNG`], with the same stack on their command lines. No other program is waited for, and none for
+//! longer than [`WAIT_LIMIT`].
 
 use crate::output::say;
 use std::os::unix::ffi::OsStringExt;
@@ -12,18 +13,18 @@ use std::time::Duration;
 
 /// Longest wait for another program.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
-/// Pause between looks.
+/// Interval between checks.
 pub const PAUSE: Duration = Duration::from_millis(50);
-/// Age from which on a program isn't waited for: what it does isn't a matter of moments.
+/// Age above which a program isn't waited for: it isn't a short request.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// Verbs that have a stack open for moments.
+/// Verbs that have a stack open for a short time.
 const VERBS: [&str; 6] = ["status", "message", "snapshot", "resize", "check", "format"];
 
 /// Kind of program to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// A server that listens for operators at the address that follows from the stack.
+    /// A server that listens for operators at the address that is derived from the stack.
     Server,
     /// A program that opens the stack for one request.
     Verb,
@@ -36,7 +37,7 @@ struct Other {
     arguments: Vec<String>,
 }
 
-/// Whether a command line is that of a wanted program for a stack, which is `stack` in `folder`.
+/// Whether a command line is that of a wanted program for the stack `stack`, relative to `folder`.
 fn is_wanted(other: &Other, wanted: Wanted, stack: &str, folder: &Path) -> bool {
     let real = |folder: &Path, text: &str| std::fs::canonicalize(folder.join(text)).ok();
     let own = real(folder, stack);
@@ -67,7 +68,7 @@ pub fn other(wanted: Wanted, stack: &str) -> Option<u32> {
         .find(|number| young(*number).is_some_and(|other| is_wanted(&other, wanted, stack, &folder)))
 }
 
-/// A young program of this user and this executable.
+/// Returns a young program of this user and this executable; `None` for any other.
 fn young(process: u32) -> Option<Other> {
     let path = PathBuf::from(format!("/proc/{process}"));
     let found = std::fs::metadata(&path).ok()?;
@@ -88,14 +89,14 @@ fn young(process: u32) -> Option<Other> {
 /// Time since the start of a process (proc(5)).
 fn age(process: &Path) -> Option<Duration> {
     let stat = std::fs::read_to_string(process.join("stat")).ok()?;
-    // The name in parentheses may have blanks. The 22nd word is the start, in clock ticks since the boot.
+    // The name in parentheses may contain blanks. The 22nd word is the start time, in clock ticks since boot.
     let ticks: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let uptime: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
     let started = ticks / rustix::param::clock_ticks_per_second() as f64;
     Duration::try_from_secs_f64((uptime - started).max(0.0)).ok()
 }
 
-/// Tells what is waited for, once.
+/// Prints once what this program waits for.
 pub fn tell(waiting: &mut bool, what: &str, process: u32) {
     if !std::mem::replace(waiting, true) {
         say(&format!("waiting for {what} (process {process}), for at most {} s", WAIT_LIMIT.as_secs()));

@@ -1,4 +1,5 @@
-//! Verbs for mounted file systems. They reach the server through extended attributes of the mount ([`fs::mount`]).
+//! Verbs for mounted file systems. They reach the server through extended attributes of the mount
+//! ([`fs::mount`]).
 
 use crate::arguments::{FsDefrag, FsScrub, FsUnmount};
 use crate::failure::Failure;
@@ -13,11 +14,11 @@ use std::time::Duration;
 
 /// Type of mounted file systems in `/proc/mounts`.
 const MOUNT_TYPE: &str = "fuse.siltstone";
-/// Time for a server to make everything durable and to end after an unmount.
+/// Time limit for a server to make everything durable and to end after an unmount.
 const CLOSE_LIMIT: Duration = Duration::from_secs(600);
 /// Longest answer in bytes: the kernel's limit for the value of an attribute.
 const LONGEST: usize = 64 << 10;
-/// Interval at which the progress of a scrub is read.
+/// Interval between reads of a scrub's progress.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 fn failed(path: &Path, error: impl Into<std::io::Error>) -> Failure {
@@ -34,7 +35,7 @@ fn failed(path: &Path, error: impl Into<std::io::Error>) -> Failure {
     }
 }
 
-/// A mount.
+/// Mount of a file system of siltstone.
 pub(super) struct Mount {
     source: String,
     /// Mount point.
@@ -46,7 +47,7 @@ fn unescaped(word: &str) -> String {
     word.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
-/// Returns the mount of a file system of siltstone that a path is in.
+/// Returns the mount that contains a path; `None` for another file system.
 fn mount_of(path: &Path) -> Result<Option<Mount>, Failure> {
     let path = std::fs::canonicalize(path).map_err(|error| failed(path, error))?;
     let mounts = std::fs::read_to_string("/proc/self/mounts").map_err(|error| failed(&path, error))?;
@@ -54,7 +55,7 @@ fn mount_of(path: &Path) -> Result<Option<Mount>, Failure> {
         let mut words = line.split(' ').map(unescaped);
         Some((words.next()?, PathBuf::from(words.next()?), words.next()?))
     };
-    // A later mount covers an earlier one at the same place, and the innermost mount has the path.
+    // A later mount covers an earlier one at the same mount point, and the innermost mount contains the path.
     let innermost = mounts
         .lines()
         .filter_map(of_line)
@@ -64,7 +65,7 @@ fn mount_of(path: &Path) -> Result<Option<Mount>, Failure> {
     Ok(ours.map(|(source, at, _)| Mount { source, at }))
 }
 
-/// The mount at a directory.
+/// Returns the mount at a directory.
 pub(super) fn mount_at(directory: &Path) -> Result<Mount, Failure> {
     let path = std::fs::canonicalize(directory).map_err(|error| failed(directory, error))?;
     mount_of(&path)?.filter(|mount| mount.at == path).ok_or_else(|| {
@@ -94,7 +95,7 @@ fn tell(path: &Path, name: &str) -> Result<(), Failure> {
 /// Unmounts, and waits until the server has ended.
 ///
 /// # Errors
-/// Errors for a directory that isn't a mount point, and for one that is in use; a server that doesn't end within [`CLOSE_LIMIT`].
+/// A directory that isn't a mount point, or is in use; a server that doesn't end within [`CLOSE_LIMIT`].
 pub fn unmount(arguments: &FsUnmount) -> Result<(), Failure> {
     let mount = mount_at(&arguments.directory)?;
     let shown = mount.at.display();
@@ -107,7 +108,7 @@ pub fn unmount(arguments: &FsUnmount) -> Result<(), Failure> {
     })?;
     let watching =
         |error: rustix::io::Errno| Failure::World(format!("watching the server of {shown}: {error}"));
-    // A number may be used again; the descriptor stays that of the server.
+    // A process number may be reused; the descriptor keeps referring to the server.
     let server =
         rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).map_err(watching)?;
     let unmounting = fuse::Mount::existing(mount.at.clone());
@@ -125,10 +126,10 @@ pub fn unmount(arguments: &FsUnmount) -> Result<(), Failure> {
     }
 }
 
-/// Status of the file system that is mounted at a directory.
+/// Returns the status of the file system that is mounted at a directory.
 ///
 /// # Errors
-/// Errors for a directory that isn't a mount point; those of the server.
+/// A directory that isn't a mount point; errors of the server.
 pub fn status(directory: &Path) -> Result<Status, Failure> {
     let mount = mount_at(directory)?;
     let mut status = Status::new();
@@ -143,7 +144,7 @@ pub fn status(directory: &Path) -> Result<Status, Failure> {
 /// Reads all data and metadata, and prints the damage.
 ///
 /// # Errors
-/// Errors for a directory that isn't a mount point, or a user other than root; [`Failure::Said`] for damage.
+/// A directory that isn't a mount point; a user other than root; [`Failure::Said`] for damage.
 pub fn scrub(arguments: &FsScrub) -> Result<(), Failure> {
     let mount = mount_at(&arguments.directory)?;
     tell(&mount.at, "siltstone.scrub")?;
@@ -184,7 +185,7 @@ pub fn scrub(arguments: &FsScrub) -> Result<(), Failure> {
     if damaged == 0 { Ok(()) } else { Err(Failure::Said) }
 }
 
-/// Writes fragmented files again.
+/// Rewrites fragmented files.
 ///
 /// # Errors
 /// A path that isn't in a mounted file system of siltstone; a user other than root; no space.
@@ -220,7 +221,7 @@ pub fn defrag(arguments: &FsDefrag) -> Result<(), Failure> {
     print_line(&format!("{} files with {before} fragments, now {after}", files.len()))
 }
 
-/// The regular files of a path.
+/// Collects the regular files at and below a path.
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
     let found = std::fs::symlink_metadata(path).map_err(|error| failed(path, error))?;
     if found.is_file() {

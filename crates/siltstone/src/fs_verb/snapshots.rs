@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 /// Directory of a mount with its snapshots.
 const DIRECTORY: &str = ".snapshots";
 
-/// Name of a snapshot, and the time in seconds at which it was taken.
+/// Name of a snapshot, and its creation time in seconds.
 type Listed = (String, u64);
 
-/// Carries out the verb.
+/// Runs the verb.
 ///
 /// # Errors
-/// Errors for a wrong image, directory or name; those of the file system.
+/// A wrong image, directory or name; errors of the file system.
 pub(super) fn snapshot(verb: &FsSnapshotVerb) -> Result<(), Failure> {
     match verb {
         FsSnapshotVerb::Create(arguments) => create(arguments),
@@ -29,7 +29,7 @@ pub(super) fn snapshot(verb: &FsSnapshotVerb) -> Result<(), Failure> {
     }
 }
 
-/// The directory of snapshots, where `what` is a mount point.
+/// Returns the directory of snapshots if `what` is a mount point; `None` for an image.
 fn mounted(what: &str) -> Result<Option<PathBuf>, Failure> {
     check_exists(what)?;
     match Path::new(what).is_dir() {
@@ -38,7 +38,7 @@ fn mounted(what: &str) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// Refuses names that would be other paths of the mount.
+/// Refuses names that would be other paths in the mount.
 fn check_name(name: &str) -> Result<(), Failure> {
     fs::snapshot_list::check_name(name).map_err(|error| Failure::Usage(error.detail().to_owned()))
 }
@@ -111,7 +111,7 @@ fn list(arguments: &FsSnapshots) -> Result<(), Failure> {
     print(&out)
 }
 
-/// The snapshots of a mount: the time is that of the last change of the directory.
+/// Lists the snapshots of a mount. The creation time is the modification time of the directory.
 fn of_mount(directory: &Path) -> std::io::Result<Vec<Listed>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {

@@ -1,4 +1,4 @@
-//! The end of a file system's server: it waits for its storage as long as that answers.
+//! End of a file system's server, with a time limit for storage that doesn't answer.
 
 use crate::output::say;
 use block::Result;
@@ -11,31 +11,32 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Time for which the storage may leave a request unanswered while the server ends.
+/// Time limit, in seconds, for an unanswered request of the storage while the server ends.
 const STOP_PATIENCE: u64 = 60;
-/// The same after a further signal.
+/// Time limit after a further signal, in seconds.
 const SIGNALLED_PATIENCE: u64 = 10;
-/// A turn of the watch.
+/// Interval between checks.
 const TURN: Duration = Duration::from_secs(1);
-/// Time for aborting the connection of a mount.
+/// Time limit for aborting the connection of a mount.
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 
-/// The end of a server. Where the storage leaves a request unanswered for [`STOP_PATIENCE`], or for [`SIGNALLED_PATIENCE`] after a signal
-/// meanwhile, the connection of the mount is aborted and the process ends: its threads may wait in the kernel for ever. Signals don't end a
-/// server whose storage answers.
+/// End of a server. If the storage leaves a request unanswered for [`STOP_PATIENCE`], or for
+/// [`SIGNALLED_PATIENCE`] after a further signal, the connection of the mount is aborted and the process
+/// ends, because its threads may wait in the kernel forever. Signals don't end a server whose storage
+/// answers.
 pub(super) struct Stop {
     image: String,
     watch: Watch,
     signals: StopSignals,
-    /// Seconds for which a request may be unanswered.
+    /// Time limit of an unanswered request, in seconds.
     patience: Cell<u64>,
 }
 
 impl Stop {
-    /// Catches signals from now on.
+    /// Installs the handler of signals.
     ///
     /// # Errors
-    /// As [`StopSignals::catch`].
+    /// Errors of [`StopSignals::catch`].
     pub fn new(image: &str, watch: &Watch) -> Result<Stop> {
         let (image, watch, signals) = (image.to_owned(), watch.clone(), StopSignals::catch()?);
         Ok(Stop { image, watch, signals, patience: Cell::new(STOP_PATIENCE) })
@@ -44,12 +45,12 @@ impl Stop {
     /// Waits for a signal.
     ///
     /// # Errors
-    /// As [`StopSignals::next`].
+    /// Errors of [`StopSignals::next`].
     pub async fn signal(&self) -> Result<()> {
         self.signals.next().await
     }
 
-    /// Carries out a part of the end, with the mount if there is one.
+    /// Awaits a step of the end while it watches the storage. `mounted` is the mount to abort, if any.
     pub async fn wait<T>(&self, mounted: Option<&Mounted>, ending: impl Future<Output = T>) -> T {
         let mut ending = pin!(ending);
         let mut signal = pin!(self.signals.next());
@@ -75,7 +76,7 @@ impl Stop {
     }
 }
 
-/// Ends the process without its storage.
+/// Ends the process without waiting for its storage.
 async fn give_up(image: &str, silent: u64, mounted: Option<&Mounted>) -> ! {
     if let Some(mounted) = mounted {
         match runtime::timeout(ABORT_LIMIT, mounted.abort()).await {

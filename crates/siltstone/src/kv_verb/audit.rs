@@ -1,4 +1,4 @@
-//! `siltstone kv audit`: whether the cells of an emulated drive still hold given keys.
+//! `siltstone kv audit`: searches the cells of an emulated drive for given keys.
 
 use super::text::{bytes_of, escaped, insert};
 use crate::arguments::KvAudit;
@@ -11,15 +11,15 @@ use kv::audit::Findings;
 use serde_json::{Map, json};
 use zns::Zns;
 
-/// Bytes that are read at a time.
+/// Bytes per read.
 const READ: u64 = 4 << 20;
-/// Bytes that are read at a time of zones with holes.
+/// Bytes per read of a zone that may have holes.
 const UNIT: u64 = 4 << 10;
 
-/// Carries out the verb.
+/// Runs the verb.
 ///
 /// # Errors
-/// A wrong drive or key; a key that was found.
+/// A wrong drive or key; [`Failure::Said`] for a key that was found.
 pub fn audit(arguments: &KvAudit) -> Result<(), Failure> {
     let keys = arguments.keys.iter().map(|key| bytes_of("KEY", key, arguments.hex));
     let keys = keys.collect::<Result<Vec<_>, _>>()?;
@@ -83,7 +83,7 @@ async fn look_for(zns: &Zns, keys: &[Vec<u8>]) -> Result<Findings> {
         };
         return kv::audit::audit(geometry.zones, cells, keys).await;
     }
-    // The cells hold data under the keys of zones; without its key nothing can be read of a zone.
+    // The cells hold ciphertext under a key per zone; a zone without its key is unreadable.
     let handle = ZonesPart::open(zns).await?;
     let cells = async |zone: u32| {
         let report = handle.report(ZoneIndex(zone), 1).await?;

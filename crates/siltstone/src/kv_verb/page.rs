@@ -1,4 +1,4 @@
-//! The status of a store as text for operators.
+//! Status of a store as text for operators.
 
 use bench::table::{Cell, Grid};
 use bench::units;
@@ -13,24 +13,24 @@ fn number(status: &Status, name: &str) -> u64 {
     status.get(name).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Bytes written to the zones: the log, tables, moves, headers and checkpoints.
+/// Returns the bytes written to the zones: the log, tables, moves, headers and checkpoints.
 fn written(status: &Status) -> u64 {
     ["log_bytes", "overhead_bytes", "moved_bytes"].iter().map(|name| number(status, name)).sum()
 }
 
-/// Bytes written to the zones for each byte that clients wrote; `None` before they wrote any.
+/// Returns the bytes written to the zones per byte that clients wrote; `None` before their first write.
 pub fn write_amplification(status: &Status) -> Option<f64> {
     let client = number(status, "client_bytes");
     (client > 0).then(|| written(status) as f64 / client as f64)
 }
 
-/// Share of blocks that were found in the cache; `None` before any was looked for.
+/// Returns the share of block lookups that hit the cache; `None` before the first lookup.
 fn hit_rate(status: &Status) -> Option<f64> {
     let (hits, misses) = (number(status, "cache_hits"), number(status, "cache_misses"));
     (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64)
 }
 
-/// The status with the figures that follow from others.
+/// Adds the ratios to a status.
 pub fn with_ratios(mut status: Status) -> Status {
     status.insert("write_amplification".into(), json!(write_amplification(&status)));
     status.insert("cache_hit_rate".into(), json!(hit_rate(&status)));
@@ -41,7 +41,7 @@ fn size(status: &Status, name: &str) -> String {
     units::bytes(number(status, name) as f64)
 }
 
-/// Tables and bytes by level, of all shards.
+/// Returns the numbers of tables and bytes by level, summed over all shards.
 fn levels(status: &Status) -> Vec<(u64, u64)> {
     let mut sums: Vec<(u64, u64)> = Vec::new();
     for shard in status.get("levels").and_then(Value::as_array).into_iter().flatten() {
@@ -58,7 +58,7 @@ fn counted(count: u64, one: &str, several: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { several })
 }
 
-/// The promise of deletes in words, and whether there is an alarm.
+/// Describes the promise of deletes, and returns an alarm if it is broken.
 fn deletes(promise: &Status) -> (String, Option<String>) {
     let seconds = |name: &str| {
         Duration::from_secs_f64(promise.get(name).and_then(Value::as_f64).unwrap_or(0.0).max(0.0))

@@ -1,4 +1,4 @@
-//! The store of a stack: through its server if it is being served, else opened for the verb and closed again.
+//! Store of a stack: through its server if it is served, else opened for the verb and closed afterwards.
 
 use crate::arguments::KvStore;
 use crate::failure::Failure;
@@ -15,19 +15,19 @@ use stack::{Part, Plan, Stack, Value};
 use std::path::Path;
 use std::time::Duration;
 
-/// Bytes of a batch of writes.
+/// Bytes per batch of writes.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// A store.
+/// Store that was opened, or whose server was reached.
 pub enum Reached {
-    /// One that this process has opened, with the snapshot that scans read.
+    /// Store that this process has opened, with the snapshot for scans.
     Own(Box<Store>, Option<Snapshot>),
-    /// One that another process serves.
+    /// Store that another process serves.
     Served(Box<Client>),
 }
 
 impl Reached {
-    /// The value of a key.
+    /// Returns the value of a key.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Stored>> {
         match self {
             Reached::Own(store, _) => store.get(key).await,
@@ -35,7 +35,7 @@ impl Reached {
         }
     }
 
-    /// Sets a key, for a time if there is one.
+    /// Sets a key; with `expires_in` it expires after this time.
     pub async fn put(&mut self, key: &[u8], value: &[u8], expires_in: Option<Duration>) -> Result<()> {
         match self {
             Reached::Own(store, _) => {
@@ -59,7 +59,7 @@ impl Reached {
         }
     }
 
-    /// The next pairs of a scan; none if there are no more.
+    /// Returns the next pairs of a scan; empty at its end.
     pub async fn scan(&mut self, scan: &Scan, only_keys: bool) -> Result<Pairs> {
         match self {
             Reached::Own(store, snapshot) => Ok(store.scan(snapshot.as_ref(), scan.clone()).await?.0),
@@ -67,7 +67,7 @@ impl Reached {
         }
     }
 
-    /// Lets [`scan`](Self::scan) read what the store has now.
+    /// Takes a snapshot of the present contents for [`scan`](Self::scan).
     pub async fn take_snapshot(&mut self) -> Result<()> {
         match self {
             Reached::Own(store, snapshot) => {
@@ -86,7 +86,7 @@ impl Reached {
         }
     }
 
-    /// Status of the store.
+    /// Returns the status of the store.
     pub async fn status(&mut self) -> Result<Status> {
         match self {
             Reached::Own(store, _) => store.status().await,
@@ -95,19 +95,19 @@ impl Reached {
     }
 }
 
-/// Walks through a range of keys.
+/// Iterator over a range of keys.
 pub struct Walk {
     scan: Scan,
     only_keys: bool,
 }
 
 impl Walk {
-    /// A walk through the range of this scan.
+    /// Starts a walk through the range of a scan.
     pub fn new(scan: Scan, only_keys: bool) -> Walk {
         Walk { scan, only_keys }
     }
 
-    /// The next pairs; none at the end.
+    /// Returns the next pairs; empty at the end.
     pub async fn next(&mut self, store: &mut Reached) -> Result<Pairs> {
         let pairs = store.scan(&self.scan, self.only_keys).await?;
         if let Some(last) = pairs.last() {
@@ -120,7 +120,7 @@ impl Walk {
     }
 }
 
-/// Copies all keys that a store's scans see to a new store; returns the numbers of keys and bytes.
+/// Copies all keys of `from`'s snapshot to a new store; returns the numbers of keys and bytes.
 pub async fn copy(from: &mut Reached, to: &Store) -> Result<(u64, u64)> {
     let mut walk = Walk::new(Scan::from(Vec::new(), 1000), false);
     let (mut keys, mut bytes) = (0, 0);
@@ -141,7 +141,7 @@ pub async fn copy(from: &mut Reached, to: &Store) -> Result<(u64, u64)> {
     }
 }
 
-/// The part of kind kv of a stack.
+/// Returns the part of kind kv of a stack.
 fn part_of<'a>(stack: &'a Stack, argument: &str, wanted: Option<&str>) -> Result<&'a Part, Failure> {
     let parts: Vec<&Part> = stack.parts().filter(|part| part.kind().name == kv::KIND.name).collect();
     let (kind, names) =
@@ -162,11 +162,11 @@ fn part_of<'a>(stack: &'a Stack, argument: &str, wanted: Option<&str>) -> Result
     }
 }
 
-/// A stack with a store, read and checked.
+/// Stack with a store, read and checked.
 pub struct Planned {
-    /// The stack as named on the command line.
+    /// Stack on the command line.
     pub argument: String,
-    /// Its plan.
+    /// Plan of the stack.
     pub plan: Plan,
     /// Name of the part.
     pub part: String,
@@ -188,7 +188,7 @@ impl Planned {
     /// Plans this stack.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Errors of [`new`](Self::new).
     pub fn of(stack: &Stack, store: &KvStore, format: bool) -> Result<Planned, Failure> {
         let part = part_of(stack, &store.stack, store.part.as_deref())?;
         let listen = match part.value("listen") {
@@ -202,7 +202,7 @@ impl Planned {
         Ok(Planned { argument: store.stack.clone(), plan: stack.check(format)?, part, listen, is_served })
     }
 
-    /// Configuration of a runtime for the stack.
+    /// Returns the configuration of a runtime for the stack.
     pub fn config(&self) -> Config {
         Config::default().with_shards(self.plan.stack().shards())
     }
@@ -210,13 +210,13 @@ impl Planned {
     /// Opens the store, or reaches its server, calls `work`, and closes it.
     ///
     /// # Errors
-    /// Those of opening and closing, of the connection, and of `work`.
+    /// Errors of opening and closing, of the connection, and of `work`.
     pub async fn with<T>(
         &self,
         work: impl AsyncFnOnce(&mut Reached) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         if self.is_served {
-            // The files of the stack are locked: waiting for them would take a second.
+            // The server has locked the files of the stack: opening would retry for a second.
             return work(&mut self.served("its server is running").await?).await;
         }
         let (built, arguments) = match self.plan.build_below_door(&self.part).await {
@@ -259,7 +259,7 @@ impl Planned {
     }
 }
 
-/// Says how much of a store that is salvaged couldn't be read; each part was logged.
+/// Prints the number of losses of a salvaged store; the log has each loss.
 async fn tell_lost(store: &Store) {
     let status = store.status().await.unwrap_or_default();
     if let Some(lost) = status.get("lost_count").and_then(serde_json::Value::as_u64) {
@@ -270,10 +270,10 @@ async fn tell_lost(store: &Store) {
     }
 }
 
-/// Runs `work` on a store in a runtime of its own.
+/// Runs `work` on a store in its own runtime.
 ///
 /// # Errors
-/// As [`Planned::with`].
+/// Errors of [`Planned::with`].
 pub fn with_store<T: Send + 'static>(
     store: &KvStore,
     work: impl AsyncFnOnce(&mut Reached) -> Result<T, Failure> + Send + 'static,

@@ -1,14 +1,15 @@
-//! Keys and values on the command line and on the terminal: bytes, with those that aren't printable escaped, or in hexadecimal.
+//! Keys and values on the command line and on the terminal: bytes, with unprintable ones escaped, or in
+//! hexadecimal.
 
 use crate::failure::Failure;
 use serde_json::{Map, Value};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// Bytes of an argument, which is in hexadecimal if `hex` is set.
+/// Returns the bytes of an argument, which is in hexadecimal if `hex` is set.
 ///
 /// # Errors
-/// [`Failure::Usage`] for other than pairs of hexadecimal digits.
+/// [`Failure::Usage`] for anything but pairs of hexadecimal digits.
 pub fn bytes_of(name: &str, argument: &OsStr, hex: bool) -> Result<Vec<u8>, Failure> {
     let bytes = argument.as_bytes();
     if !hex {
@@ -32,7 +33,7 @@ fn push_hex(text: &mut String, byte: u8) {
     text.push_str(&format!("\\x{byte:02x}"));
 }
 
-/// Bytes as text: printable characters as they are, a backslash doubled, all other bytes as `\xNN`.
+/// Formats bytes as text: printable characters unchanged, a backslash doubled, all other bytes as `\xNN`.
 pub fn escaped(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -51,7 +52,7 @@ pub fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// Bytes for the terminal.
+/// Formats bytes for the terminal.
 pub fn shown(bytes: &[u8], hex: bool) -> String {
     match hex {
         true => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -59,7 +60,8 @@ pub fn shown(bytes: &[u8], hex: bool) -> String {
     }
 }
 
-/// Inserts bytes into an object: a text under `name`, or in hexadecimal under `name_hex` if that was asked for or they aren't UTF-8.
+/// Inserts bytes into an object: as text under `name`, or in hexadecimal under `name_hex` if `hex` is set or
+/// they aren't UTF-8.
 pub fn insert(object: &mut Map<String, Value>, name: &str, bytes: &[u8], hex: bool) {
     match std::str::from_utf8(bytes) {
         Ok(text) if !hex => object.insert(name.to_owned(), text.into()),
@@ -67,7 +69,7 @@ pub fn insert(object: &mut Map<String, Value>, name: &str, bytes: &[u8], hex: bo
     };
 }
 
-/// The first key after all that begin with `prefix`; `None` if there is none.
+/// Returns the first key after all keys that begin with `prefix`; `None` if there is none.
 pub fn end_of_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
     let mut end = prefix[..=last].to_vec();

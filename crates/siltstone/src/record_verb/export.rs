@@ -1,8 +1,8 @@
-//! `siltstone record export`: the requests to a recorded device as a log of fio, version 3.
+//! `siltstone record export`: converts the requests to a recorded device to a log of fio, version 3.
 //!
-//! Requests without an equivalent in a log become the nearest one: a write with FUA is a write, and a `datasync` when
-//! it was acknowledged; zeroing that may deallocate is a `trim`; other zeroing is writes. Long requests are split.
-//! Written data is not in a log. Times are those of the submissions.
+//! A request without an equivalent in a log becomes the nearest one. A write with FUA becomes a write, and a
+//! `datasync` at its acknowledgement. Zeroing that may deallocate becomes a `trim`; other zeroing becomes
+//! writes. Long requests are split. A log has no data. Its times are those of the submissions.
 
 use crate::failure::Failure;
 use bench::iolog::parser::LONGEST_REQUEST;
@@ -17,16 +17,16 @@ use std::fs::OpenOptions;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// Longest trim, in bytes: fio has 32 bits for a length.
+/// Longest trim, in bytes: lengths of fio have 32 bits.
 const LONGEST_TRIM: u64 = 1 << 30;
 
 /// Longest write for zeroing, in bytes.
 const LONGEST_ZEROING: u64 = 1 << 20;
 
-/// Writes the log, and returns its summary in one line.
+/// Writes the log, and returns a summary of one line.
 ///
 /// # Errors
-/// An unknown device, a log that exists already.
+/// An unknown device; an existing log.
 pub fn export(timeline: &Timeline, device: Option<u16>, log: &Path) -> Result<String, Failure> {
     let device = device.unwrap_or_else(|| usual_device(timeline));
     timeline.device_geometry(device)?;
@@ -39,12 +39,12 @@ pub fn export(timeline: &Timeline, device: Option<u16>, log: &Path) -> Result<St
     let file = OpenOptions::new().write(true).create_new(true).open(log).map_err(failed)?;
     let mut lines = Lines { out: BufWriter::new(file), text: String::new(), name, last: 1, counts: [0; 5] };
     lines.out.write_all(format!("{HEADER}{}", opening(name)).as_bytes()).map_err(failed)?;
-    // The load begins with its first request, not with the recording.
+    // Time 0 is the first request, not the start of the recording.
     let is_request = |event: &&Event| event.device == device && matches!(event.what, EventKind::Submitted(_));
     let first = timeline.events.iter().find(is_request).map_or(0, |event| event.time);
     let mut durable = BTreeSet::new();
     for (number, event) in timeline.events.iter().enumerate().filter(|(_, event)| event.device == device) {
-        // On several shards an earlier event may have a later time.
+        // With several shards an earlier event may have a later time.
         lines.last = lines.last.max(1 + event.time.saturating_sub(first) / 1000);
         match &event.what {
             EventKind::Submitted(submission) => {
@@ -70,7 +70,7 @@ pub fn export(timeline: &Timeline, device: Option<u16>, log: &Path) -> Result<St
     ))
 }
 
-/// First device that clients use, or else the first.
+/// Returns the first device that clients use, else the first device.
 fn usual_device(timeline: &Timeline) -> u16 {
     let is_clients = |it: &DeviceEntry| it.role == Role::Client && matches!(it.shape, Shape::Device(_));
     let found = timeline.devices.iter().position(is_clients);
@@ -109,12 +109,12 @@ impl<W: Write> Lines<'_, W> {
                 self.request(Action::Write, *offset, *length, LONGEST_ZEROING)
             }
             Submission::Flush => self.request(Action::Sync, 0, 0, 0),
-            // Those of zones, and this is a device.
+            // Events of zones; this is a device.
             _ => Ok(()),
         }
     }
 
-    /// Adds a request, in pieces of at most `longest` bytes.
+    /// Adds a request, split into pieces of at most `longest` bytes.
     fn request(&mut self, action: Action, offset: u64, length: u64, longest: u64) -> std::io::Result<()> {
         let mut done = 0;
         loop {

@@ -1,4 +1,4 @@
-//! What is said to a log device and how its answers look, with the one of these tests.
+//! Messages to a log device and the format of its answers, with the test log of this crate.
 
 use super::*;
 use crate::arguments::{CommandLine, Verb};
@@ -61,7 +61,7 @@ fn a_stack_that_is_not_served_is_opened() {
     assert!(matches!(&unknown, Failure::World(said) if said == expected), "{unknown}");
 }
 
-/// Snapshots that one operator makes are there for the next one: it is the server that is asked.
+/// A snapshot that one operator creates is visible to the next: the server answers both.
 #[test]
 fn a_stack_that_is_served_is_asked_through_its_server() {
     let folder = tempfile::tempdir().unwrap();

@@ -12,12 +12,12 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 
-/// Bytes of one request of a dump.
+/// Bytes per request of a dump.
 const PIECE: u64 = spi::operator::MOST_DUMPED as u64;
-/// Sectors that a table of wear lists.
+/// Limit of the sectors in a table of wear.
 const MOST_WORN: usize = 20;
 
-/// Name of the chip as the recipient of messages.
+/// Recipient of messages to the chip.
 pub(super) const CHIP: &str = "chip";
 
 /// Finds the server of a chip.
@@ -82,7 +82,7 @@ pub fn status(chip: &ServerChoice, as_json: bool) -> Result<(), Failure> {
     print(&text)
 }
 
-/// Sends a request that changes the surroundings, and prints the chip's state after it.
+/// Sends a request that changes a supply or pin, and prints the chip's state after it.
 ///
 /// # Errors
 /// No served chip, or several; an unknown pin, level or supply.
@@ -91,7 +91,7 @@ pub fn state(chip: &ServerChoice, text: String) -> Result<(), Failure> {
     print_line(answer["state"].as_str().unwrap_or("?"))
 }
 
-/// Opens the file for output, or standard output.
+/// Opens the output file, or standard output.
 fn output(out: Option<&Path>) -> Result<Box<dyn std::io::Write>, Failure> {
     Ok(match out {
         Some(path) => {
@@ -103,7 +103,7 @@ fn output(out: Option<&Path>) -> Result<Box<dyn std::io::Write>, Failure> {
     })
 }
 
-/// Turns an error of writing into a failure; a closed reader, such as `head`, is none.
+/// Converts an error of writing to a failure; returns false for a closed reader, such as `head`.
 fn written(result: std::io::Result<()>) -> Result<bool, Failure> {
     match result {
         Ok(()) => Ok(true),
@@ -115,7 +115,7 @@ fn written(result: std::io::Result<()>) -> Result<bool, Failure> {
 /// Prints or writes the array.
 ///
 /// # Errors
-/// No served chip, or several; a range outside of the array.
+/// No served chip, or several; a range outside the array.
 pub fn dump(
     chip: &ServerChoice,
     offset: u64,
@@ -186,10 +186,10 @@ fn line_of(text: &mut String, at: u64, bytes: &[u8]) {
     let _ = writeln!(text, "  |{}|", shown.collect::<String>());
 }
 
-/// Prints or writes the trace up to the newest transaction at the time of the call, piece by piece.
+/// Prints or writes the trace up to the newest transaction at the time of the call, in pieces.
 ///
 /// # Errors
-/// No served chip, or several; those of writing.
+/// No served chip, or several; errors of writing.
 pub fn trace(chip: &ServerChoice, form: TraceForm, out: Option<&Path>) -> Result<(), Failure> {
     let mut client = find(chip)?;
     let mut output = output(out)?;
@@ -205,7 +205,7 @@ pub fn trace(chip: &ServerChoice, form: TraceForm, out: Option<&Path>) -> Result
         if !written(output.write_all(answer["text"].as_str().unwrap_or("").as_bytes()))? {
             return Ok(());
         }
-        // Transactions that made way for newer ones before they were fetched.
+        // Transactions that were dropped for newer ones before they were fetched.
         missing += number("first")?.saturating_sub(next);
         let newest = *newest.get_or_insert(number("newest")?);
         let after = number("next")?;
@@ -271,7 +271,7 @@ pub fn age(chip: &ServerChoice, years: f64, celsius: f64, rate: f64) -> Result<(
 /// Makes the image durable.
 ///
 /// # Errors
-/// No served chip, or several; those of writing the image.
+/// No served chip, or several; errors of writing the image.
 pub fn sync(chip: &ServerChoice) -> Result<(), Failure> {
     tell(&mut find(chip)?, "sync".to_owned()).map(drop)
 }

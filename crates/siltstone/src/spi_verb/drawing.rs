@@ -1,9 +1,10 @@
-//! The state machine of a chip as SVG, drawn from its commands: a state or an edge is there if a command leads to it.
+//! State machine of a chip as SVG, drawn from its commands: a state or an edge is drawn if a command leads to
+//! it.
 
 use spinor::{Action, Description};
 use std::fmt::Write;
 
-/// State: name, centre.
+/// State: name, and x and y of its centre.
 type Node = (&'static str, i32, i32);
 
 const OFF: Node = ("Power-down", 120, 60);
@@ -23,26 +24,26 @@ const ERASE_SUSPENDED: Node = ("Erase suspended", 1420, 340);
 
 /// Width and height of the drawing.
 const SIZE: (i32, i32) = (1540, 660);
-/// Half the width and the height of a state's box.
+/// Half the width and half the height of a state's box.
 const HALF: (i32, i32) = (85, 24);
-/// Distance of an arc from the straight line, where its edge has no other. Positive bends to the right, seen from its beginning, so
-/// that the arcs of both directions keep away from each other.
+/// Default distance of an arc's middle from the straight line. Positive arcs bend to the right of their
+/// direction, so the arcs of both directions don't overlap.
 const BEND: f64 = 26.0;
-/// Opcodes in a line of a label.
+/// Number of opcodes per line of a label.
 const OPCODES_IN_A_LINE: usize = 3;
 /// Width of a letter of a label.
 const LETTER: f64 = 7.5;
 /// Height of a line of a label.
 const LINE: f64 = 14.0;
 
-/// What leads along an edge.
+/// Trigger of an edge.
 #[derive(Clone, Copy)]
 enum Cause {
-    /// Commands with one of these actions; without such a command the chip hasn't the edge.
+    /// Commands with one of these actions; without such a command the chip lacks the edge.
     Commands(&'static [Action]),
     /// Reads with a mode byte.
     ModeReads,
-    /// Something else, on every chip.
+    /// Another event, on every chip.
     Event(&'static str),
     /// A mode byte, on chips with continuous reads.
     ModeByte,
@@ -69,7 +70,7 @@ const EDGES: &[(Node, Node, Cause, f64, f64)] = &[
     (ENABLED, PROGRAMMING, Commands(&[Action::Program, Action::ProgramSecurity]), 14.0, 0.5),
     (ENABLED, ERASING, Commands(&[Action::Erase, Action::ChipErase, Action::EraseSecurity]), -14.0, 0.55),
     (ENABLED, WRITING, Commands(&[Action::WriteRegisters]), 0.0, 0.75),
-    // These arcs keep clear of Write-enabled, which lies between their ends.
+    // These arcs avoid Write-enabled, which is between their ends.
     (PROGRAMMING, STANDBY, Event("done"), 56.0, 0.25),
     (ERASING, STANDBY, Event("done"), -56.0, 0.25),
     (WRITING, STANDBY, Event("done"), -BEND, 0.4),
@@ -80,10 +81,10 @@ const EDGES: &[(Node, Node, Cause, f64, f64)] = &[
 ];
 
 type Point = (f64, f64);
-/// A rectangle: left, top, right, bottom.
+/// Rectangle: left, top, right, bottom.
 type Area = (f64, f64, f64, f64);
 
-/// An edge of a chip: an arc (a quadratic Bézier curve) between the borders of two boxes, and its label.
+/// Edge of a chip: an arc (a quadratic Bézier curve) between the borders of two boxes, with its label.
 struct Edge {
     from: Node,
     to: Node,
@@ -110,14 +111,14 @@ impl Edge {
         edge
     }
 
-    /// Returns the area that the label covers, for letters of usual width.
+    /// Returns the area of the label, for letters of usual width.
     fn label_area(&self) -> Area {
         let letters = self.lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
         let half = (letters as f64 * LETTER / 2.0, self.lines.len() as f64 * LINE / 2.0);
         (self.label.0 - half.0, self.label.1 - half.1, self.label.0 + half.0, self.label.1 + half.1)
     }
 
-    /// Returns a point of the arc, from its beginning at 0.0 to its end at 1.0.
+    /// Returns a point of the arc; `at` is 0.0 at its start and 1.0 at its end.
     fn point(&self, at: f64) -> Point {
         let rest = 1.0 - at;
         let along = |a: f64, b: f64, c: f64| rest * rest * a + 2.0 * rest * at * b + at * at * c;
@@ -135,7 +136,7 @@ fn edges(chip: &Description) -> Vec<Edge> {
         let words: Vec<String> = opcodes.iter().map(|opcode| format!("{opcode:02X}h")).collect();
         words.chunks(OPCODES_IN_A_LINE).map(|words| words.join(" ")).collect::<Vec<String>>()
     };
-    // The mode byte of these reads begins and ends it.
+    // The mode byte of these reads enters and leaves continuous read mode.
     let moded = match chip.continuous {
         spinor::Continuous::None => Vec::new(),
         _ => opcodes(&|command| command.mode && command.action == Action::Read),
@@ -157,7 +158,7 @@ fn edges(chip: &Description) -> Vec<Edge> {
         }
         edges.push(Edge::new(*from, *to, lines, *bend, *at));
     }
-    // A state whose only way in comes from a state that this chip lacks isn't drawn, nor are its edges.
+    // States that are only reachable from states that this chip lacks aren't drawn, nor are their edges.
     let mut shown = vec![OFF.0];
     while let Some(edge) =
         edges.iter().find(|edge| shown.contains(&edge.from.0) && !shown.contains(&edge.to.0))
@@ -168,7 +169,7 @@ fn edges(chip: &Description) -> Vec<Edge> {
     edges
 }
 
-/// Returns the states at the ends of edges, each once.
+/// Returns the states at the ends of edges, without duplicates.
 fn nodes(edges: &[Edge]) -> Vec<Node> {
     let mut nodes: Vec<Node> = Vec::new();
     for node in edges.iter().flat_map(|edge| [edge.from, edge.to]) {
@@ -217,7 +218,7 @@ pub fn svg(chip: &Description) -> String {
             y + 5
         );
     }
-    // Labels are last, and hide the lines below them.
+    // Labels are drawn last, over the lines.
     for edge in &edges {
         let (left, top, right, bottom) = edge.label_area();
         let _ = writeln!(

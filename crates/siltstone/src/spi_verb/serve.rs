@@ -1,4 +1,5 @@
-//! `siltstone spi serve`: a chip with its image, its programmers' connections and its control socket, until a signal.
+//! `siltstone spi serve`: serves a chip with its image, the connections of its programmers and its control
+//! socket, until a signal.
 
 use super::ask::CHIP;
 use super::text_of;
@@ -23,7 +24,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What to serve, checked as far as it can be before anything is opened.
+/// Arguments, checked before anything is opened.
 struct Setup {
     description: Arc<Description>,
     addresses: Vec<Address>,
@@ -43,8 +44,8 @@ struct Setup {
 /// Serves a chip until a signal.
 ///
 /// # Errors
-/// A wrong chip, address, image, fault or list of rules; those of opening, listening and closing; [`Failure::Said`] if a rule was
-/// violated.
+/// A wrong chip, address, image, fault or list of rules; errors of opening, listening and closing;
+/// [`Failure::Said`] for a violated rule.
 pub fn serve(arguments: &SpiServe) -> Result<(), Failure> {
     let description = text_of(&arguments.chip.chip)?.description()?;
     let mut addresses = Vec::new();
@@ -96,7 +97,7 @@ pub fn serve(arguments: &SpiServe) -> Result<(), Failure> {
     runtime::run(Config::default(), move || open(setup))?
 }
 
-/// Reads the faults.
+/// Parses the faults.
 fn faults(texts: &[String]) -> Result<Faults, Failure> {
     let mut faults = Faults::default();
     for text in texts {
@@ -170,7 +171,7 @@ async fn open(setup: Setup) -> Result<(), Failure> {
         }
         Err(error) => Err(error),
     };
-    // It answers the requests in progress; then nothing else holds the chip.
+    // The control server answers its requests in progress; afterwards this is the chip's only owner.
     if let Some(control) = control {
         control.stop().await;
     }
@@ -181,7 +182,7 @@ async fn open(setup: Setup) -> Result<(), Failure> {
     }
 }
 
-/// Reports everything that went wrong, the last error as the outcome.
+/// Reports all violations and errors; returns the last error.
 fn ended(outcome: Result<(), Failure>, closed: Closed) -> Result<(), Failure> {
     closed.violations.iter().for_each(|violation| say(violation));
     let mut failures: Vec<Failure> = outcome.err().into_iter().collect();
@@ -215,7 +216,7 @@ async fn until_stopped(
     Ok(signals.next().await?)
 }
 
-/// A served chip for operators.
+/// Served chip as a recipient of operators' requests.
 struct OperatedChip(ServedChip);
 
 impl Operated for OperatedChip {

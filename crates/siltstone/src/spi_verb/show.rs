@@ -11,7 +11,7 @@ use std::path::Path;
 /// Lists the chips.
 ///
 /// # Errors
-/// A chip file with an error; those of printing.
+/// An invalid chip file; errors of printing.
 pub fn list(as_json: bool) -> Result<(), Failure> {
     let mut chips = Vec::new();
     for (name, text) in CHIPS {
@@ -38,15 +38,15 @@ pub fn list(as_json: bool) -> Result<(), Failure> {
     print(&text)
 }
 
-/// Makes the chip file of a generic chip from an SFDP dump.
+/// Creates the chip file of a generic chip from an SFDP dump.
 ///
 /// # Errors
-/// A file that can't be read or is no SFDP area.
+/// An unreadable file, or one that isn't an SFDP area.
 pub fn generic(path: &Path, name: &str) -> Result<ChipText, Failure> {
     let wrong =
         |error: &dyn std::fmt::Display| Failure::Usage(format!("SFDP dump {}: {error}", path.display()));
     let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
-    // The area doesn't have the JEDEC ID.
+    // The area lacks the JEDEC ID.
     let text = spinor::sfdp::generic_chip(name, &[0xFF; 3], &bytes).map_err(|error| wrong(&error))?;
     Ok(ChipText { file: format!("{name}.toml"), text })
 }
@@ -54,7 +54,7 @@ pub fn generic(path: &Path, name: &str) -> Result<ChipText, Failure> {
 /// Shows a chip.
 ///
 /// # Errors
-/// An error in the chip file; those of writing.
+/// An invalid chip file; errors of writing.
 pub fn show(text: &ChipText, svg: Option<&Path>, as_toml: bool, as_json: bool) -> Result<(), Failure> {
     let chip = text.description()?;
     if let Some(path) = svg {

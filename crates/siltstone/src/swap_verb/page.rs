@@ -1,4 +1,4 @@
-//! The status of swap space as text for operators.
+//! Status of swap space as text for operators.
 
 use bench::table::{Cell, Grid};
 use bench::units;
@@ -13,7 +13,7 @@ fn size(value: &Value, name: &str) -> String {
     units::bytes(number(value, name) as f64)
 }
 
-/// A count with its noun in the singular or the plural.
+/// Formats a count and its noun, in the singular or the plural.
 fn counted(count: u64, one: &str, other: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { other })
 }

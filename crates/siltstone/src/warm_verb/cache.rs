@@ -1,7 +1,8 @@
 //! Requests to the cache, step by step.
 //!
-//! A step of the cache is short, and reports its progress. The rest is requested again, until everything is done, the
-//! cache has no more space for it, or a stop is requested. So a stop takes effect at once.
+//! A step of the cache is short, and reports its progress. The remaining ranges are requested again, until
+//! everything is done, the cache has no space for more, or a stop is requested. So a stop takes effect at
+//! once.
 
 use crate::arguments::WhichCache;
 use crate::control::protocol::{Recipient, Request};
@@ -20,12 +21,12 @@ use std::time::Duration;
 
 /// Kind of the parts of this verb.
 const KIND: &str = "cache";
-/// Longest message, in bytes: a request over the control socket may have 64 KiB.
+/// Longest message, in bytes: a request over the control socket is limited to 64 KiB.
 const LONGEST: usize = 32 << 10;
 
 type Stop = Pin<Box<dyn Future<Output = block::Result<()>>>>;
 
-/// A cache, and whether a stop was requested.
+/// Cache, with the state of a requested stop.
 pub struct Cache<'a> {
     session: &'a mut Session,
     to: Recipient,
@@ -42,9 +43,9 @@ pub struct Sums {
     pub fetched: u64,
     /// Already cached.
     pub present: u64,
-    /// Not cached, if nothing was to be fetched.
+    /// Not cached, and not to be fetched.
     pub absent: u64,
-    /// Without space in the cache.
+    /// Not fetched, for lack of space in the cache.
     pub no_room: u64,
     /// In use by clients.
     pub busy: u64,
@@ -115,22 +116,23 @@ impl Doing {
     }
 }
 
-/// Returns once a stop is requested. Signals are caught from the first step on: before it there is nothing to end in good order.
+/// Returns when a stop is requested. Signals are caught from the first step; before it there is nothing to
+/// finish.
 async fn stop_requested() -> block::Result<()> {
     StopSignals::catch_first()?.next().await
 }
 
 impl<'a> Cache<'a> {
-    /// Cache with this name.
+    /// Returns the cache of this name; `None` for the only one.
     pub fn new(session: &'a mut Session, name: Option<String>) -> Cache<'a> {
         let to = name.map_or_else(|| Recipient::Kind(KIND.into()), Recipient::Part);
         Cache { session, to, stop: Box::pin(stop_requested()), is_stopped: false }
     }
 
-    /// Sends a message to it.
+    /// Sends a message to the cache.
     ///
     /// # Errors
-    /// Those of the cache and of the connection; [`Failure::World`] for an answer that isn't JSON.
+    /// Errors of the cache and of the connection; [`Failure::World`] for an answer that isn't JSON.
     pub async fn ask(&mut self, text: &str) -> Result<Value, Failure> {
         let request = Request::Message { to: self.to.clone(), text: text.to_owned() };
         let answer = self.session.ask(&request).await?;
@@ -148,7 +150,7 @@ impl<'a> Cache<'a> {
     /// `progress`.
     ///
     /// # Errors
-    /// Those of the ranges; the cache's error for a step.
+    /// Errors of `ranges`; the cache's error for a step.
     pub async fn steps(
         &mut self,
         doing: Doing,
@@ -158,7 +160,7 @@ impl<'a> Cache<'a> {
     ) -> Result<Outcome, Failure> {
         let mut waiting: VecDeque<HotRange> = VecDeque::new();
         let mut outcome = Outcome { sums: Sums::default(), is_full: false, is_stopped: false, error: None };
-        // A step is small where it is to be slow.
+        // A low rate needs small steps: four per second.
         let most = rate.map_or(u64::MAX, |rate| (rate / 4).max(1));
         let began = runtime::now();
         loop {
@@ -183,7 +185,7 @@ impl<'a> Cache<'a> {
             outcome.sums.add(&answer);
             outcome.error = outcome.error.or_else(|| answer["error"].as_str().map(str::to_owned));
             progress(outcome.sums.done);
-            // What follows is no hotter, so there is no room for that either.
+            // The remaining ranges are no hotter, so the cache has no space for them either.
             let step = |key: &str| answer[key].as_u64().unwrap_or(0);
             if doing == Doing::Fetch && step("no_room") > 0 && step("fetched") + step("present") == 0 {
                 return Ok(Outcome { is_full: true, ..outcome });
@@ -195,7 +197,7 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// Whether this program was asked to stop.
+    /// Whether a stop is requested.
     async fn wants_stop(&mut self) -> bool {
         if !self.is_stopped {
             let stop = &mut self.stop;
@@ -213,7 +215,7 @@ impl<'a> Cache<'a> {
     }
 }
 
-/// Message for the first ranges, of limited bytes and length.
+/// Returns the message for the first ranges, limited to `most` bytes of them and to [`LONGEST`].
 fn message(doing: Doing, waiting: &VecDeque<HotRange>, most: u64) -> String {
     let mut text = format!("warm {}", doing.word());
     let mut heat: Option<Heat> = None;
@@ -234,7 +236,7 @@ fn message(doing: Doing, waiting: &VecDeque<HotRange>, most: u64) -> String {
     text
 }
 
-/// Removes the first `bytes` bytes; false if there are fewer.
+/// Removes the first `bytes` bytes; returns false if there are fewer.
 fn take(waiting: &mut VecDeque<HotRange>, mut bytes: u64) -> bool {
     while bytes > 0 {
         let Some((_, range)) = waiting.front_mut() else { return false };
@@ -251,7 +253,7 @@ fn take(waiting: &mut VecDeque<HotRange>, mut bytes: u64) -> bool {
 /// Runs `work` with a cache.
 ///
 /// # Errors
-/// A wrong stack or part; those of `work`.
+/// A wrong stack or part; errors of `work`.
 pub fn with_cache<T: Send + 'static>(
     which: WhichCache,
     work: impl AsyncFnOnce(&mut Cache<'_>) -> Result<T, Failure> + Send + 'static,

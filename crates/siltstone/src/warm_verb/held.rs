@@ -1,7 +1,7 @@
 //! Contents of a cache: requested page by page, and merged to ranges.
 //!
-//! The answers come from the cache while it works: a block that moves between two pages may be listed twice, or not at
-//! all. They may also come from a server of another version, so an unexpected answer is an error and no panic.
+//! The cache is in use between two pages: a block that moves may be listed twice, or not at all. The server
+//! may have another version, so an unexpected answer is an error.
 
 use super::cache::Cache;
 use super::saved::HotRange;
@@ -14,10 +14,10 @@ use std::ops::Range;
 /// Number of slots per request.
 const PAGE: u64 = 4096;
 
-/// Sizes, in bytes.
+/// Sizes of the cache and its origin, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Size of the origin, and of the device.
+    /// Size of the origin, which is also the size of the device.
     pub bytes: u64,
     /// Size of a block of the cache.
     pub block_size: u64,
@@ -27,14 +27,14 @@ pub struct Facts {
     pub total_blocks: u64,
 }
 
-/// Cached range of the origin: all of it is dirty, or none.
+/// Cached range of the origin: all bytes are dirty, or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedRange {
     /// Range in bytes.
     pub bytes: Range<u64>,
-    /// Heat.
+    /// Heat of the range.
     pub heat: Heat,
-    /// Whether it is dirty.
+    /// Whether the range is dirty.
     pub is_dirty: bool,
 }
 
@@ -50,7 +50,7 @@ impl CachedRange {
     }
 }
 
-/// Block of the cache.
+/// Block of the cache in an answer.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     block: u64,
@@ -62,7 +62,7 @@ struct Row {
 /// Returns the sizes.
 ///
 /// # Errors
-/// Those of the cache and of the connection.
+/// Errors of the cache and of the connection.
 pub async fn facts(cache: &mut Cache<'_>) -> Result<Facts, Failure> {
     let answer = cache.ask("warm list 0 0").await?;
     facts_of(&answer).ok_or_else(|| strange(&answer))
@@ -88,10 +88,10 @@ fn facts_of(answer: &Value) -> Option<Facts> {
     is_possible.then_some(facts)
 }
 
-/// Returns all that a cache holds, in the order of the origin.
+/// Returns the whole contents of a cache, in the order of the origin.
 ///
 /// # Errors
-/// Those of the cache and of the connection.
+/// Errors of the cache and of the connection.
 pub async fn held(cache: &mut Cache<'_>) -> Result<(Facts, Vec<CachedRange>), Failure> {
     let facts = facts(cache).await?;
     let mut rows = Vec::new();
@@ -108,7 +108,7 @@ pub async fn held(cache: &mut Cache<'_>) -> Result<(Facts, Vec<CachedRange>), Fa
     Ok((facts, ranges(&facts, rows)))
 }
 
-/// Parses a page; returns the start of the next one.
+/// Parses a page; returns the start of the next one, if there is one. `None` for an unexpected answer.
 fn page(answer: &Value, facts: &Facts, rows: &mut Vec<Row>) -> Option<Option<u64>> {
     for row in answer["blocks"].as_array()? {
         let (block, valid, dirty) = (row[0].as_u64()?, row[1].as_u64()?, row[2].as_u64()?);
@@ -130,7 +130,7 @@ fn ranges(facts: &Facts, mut rows: Vec<Row>) -> Vec<CachedRange> {
     let mut seen = BTreeSet::new();
     let mut ranges: Vec<CachedRange> = Vec::new();
     for row in rows {
-        // It has moved meanwhile.
+        // The block moved between two pages, and was listed twice.
         if !seen.insert(row.block) {
             continue;
         }
@@ -156,7 +156,8 @@ fn ranges(facts: &Facts, mut rows: Vec<Row>) -> Vec<CachedRange> {
     ranges
 }
 
-/// Sorts the hottest first, equal ones in the order of the origin; at most `most` bytes.
+/// Sorts ranges by heat, the hottest first, equal ones in the order of the origin. Limits them to `most`
+/// bytes.
 pub fn hottest_first(ranges: &[CachedRange], most: Option<u64>) -> Vec<HotRange> {
     let mut sorted: Vec<HotRange> = ranges.iter().map(|range| (range.heat, range.bytes.clone())).collect();
     sorted.sort_by_key(|(heat, range)| (std::cmp::Reverse(heat.level()), heat.age, range.start));
@@ -176,7 +177,7 @@ pub fn hottest_first(ranges: &[CachedRange], most: Option<u64>) -> Vec<HotRange>
     sorted
 }
 
-/// Intersects the ranges with the wanted ones; returns all without any.
+/// Intersects ranges with the wanted ones; `None` returns all of them.
 pub fn within(ranges: Vec<CachedRange>, wanted: Option<&[Range<u64>]>) -> Vec<CachedRange> {
     let Some(wanted) = wanted else { return ranges };
     let wanted = merged(wanted);
@@ -191,7 +192,7 @@ pub fn within(ranges: Vec<CachedRange>, wanted: Option<&[Range<u64>]>) -> Vec<Ca
     found
 }
 
-/// Merges ranges that touch, in order.
+/// Merges overlapping and adjacent ranges; returns them in order.
 pub fn merged(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut sorted = ranges.to_vec();
     sorted.sort_by_key(|range| range.start);

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::ops::Range;
 
-/// Number of columns of the picture.
+/// Width of the picture in columns.
 const PLACES: u64 = 64;
-/// Highest level.
+/// Highest level of heat.
 const LEVELS: u8 = 7;
 
 /// Formats the contents for operators.
@@ -73,7 +73,7 @@ fn picture(out: &mut String, facts: &Facts, ranges: &[CachedRange]) {
     let _ = writeln!(out, "  [{levels}]  its hottest level");
 }
 
-/// Writes the amount of each level.
+/// Writes the number of bytes of each level.
 fn levels(out: &mut String, ranges: &[CachedRange]) {
     let words = [
         "small queue, requested once",

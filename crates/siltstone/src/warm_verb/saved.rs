@@ -9,12 +9,13 @@
 //! end 2
 //! ```
 //!
-//! The first line has the version, `end` the number of ranges, so that a truncated file is detected. A range is its
-//! heat (queue, visits since its turn came, and the number of requests since the last one, as a power of two), offset
-//! and length in bytes; a line is never hotter than the one above it. Lines that begin with `#` are comments.
+//! The first line has the version, `end` the number of ranges, which detects truncation. A range is its heat
+//! (queue, visits since its turn came, and the number of requests since the last one, as a power of two),
+//! offset and length in bytes. Lines are sorted by heat, the hottest first. Lines that begin with `#` are
+//! comments.
 //!
-//! For any bytes it never panics, keeps no more than a line in memory, and returns an error that names the line. The
-//! whole file is checked before any of it is used.
+//! For any bytes the parser never panics, keeps at most one line in memory, and returns an error that names
+//! the line. The whole file is checked before any of it is used.
 
 use crate::failure::Failure;
 use block::Error;
@@ -29,7 +30,7 @@ const FIRST: &str = "siltstone-warm 1";
 /// Longest line, in bytes, including its newline.
 const LONGEST_LINE: usize = 200;
 
-/// Header of a file, and the sums of its ranges.
+/// Header of a file, and sums over its ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// Size of the origin, in bytes.
@@ -38,17 +39,17 @@ pub struct Facts {
     pub block_size: u64,
     /// Number of ranges.
     pub ranges: u64,
-    /// Number of their bytes; overlapping bytes count several times.
+    /// Sum of their lengths in bytes; overlapping bytes count once per range.
     pub bytes: u64,
 }
 
-/// Range and its heat.
+/// Heat, and a range in bytes.
 pub type HotRange = (Heat, Range<u64>);
 
-/// Writes a file, which replaces an existing one once it is complete.
+/// Writes a file. It replaces an existing file when it is complete.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 pub fn write(path: &Path, origin_bytes: u64, block_size: u64, ranges: &[HotRange]) -> Result<(), Failure> {
     let written = runtime::file::replace(path, None, |file| {
         write!(file, "{FIRST}\norigin_bytes {origin_bytes}\nblock_size {block_size}\n")?;
@@ -63,7 +64,7 @@ pub fn write(path: &Path, origin_bytes: u64, block_size: u64, ranges: &[HotRange
 /// Checks a whole file.
 ///
 /// # Errors
-/// [`Failure::Usage`] with the wrong line, and what was expected there.
+/// [`Failure::Usage`] with the invalid line, and what was expected.
 pub fn check(path: &Path) -> Result<Facts, Failure> {
     let mut reader = Reader::open(path)?;
     let mut bytes: u64 = 0;
@@ -91,12 +92,12 @@ impl Reader {
     /// Opens a file, and reads its header.
     ///
     /// # Errors
-    /// [`Failure::Usage`] if it can't be read, or is another file.
+    /// [`Failure::Usage`] for an unreadable file, and one of another format.
     pub fn open(path: &Path) -> Result<Reader, Failure> {
         let failed = |error: std::io::Error| {
             Failure::Usage(Error::from_io(&error, &format!("reading {}", path.display())).to_string())
         };
-        // Opening a pipe would wait for a writer.
+        // Opening a pipe would block until it has a writer.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(Failure::Usage(format!(
                 "{}: expected a file of \"siltstone warm save\"; it is read twice",
@@ -135,7 +136,7 @@ impl Reader {
     /// Returns the next range; `None` at the end.
     ///
     /// # Errors
-    /// [`Failure::Usage`] with the wrong line.
+    /// [`Failure::Usage`] with the invalid line.
     pub fn next_range(&mut self) -> Result<Option<HotRange>, Failure> {
         if self.is_at_end {
             return Ok(None);
@@ -317,7 +318,8 @@ mod tests {
         }
     }
 
-    /// Any bytes, and any change of a fine file: an answer, and never a range outside.
+    /// Any bytes, and any changed bytes of a valid file, give a result or an error, and no range out of
+    /// bounds.
     #[test]
     fn hostile_files() {
         let seed = 9;

@@ -1,8 +1,8 @@
 //! Wanted bytes of a cache's device: ranges, and files of a file system on the device.
 //!
-//! A file's extents are offsets on the block device under its file system. That is the kernel's device for the served
-//! stack (such as `/dev/nbd0`), or a partition of it. The two must have the same size: otherwise another layer is
-//! between them, and the offsets differ.
+//! A file's extents are offsets on the block device under its file system. That is the kernel's device for
+//! the served stack (such as `/dev/nbd0`), or a partition of it. Both must have the same size: a different
+//! size means another layer between them, with other offsets.
 
 use crate::arguments::Where;
 use crate::failure::Failure;
@@ -14,13 +14,13 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Unit of sizes and offsets in /sys, whatever the device's block size is, in bytes.
+/// Unit of sizes and offsets in /sys, in bytes, for any block size of the device.
 const SECTOR: u64 = 512;
 
-/// Wanted ranges of a device of `bytes` bytes; `None` if none were given.
+/// Returns the wanted ranges of a device of `bytes` bytes; `None` if the options give none.
 ///
 /// # Errors
-/// [`Failure::Usage`] for a range after the end, and for a file that isn't on the device.
+/// [`Failure::Usage`] for a range after the end of the device, and for a file that isn't on it.
 pub fn resolve(where_: &Where, bytes: u64) -> Result<Option<Vec<Range<u64>>>, Failure> {
     if where_.range.is_empty() && where_.file.is_empty() {
         return Ok(None);
@@ -45,7 +45,7 @@ pub fn resolve(where_: &Where, bytes: u64) -> Result<Option<Vec<Range<u64>>>, Fa
     Ok(Some(ranges))
 }
 
-/// Ranges of a file on a device of `bytes` bytes.
+/// Returns the ranges of a file on a device of `bytes` bytes.
 fn ranges_of(path: &Path, device: Option<&Path>, bytes: u64) -> Result<Vec<Range<u64>>, Failure> {
     let failed = |error: &std::io::Error| {
         Failure::Usage(Error::from_io(error, &format!("--file {}", path.display())).to_string())
@@ -76,7 +76,7 @@ fn ranges_of(path: &Path, device: Option<&Path>, bytes: u64) -> Result<Vec<Range
             elsewhere += extent.length;
             continue;
         };
-        // What was never written is read from nowhere.
+        // Unwritten extents read as zeros, without the device.
         if extent.is_unwritten {
             continue;
         }
@@ -114,7 +114,7 @@ fn ranges_of(path: &Path, device: Option<&Path>, bytes: u64) -> Result<Vec<Range
     Ok(ranges)
 }
 
-/// Block device of the kernel, and the offset of the file system on it.
+/// Block device of the kernel, with the offset of the file system on it.
 #[derive(Debug)]
 struct Disk {
     path: PathBuf,
@@ -122,7 +122,7 @@ struct Disk {
     offset: u64,
 }
 
-/// Device of the file system with this number: the given one, or else the whole disk.
+/// Returns the device of the file system with this device number: the given one, else the whole disk.
 fn disk_of(file: &Path, number: u64, device: Option<&Path>) -> Result<Disk, Failure> {
     let wrong = |text: String| Failure::Usage(format!("--file {}: {text}", file.display()));
     let own = system_folder(number).ok_or_else(|| {
@@ -166,14 +166,14 @@ fn disk_of(file: &Path, number: u64, device: Option<&Path>) -> Result<Disk, Fail
     Ok(Disk { path: device_path(&folder), bytes, offset })
 }
 
-/// Folder in /sys of a block device.
+/// Returns the folder in /sys of a block device.
 fn system_folder(number: u64) -> Option<PathBuf> {
     let (major, minor) = (libc::major(number), libc::minor(number));
     std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
 }
 
 fn device_path(folder: &Path) -> PathBuf {
-    // Slashes in names of devices are exclamation marks there.
+    // /sys replaces slashes in names of devices by exclamation marks.
     let name = folder.file_name().unwrap_or_default().to_string_lossy().replace('!', "/");
     Path::new("/dev").join(name)
 }

@@ -7,23 +7,23 @@ use std::fmt::Write;
 const CELL: (usize, usize) = (14, 14);
 /// Left and upper margin.
 const MARGIN: (usize, usize) = (70, 60);
-/// Limit of rows and of columns; beyond it several are drawn as one, the worst of them.
+/// Limit of rows and of columns. Above it neighbours are drawn as one cell, with the largest value.
 const MOST: usize = 256;
 
-/// A table of values that is drawn.
+/// Table of values to draw.
 struct Picture {
     title: String,
     across: &'static str,
     down: &'static str,
-    /// Value by row and column; `None` where there is nothing.
+    /// Value by row and column; `None` for no value.
     cells: Vec<Vec<Option<f64>>>,
-    /// Value that is drawn darkest.
+    /// Value of the darkest colour.
     most: f64,
-    /// Words for a value.
+    /// Formats a value.
     words: fn(f64) -> String,
 }
 
-/// Draws the erases of all blocks: a row for each block of a die, a column for each die.
+/// Draws the erase counts of all blocks: a row per block of a die, a column per die.
 pub fn erases(wear: &Value) -> String {
     let none = Vec::new();
     let blocks = wear["blocks"].as_array().unwrap_or(&none);
@@ -47,7 +47,7 @@ pub fn erases(wear: &Value) -> String {
     })
 }
 
-/// Draws the bit error rates of a zone: a row for each page, a column for each block.
+/// Draws the bit error rates of a zone: a row per page, a column per block.
 pub fn errors(zone: u32, rates: &[Vec<f64>], limit: f64) -> String {
     let pages = rates.first().map_or(0, Vec::len);
     let cells = (0..pages).map(|page| rates.iter().map(|block| block.get(page).copied()).collect());
@@ -64,7 +64,7 @@ pub fn errors(zone: u32, rates: &[Vec<f64>], limit: f64) -> String {
     })
 }
 
-/// Makes one value of several neighbours: the largest.
+/// Reduces rows and columns to at most [`MOST`], with the largest value of neighbours.
 fn coarse(cells: Vec<Vec<Option<f64>>>) -> Vec<Vec<Option<f64>>> {
     let worst = |values: &mut dyn Iterator<Item = Option<f64>>| values.flatten().reduce(f64::max);
     let step = cells.len().div_ceil(MOST).max(1);
@@ -98,7 +98,7 @@ fn draw(picture: Picture) -> String {
         for (column, value) in values.iter().enumerate() {
             let Some(value) = value else { continue };
             let share = if picture.most > 0.0 { (value / picture.most).clamp(0.0, 1.0) } else { 0.0 };
-            // From light to dark red.
+            // Interpolates between light and dark red.
             let shade = |light: f64, dark: f64| (light + (dark - light) * share) as u8;
             let _ = writeln!(
                 text,

@@ -1,4 +1,4 @@
-//! `siltstone check` and `siltstone dump`, as an operator runs them; and that they write nothing.
+//! `siltstone check` and `siltstone dump`, as operators run them. They write nothing.
 
 use crate::common::{Ran, command, run, signal, wait_for};
 use block::{BlockIndex, Buffer, DevicePart, Durability, Part};
@@ -23,7 +23,7 @@ device = "vol"
 socket = "vol.sock"
 "#;
 
-/// A folder with a stack whose log holds blocks 10, 11 and 12, each full of its number.
+/// Creates a folder with a stack whose log holds blocks 10, 11 and 12, each filled with its number.
 fn made(closes: bool) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("s.toml"), STACK).unwrap();
@@ -54,7 +54,7 @@ fn disk(folder: &tempfile::TempDir) -> PathBuf {
     folder.path().join("disk.img")
 }
 
-/// Runs a verb, which must leave the disk as it is.
+/// Runs a verb, which must leave the disk unchanged.
 fn looks(folder: &tempfile::TempDir, arguments: &[&str]) -> Ran {
     let (before, changed) =
         (std::fs::read(disk(folder)).unwrap(), disk(folder).metadata().unwrap().modified());
@@ -147,12 +147,12 @@ fn a_stack_that_is_served_is_refused() {
     assert_eq!(with(&["check", "s.toml"]).output().unwrap().status.code(), Some(0));
 }
 
-/// A damaged log is refused with advice, and served with the key `salvage`: what can be read is, and nothing is written.
+/// A damaged log is refused with advice. With the key `salvage` its readable blocks are served read-only.
 #[test]
 fn a_damaged_log_is_salvaged_over_nbd() {
     let folder = made(true);
     let mut bytes = std::fs::read(disk(&folder)).unwrap();
-    // The page of the map with blocks 10 to 12, which says where they lie.
+    // The page of the map with blocks 10 to 12 has their positions.
     let is_page = |block: &[u8]| {
         let place = |at: usize| u32::from_le_bytes(block[4 * at..4 * at + 4].try_into().unwrap());
         block.len() == 4096 && (0..1024).all(|number| (place(number) > 0) == (10..13).contains(&number))

@@ -1,4 +1,4 @@
-//! A log on zones that its stack brings, made, looked at and operated from the command line, with layers between.
+//! A log on zones of its stack, with layers between: created, shown and operated from the command line.
 
 use crate::common::{Ran, run};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ impl Folder {
         serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {ran:?}"))
     }
 
-    /// A verb that must leave the disk as it is.
+    /// Runs a verb that must leave the disk unchanged.
     fn looks(&self, arguments: &[&str]) -> Value {
         let before = std::fs::read(self.path("disk.img")).unwrap();
         let value = self.json(arguments);
@@ -39,14 +39,14 @@ impl Folder {
 fn every_verb_works() {
     for (open, close) in [("", ""), ("zone-stats(zone-fault(", ", seed=1))")] {
         let folder = Folder::new();
-        // What is there already needs no sizes.
+        // An existing log needs no sizes.
         let line = format!("log({open}zones(file(disk.img)){close})");
         let made =
             format!("log({open}zones(file(disk.img, size=16MiB), zone_size=256KiB){close}, size=4MiB)");
         folder.works(&["format", &made]);
         let status = folder.json(&["status", &made]);
         let zones = &status["devices"]["top"]["zones"];
-        // 64 blocks of data; their header is elsewhere.
+        // 64 blocks of data; the headers are elsewhere.
         assert_eq!((&status["devices"]["top"]["kind"], &zones["size"]), (&json!("log"), &json!(64 * 4096)));
         assert_eq!(status["zones"]["zones1"]["kind"], "zones", "{status}");
         assert_eq!(status["zones"].get("zone-stats1").is_some(), !open.is_empty(), "{status}");
@@ -67,7 +67,7 @@ fn every_verb_works() {
         assert_eq!((&dump["zone_blocks"], &dump["clean"]), (&json!(64), &json!(true)), "{dump}");
         assert_eq!(dump["versions"].as_array().unwrap().len(), 2, "{dump}");
 
-        // A snapshot as a device, below a layer.
+        // A snapshot as a device below a layer.
         let snapshot = format!("stats(snapshot({line}, monday))");
         assert_eq!(folder.json(&["status", &snapshot])["devices"]["snapshot1"]["kind"], "snapshot");
         folder.works(&["snapshot", "delete", &line, "monday"]);
@@ -76,7 +76,7 @@ fn every_verb_works() {
     }
 }
 
-/// On the medium it is all the same who cut the device.
+/// The format is the same, whether the log or a part below it divides the device into zones.
 #[test]
 fn it_opens_on_the_device_and_on_zones() {
     let folder = Folder::new();
@@ -93,7 +93,8 @@ fn it_opens_on_the_device_and_on_zones() {
     }
 }
 
-/// Looking at a log begins no timeline anew: one right above the zones is passed over, one below is refused.
+/// Verbs that read a log overwrite no timeline: a recorder directly above the zones is skipped, one below is
+/// refused.
 #[test]
 fn timelines_are_left_alone() {
     let folder = Folder::new();
@@ -109,7 +110,7 @@ fn timelines_are_left_alone() {
         assert!(ran.code == Some(2) && ran.stderr.contains("would restart its timeline"), "{ran:?}");
     }
     assert_eq!(std::fs::read(folder.path("run.timeline")).unwrap(), b"an older one");
-    // Opening the log itself does record.
+    // Opening the log itself records a timeline.
     std::fs::remove_file(folder.path("run.timeline")).unwrap();
     folder.works(&["status", recorded]);
     assert!(folder.path("run.timeline").metadata().unwrap().len() > 0);

@@ -1,4 +1,4 @@
-//! `siltstone memory-node` and the leaf of a stack, as operators use them.
+//! `siltstone memory-node` and its leaf in a stack, as operators use them.
 
 use crate::common::{Ran, command, run, signal, wait_for};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 const LEND: [&str; 8] =
     ["memory-node", "--capacity", "64MiB", "--quota", "32MiB", "--listen", "unix:node.sock", "--json"];
 
-/// A running node; killed when dropped.
+/// Running node, killed when dropped.
 struct Node(Child);
 
 impl Node {
@@ -30,13 +30,13 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Status of the leaf, in a stack that is opened for it.
+/// Returns the status of the leaf, in a stack that is opened for the request.
 fn borrowed(folder: &Path, name: &str) -> serde_json::Value {
     let ran = run(folder, &["status", &format!("memory-node(unix:node.sock, name={name})"), "--json"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -72,7 +72,7 @@ fn foreign(folder: &Path, program: &str, arguments: &[&str]) -> Option<Ran> {
     Some(Ran { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) })
 }
 
-/// Bytes of which no page is zeros.
+/// Returns bytes without a page of zeros.
 fn pattern(bytes: u64) -> Vec<u8> {
     (0..bytes / 8).flat_map(|number| (number + 1).to_le_bytes()).collect()
 }
@@ -137,7 +137,7 @@ fn foreign_clients_see_the_exports() {
     assert_eq!(node.stop(), Some(0));
 }
 
-/// A memory control group of version 1, removed when dropped.
+/// Memory control group of version 1, removed when dropped.
 struct Group {
     folder: PathBuf,
     name: String,
@@ -169,17 +169,17 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // It may not have been created.
+        // The group may not have been created.
         let _ = std::fs::remove_dir(&self.folder);
     }
 }
 
-/// A file in shared memory: memory of a control group that another program holds. Removed when dropped.
+/// File in shared memory, which another program of a control group allocates. Removed when dropped.
 struct SharedMemoryFile(PathBuf);
 
 impl Drop for SharedMemoryFile {
     fn drop(&mut self) {
-        // It may not have been created.
+        // The file may not have been created.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -200,19 +200,21 @@ fn near_the_limit_of_its_control_group_a_node_stops_lending_and_reclaims() {
     let lent = status["lent_bytes"].as_u64().unwrap();
     assert!((64 * MIB..=124 * MIB).contains(&lent), "{status}");
     assert_eq!(status["reclaim_bytes"], 0, "{status}");
-    // Another program of the group takes half of the reserve, and what the node has left beside it.
+    // Another program of the group takes half of the reserve, and the memory that the node leaves beside it.
     let file = SharedMemoryFile(Path::new("/dev/shm").join(&group.name));
     let bytes = 144 * MIB - group.number("memory.usage_in_bytes");
     let line = format!("head -c {bytes} /dev/zero > {}", file.0.display());
     let taken = group.command(folder.path(), &line).output().unwrap();
     assert!(taken.status.success(), "{taken:?}");
-    // 4 MiB are between the reserve and the upper watermark. An earlier status may be from before the program had all of its memory.
+    // The reserve and the upper watermark are 4 MiB apart. An earlier status may precede the program's last
+    // allocation.
     let reclaims = |status: &serde_json::Value| status["reclaim_bytes"].as_u64() >= Some(12 * MIB);
     let reclaiming = status_when(folder.path(), "reclaiming", reclaims);
     assert!(reclaiming["reclaim_bytes"].as_u64() <= Some(28 * MIB), "{reclaiming}");
     assert_eq!(reclaiming["free_bytes"], 0, "{reclaiming}");
     drop(file);
-    // The node is near its upper watermark, which other memory of the group may have moved: the borrower discards some.
+    // The node is near its upper watermark, which other memory of the group may have moved: the borrower
+    // discards 8 MiB.
     std::fs::File::create(folder.path().join("zeros")).unwrap().set_len(8 * MIB).unwrap();
     let discarded = foreign(folder.path(), "nbdcopy", &["zeros", uri]).unwrap();
     assert_eq!(discarded.code, Some(0), "{discarded:?}");

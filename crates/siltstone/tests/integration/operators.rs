@@ -1,4 +1,4 @@
-//! Asking stacks, served and not, as an operator does; and what a control socket takes from strangers.
+//! Operators' requests to stacks, served and unserved, and invalid input to a control socket.
 
 use crate::common::{Ran, command, signal, wait_for};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// A user with a folder to work in and one for sockets.
+/// User with a working directory and a folder for sockets.
 struct User {
     folder: tempfile::TempDir,
 }
@@ -37,7 +37,7 @@ impl User {
         ran(self.command(arguments))
     }
 
-    /// What a verb prints with `--json`.
+    /// Returns the output of a verb with `--json`.
     fn json(&self, arguments: &[&str]) -> serde_json::Value {
         let ran = self.run(&[arguments, &["--json"]].concat());
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -49,7 +49,7 @@ impl User {
         ready(self.command(&[&["serve"], arguments, &["--json"]].concat()))
     }
 
-    /// The sockets in the usual folder.
+    /// Returns the sockets in the default folder.
     fn sockets(&self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.path("run/siltstone")) else { return Vec::new() };
         let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -72,7 +72,7 @@ fn ready(mut command: Command) -> Server {
     Server { child, control }
 }
 
-/// Killed at the end of a test that fails.
+/// Server, killed when dropped by a failed test.
 struct Server {
     child: Child,
     control: Option<PathBuf>,
@@ -87,7 +87,7 @@ impl Server {
         BufReader::new(UnixStream::connect(self.control()).unwrap())
     }
 
-    /// Asks it to stop, which it does in good order.
+    /// Requests the server to stop, and checks that it closes cleanly.
     fn stop(mut self) {
         signal(&self.child, "TERM");
         let status = self.child.wait().unwrap();
@@ -120,7 +120,7 @@ fn ask(client: &mut BufReader<UnixStream>, text: &str) -> serde_json::Value {
     serde_json::from_str(&line).unwrap()
 }
 
-/// A stack that holds its file: nobody else can open it.
+/// Stack that locks its file: other programs can't open it.
 const STACK: &str = r#"
 [device.disk]
 kind = "file"
@@ -165,7 +165,7 @@ fn status_of_a_stack_that_is_served_and_of_one_that_is_not() {
     assert_eq!((&status["live"], &status["server"]["process"]), (&true.into(), &server.child.id().into()));
     assert_eq!(status["server"]["addresses"].as_array().unwrap().len(), 2);
     assert_eq!(status["doors"][&more]["connections"], 0);
-    // It is the server that is asked: its file may be wrong by now.
+    // The server answers, although the file is wrong by now.
     user.write("s.toml", "nonsense");
     assert_eq!(user.run(&["status", "s.toml"]).code, Some(0));
     user.write("s.toml", STACK);
@@ -181,7 +181,7 @@ fn status_of_a_stack_that_is_served_and_of_one_that_is_not() {
     );
     let status = user.json(&["status", "s.toml"]);
     assert_eq!((&status["live"], status.get("server")), (&false.into(), None));
-    assert_eq!(status["doors"]["vol"]["connections"], 0, "it has a door, which nobody opened");
+    assert_eq!(status["doors"]["vol"]["connections"], 0, "the door has no clients");
     assert!(!user.path("vol.sock").exists());
 }
 
@@ -226,7 +226,7 @@ fn messages_reach_parts() {
     assert!(told.stderr.starts_with("not served: "), "{told:?}");
 }
 
-/// A disk that died: its file is gone, or something else has its place.
+/// A missing or foreign file makes a leg unavailable.
 #[test]
 fn a_mirror_is_served_without_a_leg_that_cant_be_opened() {
     let user = User::new();
@@ -262,14 +262,14 @@ fn a_mirror_is_served_without_a_leg_that_cant_be_opened() {
     assert_eq!(status["devices"]["vol"]["legs"][1]["state"], "missing", "{status}");
     let missing = status["devices"]["slow"]["missing"].as_str().unwrap();
     assert!(missing.contains("log.img"), "{missing}");
-    assert_eq!(user.run(&["status", "mirror.toml"]).code, Some(0), "as a table, too");
+    assert_eq!(user.run(&["status", "mirror.toml"]).code, Some(0), "as a table");
     let refused = user.run(&["message", "mirror.toml", "slow", "flush"]);
     assert!(refused.code == Some(2) && refused.stderr.contains("\"slow\" is missing"), "{refused:?}");
     let refused = user.run(&["message", "mirror.toml", "vol", "re-add", "slow"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("couldn't be opened"), "{refused:?}");
     server.stop();
 
-    // The others know by now. What has the place of the log is none.
+    // The other leg has recorded the loss by now. The log's file is replaced by foreign bytes.
     set("");
     std::fs::write(user.path("log.img"), vec![7; 16 << 20]).unwrap();
     let server = user.serve(&["mirror.toml"]);
@@ -335,7 +335,7 @@ fn a_stack_file_has_one_server() {
     let expected = format!("control socket {}: another server of this stack", first.control().display());
     assert!(second.stderr.contains(&expected) && second.stderr.contains("--no-control"), "{second:?}");
     assert_eq!(user.json(&["status", "s.toml"])["server"]["process"], first.child.id());
-    // Another socket doesn't help: the file is held.
+    // Another socket doesn't help: the file is locked.
     for option in [&["--no-control"][..], &["--control", "other.sock"]] {
         let second = user.run(&[&["serve", "s.toml"], option].concat());
         assert!(second.code == Some(1) && second.stderr.contains("disk.img"), "{second:?}");
@@ -346,7 +346,7 @@ fn a_stack_file_has_one_server() {
     assert_eq!(user.sockets(), [""; 0].map(PathBuf::from));
 }
 
-/// Such as a system service, which has no XDG_RUNTIME_DIR.
+/// A system service, for example, has no XDG_RUNTIME_DIR.
 #[test]
 fn a_server_of_another_environment_is_found() {
     let user = User::new();
@@ -389,7 +389,7 @@ fn a_server_that_was_killed_leaves_nothing_in_the_way() {
     let user = User::new();
     user.write("s.toml", STACK);
     let socket = user.serve(&["s.toml"]).kill();
-    assert!(socket.exists(), "nobody could remove it");
+    assert!(socket.exists(), "a killed server can't remove it");
     let status = user.run(&["status", "s.toml"]);
     assert_eq!((status.code, status.stderr.lines().count()), (Some(0), 1), "{status:?}");
     assert!(status.stderr.starts_with("not served"), "{status:?}");
@@ -398,7 +398,7 @@ fn a_server_that_was_killed_leaves_nothing_in_the_way() {
     assert_eq!(user.json(&["status", "s.toml"])["live"], true);
     server.stop();
 
-    // Nor does one that nobody starts again.
+    // The socket of a killed server that isn't started again is removed as well.
     let socket = user.serve(&["s.toml"]).kill();
     let is_dead = || UnixStream::connect(&socket).is_err();
     while !is_dead() {
@@ -419,7 +419,7 @@ fn a_server_that_was_killed_leaves_nothing_in_the_way() {
 fn where_a_socket_is_and_who_may_use_it() {
     let user = User::new();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-    // Whatever the user's usual mode is.
+    // The mode doesn't depend on the user's umask.
     let program = env!("CARGO_BIN_EXE_siltstone");
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("umask 0; exec {program} serve 'ram(1MiB)' --nbd unix:vol.sock --json")]);
@@ -446,7 +446,7 @@ fn where_a_socket_is_and_who_may_use_it() {
         assert!(refused.code == Some(1) && refused.stderr.contains("not a socket"), "{refused:?}");
         assert!(!std::fs::metadata(user.path(name)).unwrap().file_type().is_socket());
     }
-    // An XDG_RUNTIME_DIR in which no socket's name would fit is passed over.
+    // An XDG_RUNTIME_DIR that is too long for the address of a socket is skipped.
     let long = "x".repeat(120);
     std::fs::create_dir(user.path(&long)).unwrap();
     let mut command = user.command(&["serve", "ram(1MiB)", "--nbd", "unix:vol.sock", "--json"]);
@@ -476,7 +476,7 @@ fn strangers_hold_nobody_up() {
     for _ in 0..50 {
         let mut bytes = vec![0; random.below(5000) as usize];
         random.fill(&mut bytes);
-        // It may be closed on before everything is sent.
+        // The server may close the connection before everything is sent.
         let _ = server.connect().get_mut().write_all(&bytes);
     }
     let mut long = server.connect();
@@ -487,9 +487,13 @@ fn strangers_hold_nobody_up() {
     let mut deep = server.connect();
     let answer = ask(&mut deep, &format!("{}\n", "[".repeat(60_000)));
     assert!(answer["error"]["text"].as_str().unwrap().contains("recursion limit"), "{answer}");
-    assert_eq!(ask(&mut deep, STATUS)["answer"]["devices"]["top"]["kind"], "stats", "the connection goes on");
+    assert_eq!(
+        ask(&mut deep, STATUS)["answer"]["devices"]["top"]["kind"],
+        "stats",
+        "the connection stays open"
+    );
 
-    // One that asks and never listens, one that doesn't end its line, and one that says nothing.
+    // One client never receives, one doesn't end its line, and one is silent.
     let deaf = server.connect();
     deaf.get_ref().set_write_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
     let questions = STATUS.repeat(1000);
@@ -506,7 +510,7 @@ fn strangers_hold_nobody_up() {
     drop((deaf, half, silent));
 }
 
-/// Something else listens there.
+/// Another program listens at the address.
 #[test]
 fn who_answers_must_be_a_server() {
     let user = User::new();
@@ -538,7 +542,7 @@ fn a_verb_waits_for_a_server_that_was_started_before_and_a_server_for_a_verb() {
                  [device.vol]\nkind = \"log\"\non = \"disk\"\nzone_size = \"1MiB\"\n\
                  [door.vol]\nkind = \"nbd\"\ndevice = \"vol\"\nsocket = \"log.sock\"\n";
     user.write("log.toml", stack);
-    // The image is that of an older log: a snapshot of that one would be lost.
+    // The image has an older log, whose snapshot a second format would delete.
     assert_eq!(user.run(&["format", "log.toml"]).code, Some(0));
     for _ in 0..3 {
         let child = user.command(&["serve", "log.toml", "--format", "--json"]).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! Verbs that do something: benchmarks that end, fail and are stopped; servers; recordings.
+//! Verbs that run for a while: benchmarks that end, fail and are stopped; servers; recordings.
 
 use crate::common::{command, repository, run, signal, wait_for};
 use std::io::Read;
@@ -230,7 +230,7 @@ fn a_recording_gives_the_disk_back() {
     assert_eq!(run(folder.path(), &["record", "show", "disk.img"]).code, Some(1));
 }
 
-/// The requests of a log, without their times.
+/// Returns the requests of a log of fio, without their times.
 fn requests(log: &str) -> Vec<String> {
     let mut lines = log.lines();
     assert_eq!(lines.next(), Some("fio version 3 iolog"));
@@ -249,7 +249,7 @@ fn a_recorded_load_is_exported_and_replayed_on_another_stack() {
     std::fs::write(path("replay.fio"), "[replay]\nread_iolog=first.log\nreplay_no_stall\n").unwrap();
     let mut logs = Vec::new();
     for (jobs, name) in [("load.fio", "first"), ("replay.fio", "second")] {
-        // Each group of jobs builds its stack, and so its timeline, anew: a whole load is one run.
+        // Each group of jobs builds its stack, and so its timeline, from scratch: the whole load is one run.
         let stack = format!(
             "record(ram(512KiB), {name}.timeline, role=client, reads=true, data=false, overwrite=true)"
         );
@@ -301,7 +301,7 @@ fn a_recorded_load_is_exported_and_replayed_on_another_stack() {
     assert!(!path("third.log").exists());
 }
 
-/// The shape of the plans that compare the maps: one setup for a matrix, memory that is made anew, a table.
+/// Form of the plans that compare the maps: one setup for a matrix, memory that is reformatted, a table.
 const MAPS: &str = r#"
 [plan]
 repetitions = 1
@@ -411,7 +411,7 @@ line = "ram(16TiB)"
 runtime = "250ms"
 "#;
 
-/// A plan as it is and in full, which is larger than any machine.
+/// A plan as it is, and in full with sizes that exceed any machine.
 #[test]
 fn a_plan_in_full_beside_published_figures() {
     let folder = tempfile::tempdir().unwrap();
@@ -442,7 +442,7 @@ fn a_plan_in_full_beside_published_figures() {
     }
 }
 
-/// A write cache is put in front of a disk that is in use, and taken away again.
+/// A write cache is inserted in front of a disk with contents, and removed again.
 #[test]
 fn only_the_named_parts_are_made_anew() {
     let folder = tempfile::tempdir().unwrap();
@@ -458,7 +458,7 @@ fn only_the_named_parts_are_made_anew() {
     let refused = run(folder.path(), &["format", &cached, "log1", "writecaches"]);
     assert!(refused.code == Some(2) && refused.stderr.contains("PART writecaches"), "{refused:?}");
     works(&["format", &cached, "writecache"]);
-    // The log is what it was; only the cache is new, and only if that is said again.
+    // The log is unchanged. Only the cache is new, and is formatted again only by another command.
     let opened = |again: bool| {
         if again {
             works(&["format", &cached, "writecache"]);
@@ -471,7 +471,8 @@ fn only_the_named_parts_are_made_anew() {
     assert!(works(&["snapshot", "list", log]).contains("monday"));
 }
 
-/// All files of a stack are locked before the first is made, cut or formatted: disks, and the file of a map.
+/// All files of a stack are locked before the first is created, truncated or formatted: disks, and the file
+/// of a map.
 #[test]
 fn a_stack_with_a_file_in_use_leaves_all_of_them_as_they_are() {
     let folder = tempfile::tempdir().unwrap();
@@ -498,7 +499,7 @@ fn a_stack_with_a_file_in_use_leaves_all_of_them_as_they_are() {
     }
 }
 
-/// A server goes on writing to the image that it locked.
+/// A server continues to write to the image that it locked.
 #[test]
 fn an_image_in_place_of_a_served_one_is_not_written_to() {
     let folder = tempfile::tempdir().unwrap();

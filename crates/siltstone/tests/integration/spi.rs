@@ -1,4 +1,4 @@
-//! `siltstone spi`: a chip is served, looked at, disturbed and started again, as a user does it.
+//! `siltstone spi`: a chip is served, shown, disturbed and restarted, as users do.
 
 use crate::common::{Ran, command, signal, wait_for};
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Child;
 
-/// A user with a folder for files and one for sockets.
+/// User with a folder for files and one for sockets.
 struct User {
     folder: tempfile::TempDir,
 }
@@ -50,14 +50,14 @@ impl User {
     }
 }
 
-/// A served chip; killed when dropped.
+/// Served chip, killed when dropped.
 struct Served {
     child: Child,
     address: String,
 }
 
 impl Served {
-    /// Carries out SPI operations, each as bytes to send and a number of bytes to read.
+    /// Runs SPI operations, each as bytes to send and a number of bytes to read.
     fn spi(&self, operations: &[(&[u8], usize)]) -> Vec<Vec<u8>> {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let exchange = |(sent, read): &(&[u8], usize)| {
@@ -74,7 +74,7 @@ impl Served {
         operations.iter().map(exchange).collect()
     }
 
-    /// Asks it to stop; returns its exit code and what it said.
+    /// Requests the server to stop; returns its exit code and standard error.
     fn stop(mut self) -> (Option<i32>, String) {
         signal(&self.child, "TERM");
         let mut said = String::new();
@@ -85,7 +85,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // An error means that it has ended already.
+        // An error means that the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -104,7 +104,7 @@ fn a_chip_is_served_looked_at_and_started_again() {
     assert!(user.ok(&["spi", "dump", "--length", "32"]).contains("|....hi.........."));
     assert!(user.ok(&["spi", "trace"]).contains("02h Page Program @000004h write 2 [68 69]"));
     assert!(user.ok(&["spi", "trace", "--form", "vcd"]).starts_with("$timescale"));
-    // A waveform of more than one piece.
+    // A waveform of several pieces.
     let reads: Vec<[u8; 4]> = (0..2000u32).map(|n| [3, 1, (n >> 8) as u8, n as u8]).collect();
     served.spi(&reads.iter().map(|read| (read.as_slice(), 16)).collect::<Vec<_>>());
     user.ok(&["spi", "trace", "--form", "vcd", "--out", "bus.vcd"]);

@@ -1,4 +1,4 @@
-//! Help, completions, and stacks that are shown and converted; and that what lies in `examples` is good.
+//! Help, completions, and stacks that are shown and converted; the files in `examples` are valid.
 
 use crate::common::{command, files, is_stack, repository, run};
 use bench::job_file::JobFile;
@@ -56,7 +56,7 @@ fn completions_know_the_verbs() {
     }
 }
 
-/// Through standard input and back.
+/// Converts a text through standard input and output.
 fn converted(form: &str, text: &str) -> String {
     let mut child =
         command(Path::new("/"), &["stack", "show", form, "-"]).stdin(Stdio::piped()).spawn().unwrap();

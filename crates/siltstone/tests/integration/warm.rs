@@ -1,5 +1,5 @@
-//! `siltstone warm` as an operator uses it: on a stack that is served and on one that isn't, with other sizes, with files that
-//! say anything, and with a file system on the device.
+//! `siltstone warm` as operators use it: on served and unserved stacks, with other sizes, with invalid files,
+//! and with a file system on the device.
 
 use crate::common::{Ran, command, signal, wait_for};
 use block::{BlockIndex, Buffer, DevicePart};
@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// A user with a folder to work in.
+/// User with a working directory.
 struct User {
     folder: tempfile::TempDir,
 }
 
-/// A server that is killed at the end of a test that fails.
+/// Server, killed when dropped by a failed test.
 struct Server(Child);
 
 impl Drop for Server {
@@ -35,7 +35,7 @@ const ORIGIN: usize = 16 << 20;
 const BLOCK: u64 = 64 << 10;
 
 impl User {
-    /// With an origin each of whose blocks of 4 KiB is full of its number.
+    /// Creates an origin whose blocks of 4 KiB are each filled with their number.
     fn new() -> User {
         let user = User { folder: tempfile::tempdir().unwrap() };
         std::fs::create_dir(user.path("run")).unwrap();
@@ -44,7 +44,7 @@ impl User {
         user
     }
 
-    /// A stack with a cache of this size, made.
+    /// Creates a stack with a cache of this size.
     fn stack(&self, name: &str, fast: &str, options: &str) {
         let text = format!(
             "[device.slow]\nkind = \"file\"\npath = \"slow.img\"\n[device.fast]\nkind = \"file\"\npath = \"{name}.fast\"\n\
@@ -87,12 +87,12 @@ impl User {
         Server(child)
     }
 
-    /// A count of the cache's.
+    /// Returns a counter of the cache.
     fn count(&self, stack: &str, name: &str) -> u64 {
         self.json(&["status", stack])["devices"]["disk"][name].as_u64().unwrap()
     }
 
-    /// Reads whole blocks of the cache through the door, one after the other, and looks at what is read.
+    /// Reads whole blocks of the cache in sequence through the door, and checks their contents.
     fn read(&self, stack: &str, blocks: impl IntoIterator<Item = u64>) {
         let blocks: Vec<u64> = blocks.into_iter().collect();
         let address = format!("unix:{}", self.path(&format!("{stack}.sock")).display()).parse().unwrap();
@@ -119,23 +119,23 @@ impl User {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 #[expect(clippy::disallowed_methods, reason = "waits for a real process; nothing here runs in the runtime")]
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(60), "it never was so: {what}");
+        assert!(began.elapsed() < Duration::from_secs(60), "timed out: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// 20 blocks that were read once, and 5 that were read again and again.
+/// Creates a cache with 20 blocks that were read once, of which 5 were read repeatedly.
 fn heated(user: &User, stack: &str) {
-    // In two parts, since a block that misses while `migration_threshold` is in flight, 1 MiB, isn't promoted.
+    // In two halves: while `migration_threshold`, 1 MiB, is in flight, blocks that miss aren't promoted.
     for half in [0..10, 10..20] {
         let end = half.end;
         user.read(stack, half.map(|number| 3 * number));
-        until("all blocks have come in", || user.count(stack, "promotions") == end);
+        until("all blocks are promoted", || user.count(stack, "promotions") == end);
     }
     for _ in 0..4 {
         user.read(stack, (0..5).map(|number| 3 * number));
@@ -170,7 +170,7 @@ fn a_cache_is_saved_and_another_one_has_the_same_afterwards() {
     user.fine(&["warm", "save", "a.toml", "few.warm", "--most", "320KiB"]);
     assert!(std::fs::read_to_string(user.path("few.warm")).unwrap().ends_with("end 5\n"));
 
-    // It goes, comes back, and nothing misses.
+    // All blocks are evicted and loaded again; afterwards no read misses.
     let gone = user.json(&["warm", "evict", "a.toml", "--range", ".."]);
     assert_eq!((&gone["evicted"], &gone["wanted"]), (&(20 * BLOCK).into(), &ORIGIN.into()), "{gone}");
     assert_eq!(user.count("a.toml", "used_blocks"), 0);
@@ -182,13 +182,13 @@ fn a_cache_is_saved_and_another_one_has_the_same_afterwards() {
     assert_eq!(user.count("a.toml", "read_misses"), missed, "nothing misses");
     server.stop();
 
-    // Opened again, it doesn't know how hot they are; a load says so, and moves nothing.
+    // After reopening, heat is unknown; a load sets it, and moves no block.
     let loaded = user.run(&["warm", "load", "a.toml", "disk", "a.warm"]);
     assert_eq!(loaded.code, Some(0), "{loaded:?}");
     assert_eq!(loaded.stdout, "1.25 MiB requested: 1.25 MiB cached already\n", "{loaded:?}");
     assert!(loaded.stderr.starts_with("not served: "), "{loaded:?}");
 
-    // Other caches of the same origin: with larger blocks, and one in which only the hottest have room.
+    // Other caches of the same origin: one with larger blocks, and one with space for only the hottest.
     user.stack("b.toml", "8MiB", "mode = \"writeback\"\nblock_size = \"256KiB\"");
     let server = user.serve("b.toml");
     let loaded = user.json(&["warm", "load", "b.toml", "a.warm"]);
@@ -225,7 +225,7 @@ fn ranges_come_in_and_go() {
     let gone = user.run(&["warm", "evict", "a.toml", "--range", "..1536KiB"]);
     assert_eq!(gone.stdout, "1.50 MiB requested: 512 KiB evicted, 1 MiB not cached\n", "{gone:?}");
     assert_eq!(user.count("a.toml", "used_blocks"), 16);
-    // All of it: as far as there is room, and not for ever.
+    // The whole device: fetched until the cache is full, and then it ends.
     let came = user.json(&["warm", "prefetch", "a.toml", "--range", "..", "--heat", "main/1/0"]);
     let sum = ["fetched", "present", "no_room"].iter().map(|key| came[*key].as_u64().unwrap()).sum::<u64>();
     assert_eq!(sum, ORIGIN as u64, "{came}");
@@ -257,7 +257,7 @@ fn what_is_stopped_goes_on_from_there() {
     );
     assert_eq!(then["present"], first["fetched"]);
     server.stop();
-    // The same on a stack that nobody serves: it is closed in good order.
+    // The same on an unserved stack, which is closed cleanly.
     user.stack("b.toml", "4MiB", "");
     let arguments = ["warm", "prefetch", "b.toml", "--range", "4KiB..2MiB", "--rate", "64KiB"];
     let mut child = user.command(&arguments).spawn().unwrap();
@@ -295,7 +295,7 @@ fn what_is_wrong_is_refused_before_anything_comes_in() {
         assert!(!refused.stderr.contains('\u{1b}'));
     }
     assert_eq!(user.count("a.toml", "prefetched_bytes"), 0);
-    // Of another origin: as far as it goes.
+    // Of another origin: loaded up to the end of this one.
     let larger = fine.replace("16777216", "33554432") + "small/0/1 16711680+131072\nend 2\n";
     std::fs::write(user.path("a.warm"), larger).unwrap();
     let loaded = user.run(&["warm", "load", "a.toml", "a.warm"]);
@@ -336,13 +336,13 @@ fn what_is_wrong_is_refused_before_anything_comes_in() {
         assert_eq!((refused.code, refused.stdout.as_str()), (Some(code), ""), "{arguments:?}: {refused:?}");
         assert!(refused.stderr.contains(expected), "{arguments:?}, {expected}: {}", refused.stderr);
     }
-    // Nothing comes in where nothing may.
+    // A cache in this mode admits no blocks.
     user.stack("p.toml", "4MiB", "mode = \"passthrough\"");
     let refused = user.run(&["warm", "prefetch", "p.toml", "--range", ".."]);
     assert!(refused.code == Some(1) && refused.stderr.contains("the cache admits no blocks"), "{refused:?}");
 }
 
-/// A mount that goes when a test ends, and its loop device with it.
+/// Mount, unmounted when dropped, with its loop device.
 struct Mount(PathBuf);
 
 impl Drop for Mount {
@@ -356,7 +356,7 @@ fn succeeds(program: &str, arguments: &[&str]) -> bool {
     ran.is_ok_and(|output| output.status.success())
 }
 
-/// The origin is the disk of a file system; the kernel sees it through a loop device of the same size.
+/// The origin is the disk of a file system; the kernel uses it through a loop device of the same size.
 #[test]
 fn the_blocks_of_a_file_come_in() {
     let user = User::new();
@@ -384,7 +384,7 @@ fn the_blocks_of_a_file_come_in() {
     assert!((300_000..320_000).contains(&bytes), "whole blocks of the file system: {came}");
     let file = user.json(&["warm", "list", "a.toml", "--file", &path]);
     assert_eq!((&file["cached_bytes"], &file["wanted_bytes"]), (&bytes.into(), &bytes.into()), "{file}");
-    // What is cached of the image is the file.
+    // The cached ranges of the image are those of the file.
     let disk = std::fs::read(&image).unwrap();
     let mut cached = Vec::new();
     for range in file["ranges"].as_array().unwrap() {
@@ -395,7 +395,7 @@ fn the_blocks_of_a_file_come_in() {
     let other = folder.join("other").display().to_string();
     let other = user.json(&["warm", "list", "a.toml", "--file", &other]);
     assert!(other["cached_bytes"].as_u64() < other["wanted_bytes"].as_u64(), "{other}");
-    // On a device of another size these places mean nothing.
+    // On a device of another size the offsets have no meaning.
     std::fs::copy(user.path("slow.img"), user.path("copy.img")).unwrap();
     let copy = std::fs::OpenOptions::new().write(true).open(user.path("copy.img")).unwrap();
     copy.set_len(20 << 20).unwrap();

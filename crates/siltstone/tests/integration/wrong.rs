@@ -1,9 +1,9 @@
-//! What is asked for wrongly: refused with exit code 2, before anything is opened, and with words that help.
+//! Usage errors: refused with exit code 2, before anything is opened, and with messages that help.
 
 use crate::common::run;
 use std::path::Path;
 
-/// Runs it where `files` are, and checks the whole of what it says.
+/// Runs the program in a folder with `files`, and compares its whole message.
 fn refused(files: &[(&str, &str)], arguments: &[&str], expected: &str) {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -410,7 +410,7 @@ fn options() {
     }
 }
 
-/// What is formatted has nothing to salvage: refused before anything is opened, for each kind with the key.
+/// A stack to format has nothing to salvage: refused before anything is opened, for each kind with the key.
 #[test]
 fn salvage_of_what_is_formatted() {
     for stack in [
@@ -429,7 +429,7 @@ fn salvage_of_what_is_formatted() {
     }
 }
 
-/// Messages of things that aren't there name each thing and each fact once.
+/// Messages about missing things name each thing and each fact once.
 #[test]
 fn messages_say_things_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -459,7 +459,7 @@ fn messages_say_things_once() {
     assert_eq!(warning.matches("file1").count(), 1, "{warning}");
 }
 
-/// Opening would refuse it by its lock; but a part that is made anew may be gone by then.
+/// Opening would fail at the file's lock, but another part may have been formatted before.
 #[test]
 fn a_file_that_two_parts_write_to() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `siltstone zns` on drives that stacks have made.
+//! `siltstone zns` on drives that stacks have created.
 
 use crate::common::{Ran, run};
 use serde_json::Value;
@@ -33,7 +33,7 @@ fn a_drive_is_made_looked_at_and_drawn() {
     let wear = json(folder, &["zns", "wear", "drive.zns", "--json"]);
     assert_eq!(wear["blocks"].as_array().unwrap().len(), 24 * 32);
 
-    // A log's root is in zone 0, and a zone that was never written is erased.
+    // A log has its root in zone 0; a zone that was never written is erased.
     let raw = json(folder, &["zns", "raw", "drive.zns", "--zone", "0", "--length", "4KiB", "--json"]);
     let magic: String = b"SILT".iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(raw["hex"].as_str().unwrap().starts_with(&magic), "{raw}");

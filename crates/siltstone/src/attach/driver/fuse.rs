@@ -1,7 +1,7 @@
-//! Nodes over FUSE: loop devices, `/dev/loopN`, over the file of a FUSE server. The holder keeps the descriptors of the session, and
-//! owns the loop device and the mount.
+//! Nodes over FUSE: loop devices, `/dev/loopN`, over the file of a FUSE server. The holder keeps the
+//! descriptors of the session, and owns the loop device and the mount.
 //!
-//! `losetup` of util-linux sets loop devices up: it knows the kernel's interfaces of all versions.
+//! `losetup` of util-linux creates the loop devices: it supports all versions of the kernel's interface.
 
 use super::super::handover::{Connection, Ready};
 use super::super::node::claim;
@@ -18,10 +18,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time for the users of the FUSE file, beside the loop device, to close it.
+/// Time for users of the FUSE file other than the loop device to close it.
 const UNMOUNT_LIMIT: Duration = Duration::from_secs(10);
 
-/// The holder's half.
+/// Holder's half of the driver.
 pub struct FuseNodes;
 
 /// Runs `losetup`, and returns its output without the newline.
@@ -37,10 +37,10 @@ fn losetup(arguments: &[&str]) -> Result<String> {
     }
 }
 
-/// Makes a loop device with direct I/O over a file.
+/// Creates a loop device with direct I/O over a file.
 ///
 /// # Errors
-/// Those of `losetup`.
+/// Errors of `losetup`.
 fn create(file: &Path, sector_size: u32, read_only: bool) -> Result<PathBuf> {
     let (size, shown) = (sector_size.to_string(), file.display().to_string());
     let mut arguments = vec!["--find", "--show", "--partscan", "--direct-io=on", "--sector-size", &size];
@@ -49,7 +49,7 @@ fn create(file: &Path, sector_size: u32, read_only: bool) -> Result<PathBuf> {
     }
     arguments.push(&shown);
     let node = PathBuf::from(losetup(&arguments)?);
-    // With a block size that the file doesn't allow the kernel uses its cache without a word.
+    // If the file doesn't permit the block size, the kernel silently uses buffered I/O.
     match sysfs::attribute(&node, "loop/dio").as_deref() {
         Some("1") => Ok(node),
         _ => {
@@ -62,10 +62,10 @@ fn create(file: &Path, sector_size: u32, read_only: bool) -> Result<PathBuf> {
     }
 }
 
-/// Removes the loop device over a file, if there is one. It is released with its last user.
+/// Removes the loop device over a file, if it exists. Its last user releases it.
 ///
 /// # Errors
-/// Those of `losetup`.
+/// Errors of `losetup`.
 fn remove(node: &Path, file: &Path) -> Result<()> {
     match is_over(node, file) {
         true => losetup(&["--detach", &node.display().to_string()]).map(drop),
@@ -73,9 +73,9 @@ fn remove(node: &Path, file: &Path) -> Result<()> {
     }
 }
 
-/// Whether a loop device is over this file. Its number may be another one's by now.
+/// Whether a loop device is over this file: the kernel may have reused the device's number.
 fn is_over(node: &Path, file: &Path) -> bool {
-    // The kernel adds a word to the path of a file that was removed.
+    // The kernel appends a word to the path of a removed file.
     let backing = sysfs::attribute(node, "loop/backing_file");
     backing.is_some_and(|backing| backing.trim_end_matches(" (deleted)") == file.to_string_lossy())
 }
@@ -130,7 +130,7 @@ impl NodeDriver for FuseNodes {
         self.nodes(volume).iter().try_for_each(|node| remove(node, volume))
     }
 
-    /// Unmounts the file, unless it isn't mounted.
+    /// Unmounts the file, if it is mounted.
     fn close_volume<'a>(&'a self, volume: &'a Path) -> Call<'a, Result<()>> {
         Call::new(async {
             let mount = Mount::existing(volume.to_owned());

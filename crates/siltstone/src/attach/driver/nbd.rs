@@ -1,5 +1,5 @@
-//! Nodes of the kernel's NBD client, `/dev/nbdN`. The server negotiates a connection for each shard with its own door and passes the
-//! client's ends to the holder, which gives them to the kernel.
+//! Nodes of the kernel's NBD client, `/dev/nbdN`. The server negotiates one connection per shard with its own
+//! door and sends the client's ends to the holder, which passes them to the kernel.
 
 use super::super::folder::OWNER_ONLY;
 use super::super::handover::{Connection, Ready};
@@ -18,20 +18,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The holder's half.
+/// Holder's half of the driver.
 pub struct NbdNodes;
 
-/// Identifier of the device of a volume.
+/// Identifier of the devices of a volume.
 fn backend(volume: &Path) -> String {
     volume.display().to_string()
 }
 
-/// Socket of the door of a volume.
+/// Path of the socket of a volume's door.
 fn socket(volume: &Path) -> PathBuf {
     volume.with_extension("sock")
 }
 
-/// Disconnects the devices of a volume: their users get I/O errors from now on.
+/// Disconnects the devices of a volume: requests to them fail with I/O errors afterwards.
 fn disconnect_all(volume: &Path) -> Result<()> {
     let backend = backend(volume);
     kernel::all_of(&backend).iter().try_for_each(|node| kernel::disconnect(node, &backend))
@@ -50,11 +50,11 @@ impl NodeDriver for NbdNodes {
         true
     }
 
-    /// The sockets of a killed process stay open as long as its rings have disk I/O in flight, and the kernel's client gives up a
-    /// connection only when it ends.
+    /// Shuts the connections down: the sockets of a killed process stay open while its rings have disk I/O in
+    /// flight, and the kernel's client only drops a connection when it ends.
     fn server_lost(&self, descriptors: &[OwnedFd]) {
         for connection in descriptors {
-            // It may have ended already.
+            // The connection may have ended already.
             let _shut_down = rustix::net::shutdown(connection, rustix::net::Shutdown::Both);
         }
     }
@@ -72,7 +72,7 @@ impl NodeDriver for NbdNodes {
             bytes: ready.bytes,
             sector_size: request.sector_size,
             flags,
-            // The holder decides when requests fail; the kernel, if there is no holder any more.
+            // The holder decides when requests fail; the kernel does without a holder.
             dead_limit: request.recover_within + Duration::from_secs(1),
         };
         kernel::connect(&client, &backend(&request.volume), &descriptors)
@@ -86,7 +86,8 @@ impl NodeDriver for NbdNodes {
         disconnect_all(volume)
     }
 
-    /// The kernel lets requests that a lost server hadn't answered wait without limit, and so the users of the node.
+    /// Disconnects the devices: otherwise the kernel lets requests that a lost server didn't answer wait
+    /// forever.
     fn abort_without_server(&self, volume: &Path) -> Result<()> {
         match is_listened_on(&socket(volume)) {
             Ok(true) => Ok(()),
@@ -116,17 +117,17 @@ impl NodeDriver for NbdNodes {
     }
 }
 
-/// The server's half.
+/// Server's half of the driver.
 pub struct NbdAttachedDoor {
     door: Arc<NbdDoor>,
-    /// Raised when the kernel has disconnected the node.
+    /// Stopped when the kernel has disconnected the node.
     disconnected: StopToken,
 }
 
 /// Returns the server's half.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for zones; those of [`NbdDoor::new`].
+/// [`Error::Unsupported`] for zones; errors of [`NbdDoor::new`].
 pub fn door(config: DoorConfig) -> Result<NbdAttachedDoor> {
     let device = config.device(Driver::Nbd)?;
     let export = ExportConfig { name: config.name, description: String::new(), device, read_only: false };
@@ -140,8 +141,8 @@ pub fn door(config: DoorConfig) -> Result<NbdAttachedDoor> {
     let token = disconnected.token();
     door.server().on_end(move |end| {
         if let Err(error) = end {
-            // The kernel sends the connection's requests again, also to this server over another connection. One that is still in
-            // progress must not be carried out after that.
+            // The kernel resends the connection's requests, also to this server over another connection. One
+            // that is still in progress must not execute after that.
             tracing::error!("a connection of the kernel's NBD client has ended: {error}");
             std::process::exit(1);
         }
@@ -157,7 +158,7 @@ impl AttachedDoor for NbdAttachedDoor {
 
     fn connection(&self) -> Call<'_, Result<Option<OpenConnection>>> {
         Call::new(async {
-            // The n-th connection is served on shard n.
+            // Shard n serves the n-th connection.
             let (address, mut flags, mut descriptors) = (self.door.server().address(), 0, Vec::new());
             for _ in 0..runtime::shard_count() {
                 let (socket, told) = connect_for_kernel(&address, "").await?;
@@ -168,12 +169,13 @@ impl AttachedDoor for NbdAttachedDoor {
         })
     }
 
-    /// The holder has connected no node yet.
+    /// Nothing to end: the holder has connected no node yet.
     fn abandon(&self) -> Call<'_, Result<()>> {
         Call::ready(Ok(()))
     }
 
-    /// The kernel sends DISC on all connections when the node is disconnected. The loss of one ends this process.
+    /// Waits for DISC, which the kernel sends on all connections when the node is disconnected. The loss of
+    /// one connection ends this process.
     fn ended(&self) -> Call<'_, Result<()>> {
         Call::new(async {
             self.disconnected.stopped().await;

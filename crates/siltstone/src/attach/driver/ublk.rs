@@ -1,4 +1,5 @@
-//! Nodes of the driver ublk, `/dev/ublkbN`. The kernel keeps the device between servers, so the holder only deletes it.
+//! Nodes of the driver ublk, `/dev/ublkbN`. The kernel keeps the device between servers, so the holder only
+//! deletes it.
 
 use super::super::handover::{Connection, Ready};
 use super::super::node::claim;
@@ -11,10 +12,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The holder's half.
+/// Holder's half of the driver.
 pub struct UblkNodes;
 
-/// Number of a connection's device.
+/// Returns the device number of a connection.
 ///
 /// # Errors
 /// [`Error::Protocol`] for the connection of another driver.
@@ -48,7 +49,7 @@ impl NodeDriver for UblkNodes {
         false
     }
 
-    /// Returns the node that the server has made.
+    /// Returns the node that the server has created.
     fn make(&self, _request: &NodeRequest, ready: &Ready, _descriptors: Vec<OwnedFd>) -> Result<PathBuf> {
         id(&ready.connection).map(control::node)
     }

@@ -1,4 +1,4 @@
-//! The server in a simulated world, where half a minute passes in no time.
+//! Server in a simulated world, where time limits take no real time.
 
 use super::*;
 use crate::control::operated::OperatedStack;
@@ -17,7 +17,7 @@ fn address() -> Address {
     Address::Unix("/control.sock".into())
 }
 
-/// A server and its stack, which is open already.
+/// Starts a server and opens its stack.
 async fn serving() -> (ControlServer, Rc<OperatedStack>) {
     let server = ControlServer::listening(None, Listener::bind(&address()).unwrap());
     let stack = Stack::from_line("stack", "log(stats(ram(1MiB)))", &registry()).unwrap();
@@ -42,7 +42,7 @@ async fn send(stream: &Stream, bytes: &[u8]) {
     stream.send(Data::copy_of(bytes).into()).await.0.unwrap();
 }
 
-/// Everything up to the end of a line, or of the stream.
+/// Receives up to the end of a line, or of the stream.
 async fn line(stream: &Stream) -> Vec<u8> {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {
@@ -74,7 +74,7 @@ fn requests_are_answered_in_order() {
         assert_eq!(answer(&client).await.unwrap(), json!("{\"snapshots\":[]}"));
         assert!(error(&client).await.contains("expected a JSON object"));
         assert_eq!(answer(&client).await.unwrap(), status);
-        // The last one without the end of its line.
+        // The last request lacks the end of its line.
         send(&client, &STATUS[..STATUS.len() - 1]).await;
         client.shutdown(Shutdown::Write).await.unwrap();
         assert_eq!(answer(&client).await.unwrap(), status);
@@ -124,7 +124,7 @@ fn who_is_silent_is_cut_off_in_time() {
         let (server, _stack) = serving().await;
         for (sent, limit) in [(&b""[..], SILENCE_LIMIT), (b"{\"verb\":", LINE_LIMIT)] {
             let (client, begun) = (connect().await, runtime::now());
-            // Another one is answered all the time.
+            // Another client gets answers throughout.
             let other = connect().await;
             send(&client, sent).await;
             send(&other, STATUS).await;
@@ -134,7 +134,7 @@ fn who_is_silent_is_cut_off_in_time() {
             assert!((limit..limit + Duration::from_secs(1)).contains(&passed), "{passed:?}");
             assert_eq!(line(&client).await, b"");
         }
-        // Bytes that come one by one don't stretch the limit, and silence before them doesn't shorten it.
+        // Bytes that arrive one by one don't extend the limit, and silence before them doesn't shorten it.
         let client = connect().await;
         runtime::sleep(Duration::from_secs(500)).await;
         let begun = runtime::now();
@@ -193,7 +193,7 @@ fn a_message_under_way_is_waited_for() {
     });
 }
 
-/// Arbitrary bytes, and requests with bytes of them changed: each line gets an answer, and the next client too.
+/// Random bytes and corrupted requests: each line gets an answer, and the next client is served.
 #[test]
 fn hostile_bytes_are_answered_with_errors() {
     in_a_world(|| async {
@@ -205,7 +205,7 @@ fn hostile_bytes_are_answered_with_errors() {
                 _ => [STATUS, LIST].concat(),
             };
             match bytes.len() {
-                // Nothing but chance, or a few changes.
+                // Random bytes only, or a few changed bytes.
                 _ if bytes.iter().all(|byte| *byte == 0) => random.fill(&mut bytes),
                 length => (0..3).for_each(|_| {
                     bytes[random.below(length as u64) as usize] = random.next_u64() as u8;

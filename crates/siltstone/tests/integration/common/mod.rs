@@ -1,10 +1,10 @@
-//! Runs the program as a user does.
+//! Functions that run the program as users do.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// What a run left behind.
+/// Outcome of a run.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -28,7 +28,7 @@ pub fn run(folder: &Path, arguments: &[&str]) -> Ran {
     }
 }
 
-/// Reads lines until one contains this.
+/// Reads lines until one contains `text`, and returns that line.
 pub fn wait_for(stream: impl std::io::Read, text: &str) -> String {
     let mut lines = BufReader::new(stream).lines();
     lines
@@ -41,12 +41,12 @@ pub fn signal(child: &Child, name: &str) {
     assert!(sent.success(), "the process lives");
 }
 
-/// The top of the repository.
+/// Returns the root of the repository.
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().parent().unwrap()
 }
 
-/// Files with this ending in a folder of the repository.
+/// Returns the files with this ending in a folder of the repository.
 pub fn files(folder: &str, ending: &str) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(repository().join(folder)).unwrap();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
