@@ -74,7 +74,7 @@ pub(crate) const REMOVAL_RESERVE: u32 = 1;
 /// Time after a checkpoint without space in which operations don't try another one.
 const BETWEEN_CHECKPOINTS: Duration = Duration::from_secs(1);
 
-/// Free zones in addition to those of a checkpoint below which operations wait for one.
+/// Number of free zones in addition to those of a checkpoint at or below which operations wait for one.
 const CHECKPOINT_MARGIN: u32 = REMOVAL_RESERVE + 1;
 
 /// Number of zones that are reserved for the cleaner and for records of removals. The cleaner fills one zone,

@@ -352,13 +352,13 @@ mod tests {
     #[test]
     fn a_size_that_no_file_has_is_an_error() {
         let mut metadata = Metadata::new(Forest::new(1, &Released::new()), 1);
-        let root = metadata.inode(ROOT).expect("it was made");
+        let root = metadata.inode(ROOT).expect("the root directory exists");
         for (size, is_right) in [(LARGEST_FILE, true), (LARGEST_FILE + 1, false), (u64::MAX, false)] {
             let file = Inode { mode: libc::S_IFREG, size, ..root };
             metadata.put(&Inode::key(7), &file.encode());
             let last = size / BLOCK - 1;
             metadata.put(&Extent::key(7, last), &[3, 2, 1]);
-            assert!(seek(&metadata, 7, 0, true).is_err(), "an extent behind the end of the largest file");
+            assert!(seek(&metadata, 7, 0, true).is_err(), "an extent beyond the end of the largest file");
             metadata.items.remove(&Extent::key(7, last));
             assert_eq!(seek(&metadata, 7, 0, false).is_ok(), is_right, "{size}");
         }

@@ -256,6 +256,6 @@ mod tests {
         }
         let mut strange = bytes;
         strange[old..].copy_from_slice(&9_u32.to_le_bytes());
-        assert!(State::decode(&strange).is_err(), "a snapshot has this number");
+        assert!(State::decode(&strange).is_err(), "the next number is that of a snapshot");
     }
 }

@@ -220,7 +220,7 @@ mod tests {
         assert!(nodes.is_open(7) && !nodes.is_open(8));
         assert!(!nodes.unrefer(7, 2) && nodes.is_open(7));
         assert!(nodes.unrefer(7, 1) && !nodes.is_open(7));
-        assert!(!nodes.unrefer(7, 1), "there is none");
+        assert!(!nodes.unrefer(7, 1), "no reference is left");
         nodes.refer(7);
         nodes.end_mount();
         assert!(!nodes.is_open(7));

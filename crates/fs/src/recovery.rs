@@ -667,7 +667,7 @@ mod tests {
             (next(1, 13), next(1, 41), next(0, 4), next(1, 5).is_err()),
             (Ok(()), Ok(()), Ok(()), true)
         );
-        assert!(next(1, 9).is_err() && next(1, 14).is_err(), "it is there, and another shard's");
-        assert!(next(2, 1).is_err() && next(0, 0).is_err() && next(0, FIRST_KEEPER).is_err(), "no file's");
+        assert!(next(1, 9).is_err() && next(1, 14).is_err(), "a used number, and one of another shard");
+        assert!(next(2, 1).is_err() && next(0, 0).is_err() && next(0, FIRST_KEEPER).is_err(), "invalid");
     }
 }

@@ -396,7 +396,7 @@ mod tests {
         }
         assert!(list.find("d").unwrap_err().detail().contains("a, b, c"));
         let number = |name: &str| list.new_snapshot(name).unwrap().number;
-        assert_eq!((number("d"), number("d"), list.next_number()), (12, 13, 14), "also one that isn't taken");
+        assert_eq!((number("d"), number("d"), list.next_number()), (12, 13, 14), "a number was reused");
         list.set(std::iter::empty(), LARGEST_NUMBER);
         assert_eq!(number("d"), LARGEST_NUMBER);
         assert!(matches!(refused("e"), Some(Error::NoSpace(_))));

@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(mode(regular | 0o6755, chown), Some(regular | 0o755));
         // If the group may not execute the file, setgid means mandatory locking.
         assert_eq!(mode(regular | 0o6745, chown), Some(regular | 0o2745));
-        assert_eq!(mode(libc::S_IFDIR | 0o6755, chown), None, "of a directory they mean something else");
+        assert_eq!(mode(libc::S_IFDIR | 0o6755, chown), None, "another meaning for directories");
         assert_eq!(mode(regular | 0o6755, SetAttributes::default()), Some(regular | 0o755), "chown(-1, -1)");
         let utimes = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
         assert_eq!(mode(regular | 0o6755, utimes), None);

@@ -132,7 +132,7 @@ mod tests {
             }
         }
         assert_eq!(slots.place(DIRECTORY), Place::Directory);
-        assert_eq!(slots.place(9 << INODE_BITS | 5), Place::Snapshot(0, 5), "no snapshot has it");
+        assert_eq!(slots.place(9 << INODE_BITS | 5), Place::Snapshot(0, 5), "an unused slot");
     }
 
     #[test]

@@ -92,7 +92,7 @@ fn run(line: Line) -> Option<String> {
         let properties = Properties { block_size: line.block_size, ..Properties::default() };
         let files = match FileSystem::format(zones.clone(), properties, &settings).await {
             Ok(files) => files.on_lent_zones(),
-            Err(error) => panic!("{line:?}: it isn't refused before: {error}"),
+            Err(error) => panic!("{line:?}: refused only while it was formatted: {error}"),
         };
         for number in 0..8 {
             soon("a directory", line, files.make_directory(&format!("/{number}"))).await;
@@ -137,7 +137,7 @@ fn check_grid(shards: u32, is_wanted: impl Fn(&Line) -> bool) {
     for line in grid(shards).into_iter().filter(|line| is_wanted(line)) {
         let fits = line.most_open == 0 || line.most_open >= FEWEST_OPEN;
         match run(line) {
-            None => assert!(fits && line.zones > 8, "{line:?}: it was made"),
+            None => assert!(fits && line.zones > 8, "{line:?}: not refused"),
             Some(error) if line.zones == 8 => {
                 assert!(error.contains("too few for a file system: expected at least"), "{line:?}: {error}");
             }

@@ -80,7 +80,7 @@ fn old_clusters_never_cleaned_after_a_remount() {
             let cleaned = files.counters().cleaned_zones.load(std::sync::atomic::Ordering::Relaxed);
             assert!(cleaned > 0, "seed {seed}: no zone was cleaned");
             let after = contents(&files, FILES).await;
-            assert!(after == kept, "seed {seed}: what was moved has other contents");
+            assert!(after == kept, "seed {seed}: moved blocks have changed");
             let report = files.check().await.unwrap();
             assert!(report.is_sound(), "{report:?}");
             files.close().await.unwrap();

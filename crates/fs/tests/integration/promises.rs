@@ -379,7 +379,7 @@ fn closing_ends_every_operation_in_flight() {
             assert!(report.is_sound(), "seed {seed}: {report:?}");
             ended.is_ok()
         });
-        assert!(ended, "seed {seed}: operations wait for ever after a close");
+        assert!(ended, "seed {seed}: operations still wait after a close");
     }
 }
 
@@ -505,7 +505,7 @@ fn a_file_is_defragmented_and_shows_the_same_all_the_while() {
         let mut calls = 0;
         while file.defragment().await.unwrap().blocks > 0 {
             calls += 1;
-            assert!(calls < 10, "it never ends");
+            assert!(calls < 10, "defragmentation still finds fragments");
         }
         let after = file.attributes().await.unwrap();
         assert_eq!((after.size, after.blocks), (before.size, before.blocks));

@@ -148,7 +148,7 @@ fn show(files: &Files, goal: Goal) -> Result<Shows> {
                     assert!(data == contents(number), "file {number} has contents that aren't its own");
                     right.insert(number);
                 }
-                Err(Error::Invalid(detail)) => panic!("file {number}: a program did nothing wrong: {detail}"),
+                Err(Error::Invalid(detail)) => panic!("file {number}: unexpected invalid request: {detail}"),
                 Err(_) => _ = failed.insert(number),
             }
         }
@@ -204,7 +204,7 @@ fn salvage(what: &str, files: &Files, least: usize) -> Shows {
         shows.lost.lines.iter().take(3).collect::<Vec<_>>()
     );
     assert!(shows.right.len() >= least, "{what}: {} files are right: {:?}", shows.right.len(), shows.lost);
-    assert!(shows.failed.is_empty() || shows.lost.count > 0 || least < OLD, "{what}: nothing is told");
+    assert!(shows.failed.is_empty() || shows.lost.count > 0 || least < OLD, "{what}: no loss is listed");
     shows
 }
 
@@ -249,7 +249,7 @@ fn check_told(what: &str, shows: &Shows, inodes: &[(u64, u64)]) {
         let (inode, directory) = inodes[*number];
         let is_told = |it: u64| told.iter().any(|(from, to)| (*from..=*to).contains(&it));
         let path = path(*number);
-        assert!(is_told(inode) || is_told(directory), "{what}: {path}: not told: {:?}", shows.lost.lines);
+        assert!(is_told(inode) || is_told(directory), "{what}: {path}: not listed: {:?}", shows.lost.lines);
     }
 }
 

@@ -100,9 +100,9 @@ fn deleting_a_snapshot_frees_what_it_alone_had() {
         let before = free().await;
         write(&files, "/a", 400_000, 2).await.unwrap();
         files.sync().await.unwrap();
-        assert!(free().await <= before - 97, "the old blocks stay");
+        assert!(free().await <= before - 97, "the snapshots have the old blocks");
         files.delete_snapshot("one").await.unwrap();
-        assert!(free().await <= before - 97, "the other one has them, too");
+        assert!(free().await <= before - 97, "the other snapshot also has the old blocks");
         let view = files.snapshot("two").await.unwrap();
         files.create_snapshot("three").await.unwrap();
         files.delete_snapshot("two").await.unwrap();

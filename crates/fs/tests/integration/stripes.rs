@@ -181,7 +181,7 @@ fn a_striped_directory_is_moved_exchanged_replaced_and_removed_as_others() {
             }
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        assert!(!files.cores().striped().has(inode), "it is still known after it was replaced");
+        assert!(!files.cores().striped().has(inode), "a replaced directory is still known as striped");
         // The root also becomes striped.
         for number in 0..30 {
             files.create(&format!("/r{number}")).await?;

@@ -106,7 +106,7 @@ fn a_new_request_of_large_shares_is_next() {
 #[test]
 fn only_classes_that_compete_are_bounded() {
     let mut queue = queue(4096, &[]);
-    assert!((0..100).all(|_| queue.try_start(DEFAULT, 4096)), "nothing else is there");
+    assert!((0..100).all(|_| queue.try_start(DEFAULT, 4096)), "no other class competes");
     assert!(!queue.try_start(BACKGROUND, 4096));
     queue.wait(BACKGROUND, 4096, (BACKGROUND, 4096));
     assert!(!queue.try_start(DEFAULT, 4096), "the background waits");
@@ -116,7 +116,7 @@ fn only_classes_that_compete_are_bounded() {
     queue.ended(BACKGROUND, 4096);
     assert!((0..100).all(|_| queue.try_start(DEFAULT, 4096)));
     queue.set(THIRD, 100);
-    assert!(!queue.try_start(DEFAULT, 4096), "another class may come");
+    assert!(!queue.try_start(DEFAULT, 4096), "another class may compete");
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn stored_tree() -> (Medium, Stored, Model) {
 fn refused(medium: &Medium, stored: &Stored) -> String {
     let released = Released::new();
     let error = match medium.load(stored, &released) {
-        Ok(_) => panic!("it was loaded"),
+        Ok(_) => panic!("a damaged tree was loaded"),
         Err(error) => error,
     };
     assert!(matches!(error, Error::Corrupt(_) | Error::Io(_)), "{error}");
@@ -160,11 +160,11 @@ fn every_field_is_checked() {
     expect(refused(&medium, &more), &format!("tree with {} items", model.len()));
 
     let mut load = Load::new(&stored, &Released::new()).unwrap();
-    assert!(load.supply(1, &medium.pages[&root]).is_err(), "it isn't wanted");
+    assert!(load.supply(1, &medium.pages[&root]).is_err(), "the page isn't wanted");
     load.supply(0, &medium.pages[&root]).unwrap();
     let first = load.wanted()[0];
     load.supply(0, &medium.pages[&first]).unwrap();
-    assert!(load.supply(0, &medium.pages[&first]).is_err(), "it was supplied");
+    assert!(load.supply(0, &medium.pages[&first]).is_err(), "the page was supplied before");
     assert!(load.finish().unwrap_err().to_string().contains("missing"));
 }
 

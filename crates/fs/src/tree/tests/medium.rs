@@ -170,7 +170,7 @@ impl World {
         expected.append(&mut in_flight);
         let there: BTreeSet<Place> = self.medium.pages.keys().copied().collect();
         assert_eq!(there, expected, "places that aren't dead");
-        assert!(self.newest.2.is_subset(&there), "the newest checkpoint is there");
+        assert!(self.newest.2.is_subset(&there), "a page of the newest checkpoint is dead");
         let memory = all.leaves.len() * Leaf::MEMORY + all.branches.len() * Branch::MEMORY;
         assert_eq!(self.tree.unstored_pages(), all.unstored.len());
         assert_eq!(self.tree.memory(), memory);
@@ -287,7 +287,7 @@ fn places_that_are_visited_in_parts_are_all_places() {
     let next = old.visit_own_places_from(None, &Key::MIN, 100, |place| {
         seen.insert(place);
     });
-    let rest = next.expect("there are more");
+    let rest = next.expect("a key at which to continue");
     tree.visit_own_places_from(None, &rest, 10_000, |place| {
         seen.insert(place);
     });
