@@ -108,8 +108,8 @@ pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]
     strange
 }
 
-/// Describes blocks of files that are [`GONE`] or in offline zones, one line for each file and zone; files and
-/// zones in `told` are omitted, and the others are added to it.
+/// Describes blocks of files that are [`GONE`] or in offline zones, one line for each file and zone. Files
+/// and zones in `told` are omitted, and the others are added to it.
 pub(crate) fn tell_unreadable(
     items: &Forest,
     offline: &[u32],
