@@ -138,8 +138,8 @@ impl Inode {
         }
     }
 
-    /// Returns the inode of a new stripe of a directory, without names. Its times are 0, so those of the
-    /// directory are newer.
+    /// Returns the inode of a new stripe of a directory, without names. Its times are the earliest
+    /// possible, so those of the directory are newer.
     pub fn stripe(directory: InodeNumber, mode: u32) -> Self {
         Inode {
             mode,

@@ -52,7 +52,7 @@ pub enum Origin {
         /// Lock on the range of the file that the write changes. It is released when the write has taken
         /// effect, even if the caller has been dropped.
         held: Option<RangeGuard>,
-        /// Turn of the write's class, held until it has taken effect.
+        /// Turn of the write's class, held until its request is completed.
         _turn: Option<Turn>,
     },
     /// An operation on inodes of several cores. It takes effect on each core when its record commits there.
@@ -62,7 +62,8 @@ pub enum Origin {
         /// Streams of the other cores.
         joins: SmallVec<[StreamId; 4]>,
     },
-    /// This core's part of a joint operation whose record another core has written.
+    /// This core's part of a joint operation whose record another core has written, or a joint operation
+    /// whose request was completed with an error.
     Shared,
     /// A move of the cleaner.
     Move,

@@ -381,7 +381,7 @@ impl Core {
     /// (`SEEK_HOLE`).
     ///
     /// # Errors
-    /// ENXIO if the file ends before.
+    /// ENXIO if `offset` isn't below the size of the file, or if no data follows.
     pub fn seek(&self, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
         seek(&self.metadata.borrow(), inode, offset, data)
     }
@@ -449,7 +449,7 @@ fn with_time(attributes: Attributes) -> Attributes {
 /// (`SEEK_HOLE`).
 ///
 /// # Errors
-/// ENXIO if the file ends before.
+/// ENXIO if `offset` isn't below the size of the file, or if no data follows.
 pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
     let size = metadata.inode(inode)?.size;
     let none =

@@ -117,7 +117,7 @@ impl Owner for Core {
     }
 
     fn answer(&self, item: &mut Item, error: &Error) {
-        // The write may still take effect, so its reservation is kept until then.
+        // The write may still take effect, so its range stays locked until then; its capacity is released.
         match &mut item.origin {
             Origin::Write { request, growth, held, .. } => {
                 self.growing.set(self.growing.get() - u64::from(*growth));
