@@ -1,4 +1,5 @@
-//! Extended attributes, as items of the tree: by a hash of the name, in parts, because a value may be longer than an item.
+//! Extended attributes, as items of the tree. The key has a hash of the name; an attribute longer than an
+//! item is divided into parts.
 
 use crate::change::{Attributes, Change, Changes, Value};
 use crate::directory::show;
@@ -9,17 +10,17 @@ use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, checksum};
 use logkit::leb128::{Numbers, put};
 
-/// Longest name in bytes, as Linux has it.
+/// Longest name in bytes, the same as `XATTR_NAME_MAX` of Linux.
 pub const MOST_NAME: usize = 255;
-/// Longest value in bytes: name and value are in one record.
+/// Longest value in bytes: name and value fit in one record.
 pub const MOST_VALUE: usize = 3072;
-/// Bytes of an attribute that an item holds.
+/// Most bytes of an attribute in one item.
 const PART: usize = 1024;
-/// Bits of an offset for the part, and for names with one hash.
+/// Bits of an offset that number the parts of an attribute and the names with one hash.
 const PART_BITS: u32 = 4;
 const ALIKE_BITS: u32 = 8;
 
-/// Behaviour of [`set`] where the attribute exists, or doesn't.
+/// Condition of [`set`] on whether the attribute exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Setting {
     /// Creates or replaces the attribute.
@@ -40,7 +41,7 @@ fn first_key(inode: InodeNumber, name: &[u8]) -> Key {
     Key { inode, kind: kind::ATTRIBUTE, offset: hash << (PART_BITS + ALIKE_BITS) }
 }
 
-/// All attributes of an inode from a key on: key of the first part, name, value.
+/// Attributes of an inode at or after the key `first`: key of the first part, name, value.
 fn attributes(metadata: &Metadata, first: Key) -> impl Iterator<Item = Result<(Key, Vec<u8>, Vec<u8>)>> + '_ {
     let is_own = move |key: &Key| (key.inode, key.kind) == (first.inode, kind::ATTRIBUTE);
     let mut items = metadata.items.range(&first).take_while(move |(key, _)| is_own(key)).peekable();
@@ -67,7 +68,8 @@ fn decode(whole: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
 
 type Located = (Key, Vec<u8>);
 
-/// Looks an attribute up. Returns its first key and its value; `Err` with the key for a new attribute if there is none.
+/// Looks an attribute up. Returns its first key and value, or `Err` with the key that a new attribute of this
+/// name gets.
 fn find(metadata: &Metadata, inode: InodeNumber, name: &[u8]) -> Result<std::result::Result<Located, Key>> {
     let mut key = first_key(inode, name);
     let last = key.offset + (((1 << ALIKE_BITS) - 1) << PART_BITS);
@@ -135,10 +137,11 @@ fn touched(inode: InodeNumber, now: Time) -> Change {
     Change::set(inode, Attributes { changed: Some(now), ..Attributes::default() })
 }
 
-/// The changes that set an attribute.
+/// Returns the changes that set an attribute.
 ///
 /// # Errors
-/// ERANGE for a name, E2BIG for a value that is too long; [`Error::AlreadyExists`], ENODATA.
+/// ERANGE for a name that is empty or too long; E2BIG for a value that is too long; [`Error::AlreadyExists`]
+/// or ENODATA where `setting` isn't met.
 pub fn set(
     metadata: &Metadata,
     inode: InodeNumber,
@@ -183,7 +186,7 @@ pub fn set(
     Ok(changes)
 }
 
-/// The changes that remove an attribute.
+/// Returns the changes that remove an attribute.
 ///
 /// # Errors
 /// ENODATA; ESTALE.

@@ -1,16 +1,21 @@
-//! Changes of the metadata of a shard, as records of the log have them.
+//! Changes of the metadata of a shard, in the encoding of log records.
 //!
-//! An operation is a list of changes that take effect together. Those of names and attributes take effect when the operation is
-//! submitted. Those that give blocks to files take effect when the record is written, because the blocks have no place before.
+//! An operation is a list of changes that take effect together. Changes of names and attributes take effect
+//! when the operation is submitted. Changes that give blocks to files take effect when the record is written,
+//! because the blocks have no place before.
 //!
-//! A checkpoint shows operations on names and attributes whose records aren't written yet, and doesn't wait for these. A record
-//! marks the changes of such operations ([`Recorded::is_submitted`]), and a checkpoint counts those that it shows
-//! ([`State::shown`](crate::format::State::shown)): these aren't replayed. Replaying them would not be right where the power
-//! was cut between two of their records: after the first of two renames, for instance, the file would have both names.
+//! A checkpoint includes operations on names and attributes whose records aren't written yet, and doesn't
+//! wait for these records. A record marks the changes of such operations ([`Recorded::is_submitted`]), and
+//! the checkpoint stores the number of changes that it already includes
+//! ([`State::shown`](crate::format::State::shown)): replay skips these. Replaying them would be wrong if the
+//! power was cut between two of their records: after the first of two renames, for instance, the file would
+//! have both names.
 //!
-//! So a change that takes effect when it is submitted, and one that takes effect with its record, come in one order in memory and in another one at
-//! a replay. What both may change is changed by maximum (sizes, times of writes) or by difference (numbers of blocks). An absolute value is set
-//! ([`Change::Set`]) only while its blocks are locked (size) or all blocks are (times), so that no write of them is in flight.
+//! So changes that take effect on submission and changes that take effect with their record have different
+//! orders in memory and in a replay. State that both kinds change is updated by operations that commute: by
+//! maximum (sizes, times of writes) or by difference (numbers of blocks). An absolute value is set
+//! ([`Change::Set`]) only while the blocks concerned (for a size) or all blocks (for times) are locked, so
+//! that no write of them is in flight.
 
 use crate::data::LARGEST_FILE;
 use crate::directory;
@@ -22,10 +27,10 @@ use block::{Error, Result};
 use logkit::leb128::{Numbers, length, put};
 use smallvec::SmallVec;
 
-/// Changes of one operation. A rename has the most; making and removing a file take three.
+/// Changes of one operation. A rename has the most; creating and removing a file take three.
 pub type Changes = SmallVec<[Change; 3]>;
 
-/// Value of an item: inodes and most names take no memory of their own.
+/// Value of an item. Inodes and most names are stored inline, without an allocation.
 pub type Value = SmallVec<[u8; 40]>;
 
 /// Attributes to set; `None` leaves an attribute unchanged.
@@ -92,8 +97,8 @@ impl Attributes {
     }
 }
 
-/// Value of [`Change::Map::modified`] for a write that leaves the times of the file unchanged, because the kernel sets them: it had cached the write.
-/// Any other time is not earlier than those of writes that take effect before it.
+/// Value of [`Change::Map::modified`] for a write that leaves the times of the file unchanged, because the
+/// kernel that cached the write sets them. Other times are at least those of writes that take effect before.
 pub const KEEP_TIMES: Time = Time::MIN;
 
 /// One change. Blocks are those of the log, of 4 KiB.
@@ -118,14 +123,15 @@ pub enum Change {
         /// The attributes.
         attributes: Box<Attributes>,
     },
-    /// Sets both times of an inode whose data changes, as of a directory that gets or loses a name.
+    /// Sets both times of an inode whose data changes, for example a directory in which a name is created or
+    /// removed.
     Touch {
         /// The inode.
         inode: InodeNumber,
         /// Time of the last change of the data, and of the inode.
         time: Time,
     },
-    /// Gives the next data blocks of the record to a file, and raises its size to at least `size` bytes.
+    /// Maps the next data blocks of the record into a file, and raises its size to at least `size` bytes.
     Map {
         /// The file.
         inode: InodeNumber,
@@ -133,12 +139,12 @@ pub enum Change {
         block: u64,
         /// Number of blocks.
         blocks: u32,
-        /// Size of the file in bytes, unless it is larger.
+        /// Least size of the file afterwards, in bytes.
         size: u64,
         /// Time of the write, or [`KEEP_TIMES`].
         modified: Time,
     },
-    /// Takes the blocks `from..to` from a file.
+    /// Unmaps the blocks `from..to` of a file.
     Unmap {
         /// The file.
         inode: InodeNumber,
@@ -147,7 +153,7 @@ pub enum Change {
         /// The block after the last one.
         to: u64,
     },
-    /// Preallocates the blocks of a range that a file doesn't have.
+    /// Preallocates the unmapped blocks of a range.
     Preallocate {
         /// The file.
         inode: InodeNumber,
@@ -160,11 +166,12 @@ pub enum Change {
     Grow {
         /// The file.
         inode: InodeNumber,
-        /// Size of the file in bytes, unless it is larger.
+        /// Least size of the file afterwards, in bytes.
         size: u64,
     },
-    /// Shares the blocks of a range with a file of the same shard, or with another range of the same file. They replace the blocks there. Raises
-    /// the size to at least `size` bytes. Holes become holes.
+    /// Shares the blocks of a range with a file of the same shard, or with another range of the same file.
+    /// The shared blocks replace those of the target range; holes are copied as holes. Raises the size to at
+    /// least `size` bytes.
     Share {
         /// The file.
         inode: InodeNumber,
@@ -176,7 +183,7 @@ pub enum Change {
         from_inode: InodeNumber,
         /// First block of the source.
         from_block: u64,
-        /// Size of the file in bytes, unless it is larger.
+        /// Least size of the file afterwards, in bytes.
         size: u64,
         /// Time of the operation, or [`KEEP_TIMES`].
         modified: Time,
@@ -186,8 +193,8 @@ pub enum Change {
         /// The inode.
         inode: InodeNumber,
     },
-    /// Moves blocks of a file, for the cleaner: the next data blocks of the record replace those in the old place. Blocks of the file that are
-    /// no longer there stay.
+    /// Moves blocks of a file, for the cleaner: the next data blocks of the record replace those at the old
+    /// place. Blocks that the file no longer has at the old place are not moved.
     Move {
         /// The file.
         inode: InodeNumber,
@@ -200,16 +207,16 @@ pub enum Change {
     },
 }
 
-/// A change as a record has it.
+/// A change as it is in a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recorded {
     /// The change.
     pub change: Change,
-    /// Whether it took effect when it was submitted, before the record was written.
+    /// Whether the change took effect when it was submitted, before the record was written.
     pub is_submitted: bool,
 }
 
-/// Marks the kind of a change that took effect when it was submitted.
+/// Flag in the kind of a change that took effect when it was submitted.
 const SUBMITTED: u8 = 0x80;
 
 const PUT: u8 = 1;
@@ -223,14 +230,14 @@ const MOVE: u8 = 8;
 const TOUCH: u8 = 9;
 /// [`PUT`] of an inode.
 const PUT_INODE: u8 = 10;
-/// [`PUT`] of a name in a directory that has no other name with the same hash.
+/// [`PUT`] of a name that is the first of its hash in the directory.
 const PUT_ENTRY: u8 = 11;
-/// [`TOUCH`] with the time that the value of the [`PUT`] before it ends with: that of a new inode, most of the time.
+/// [`TOUCH`] with the time at the end of the preceding [`PUT`]'s value: usually the time of a new inode.
 const TOUCH_AT_ONCE: u8 = 12;
 const SHARE: u8 = 13;
 const GROW: u8 = 14;
 
-/// A bit for each attribute that is set.
+/// Bit mask of the attributes that are set.
 fn bits_of(numbers: &[Option<u64>; 9]) -> u64 {
     let set = numbers.iter().enumerate().filter(|(_, number)| number.is_some());
     set.fold(0, |bits, (bit, _)| bits | 1 << bit)
@@ -255,21 +262,21 @@ fn take_value(numbers: &mut Numbers<'_>) -> Result<Value> {
     numbers.bytes(usize::try_from(length).unwrap_or(usize::MAX)).map(Value::from_slice)
 }
 
-/// Key that the item of a name gets if no other one of the directory has its hash.
+/// Key of a name's item if the directory has no other name with this hash.
 fn key_of_entry(directory: InodeNumber, value: &[u8]) -> Result<Key> {
     directory::decode(value).map(|(_, _, name)| directory::first_key(directory, name))
 }
 
 impl Change {
-    /// Most bytes of a change with blocks.
+    /// Longest encoding in bytes of a change with blocks.
     pub const LONGEST_WITH_BLOCKS: usize = 1 + 10 + 10 + 5 + 10 + 10;
 
-    /// The change that sets these attributes.
+    /// Returns the change that sets these attributes.
     pub fn set(inode: InodeNumber, attributes: Attributes) -> Self {
         Change::Set { inode, attributes: Box::new(attributes) }
     }
 
-    /// The inode that is changed; for an item of inode 0, the inode in its offset.
+    /// Inode that is changed; for an item of inode 0, the inode in its offset.
     pub fn inode(&self) -> InodeNumber {
         match self {
             Change::Put { key, .. } | Change::Delete { key } if key.inode == 0 => key.offset,
@@ -294,7 +301,7 @@ impl Change {
         }
     }
 
-    /// Length of the change in bytes.
+    /// Length of the encoded change in bytes.
     pub fn length(&self) -> usize {
         let all = |numbers: &[u64]| numbers.iter().map(|number| length(*number)).sum::<usize>();
         1 + match self {
@@ -323,8 +330,9 @@ impl Change {
         }
     }
 
-    /// Appends the changes of an operation to a record's meta, with the mark of those that took effect when they were submitted.
-    /// Frequent changes have shorter forms than those of [`encode`](Self::encode), so that a record takes more operations.
+    /// Appends the changes of an operation to a record's meta, marked as submitted where they took effect on
+    /// submission. Frequent changes have shorter forms than those of [`encode`](Self::encode), so that a
+    /// record holds more operations.
     pub fn encode_submitted(changes: &[Change], meta: &mut Vec<u8>) {
         let mut before: Option<&Change> = None;
         for change in changes {
@@ -335,7 +343,8 @@ impl Change {
         }
     }
 
-    /// Appends the change, which follows another one, to a record's meta.
+    /// Appends the change to a record's meta, in a short form where `before`, the preceding change, allows
+    /// it.
     fn encode_short(&self, before: Option<&Change>, meta: &mut Vec<u8>) {
         let mut of_inode = |kind: u8, inode: InodeNumber| {
             meta.push(kind);
@@ -425,7 +434,7 @@ impl Change {
     /// Decodes the changes of a record.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that are not whole changes.
+    /// [`Error::Corrupt`] for bytes that aren't a sequence of whole changes.
     pub fn decode_all(meta: &[u8]) -> Result<Vec<Recorded>> {
         let mut numbers = Numbers::new(meta, "a record of the file system");
         let mut changes: Vec<Recorded> = Vec::new();
@@ -439,7 +448,8 @@ impl Change {
     /// Decodes the changes of a record; `blocks` is its number of data blocks.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] as for [`decode_all`](Self::decode_all), and where the changes have more or fewer blocks.
+    /// [`Error::Corrupt`] as for [`decode_all`](Self::decode_all), and if the changes map a number of blocks
+    /// other than `blocks`.
     pub fn decode_record(meta: &[u8], blocks: u32) -> Result<Vec<Recorded>> {
         let changes = Self::decode_all(meta)?;
         let found: u64 = changes.iter().map(|it| u64::from(it.change.blocks())).sum();
@@ -451,7 +461,7 @@ impl Change {
         }
     }
 
-    /// Decodes the change that follows another one.
+    /// Decodes the next change; `before` is the preceding one.
     fn decode(numbers: &mut Numbers<'_>, before: Option<&Change>) -> Result<Recorded> {
         let kind = numbers.byte()?;
         let change = match kind & !SUBMITTED {
@@ -557,14 +567,14 @@ impl Change {
                     attributes.size
                 )))
             }
-            // Blocks are preallocated one extent after another.
+            // Blocks are preallocated one extent after another, so a huge range would take long.
             Change::Preallocate { from, to, .. } if from > to || *to > LARGEST_FILE.div_ceil(BLOCK) => {
                 Err(numbers.strange(&format!("preallocates blocks {from} to {to} of a file")))
             }
             Change::Put { value, .. } if value.len() > crate::tree::MAX_VALUE => Err(numbers.strange(
                 &format!("has an item of {} bytes; expected at most {}", value.len(), crate::tree::MAX_VALUE),
             )),
-            // Those with blocks take effect with their record.
+            // Changes with data blocks take effect with their record.
             Change::Map { .. } | Change::Move { .. } if kind & SUBMITTED != 0 => Err(numbers
                 .strange("marks a change with data as submitted; expected a change of names or attributes")),
             _ => Ok(Recorded { change, is_submitted: kind & SUBMITTED != 0 }),
@@ -659,7 +669,7 @@ mod tests {
             touch.clone(),
             Change::Put { key, value: value.clone() },
         ];
-        // Another name with this hash, and another time.
+        // A name that isn't the first of its hash, and a time other than the inode's.
         let alike = Change::Put { key: Key { offset: key.offset + 1, ..key }, value };
         let later = Change::Touch { inode: directory, time: now + 1 };
         let remove = [Change::Delete { key }, touch, Change::Remove { inode: number }];
@@ -672,7 +682,7 @@ mod tests {
             let decoded: Vec<Change> = decoded.into_iter().map(|recorded| recorded.change).collect();
             assert_eq!(decoded, changes);
         }
-        // Nothing is before it.
+        // A short touch needs a preceding change.
         assert!(Change::decode_all(&[TOUCH_AT_ONCE, 7]).is_err());
     }
 

@@ -1,9 +1,9 @@
-//! Checks of a file system: on zones that nothing has open, or while it is open.
+//! Checks of a file system, on closed zones or while it is open.
 //!
-//! The result is a list of problems, bounded in length. Damage of the medium is such a problem; only a failed read is an
-//! error.
+//! The result is a list of problems, bounded in length. Damage of the medium is a problem in this list; only
+//! a failed read is an error.
 //!
-//! Left to others: the rules for items of the tree (`items`), and repair.
+//! Not part of this module: the rules for items of the tree (`items`), and repair.
 
 mod items;
 mod places;
@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
 
-/// Blocks that are read at a time.
+/// Blocks of one read.
 const BLOCKS_AT_ONCE: u32 = 256;
 
 /// Scope of a check.
@@ -59,21 +59,21 @@ pub enum Kind {
     Item,
     /// An item belongs to an inode that doesn't exist.
     Stray,
-    /// An inode has no name, isn't an orphan, or isn't below the root.
+    /// An inode isn't reachable from the root, and isn't an orphan.
     Unreachable,
     /// The link count of an inode differs from its number of names.
     Links,
-    /// A name is of no inode or of one of another type, is a duplicate, or is under another hash than its own.
+    /// A name refers to no inode or to one of another type, is a duplicate, or is stored under a wrong hash.
     Entry,
     /// The parent of a directory isn't the directory that has its name.
     Parent,
     /// A striped directory doesn't have its stripes, or a stripe has no directory.
     Stripe,
-    /// Blocks of a file are outside of the zones, or of what was written to them.
+    /// Blocks of a file are outside of the zones, or after the write pointer of their zone.
     Extent,
     /// Two files, or a file and a page of metadata, have the same block of a zone.
     Overlap,
-    /// Shared blocks have other owners than those that are listed, or none.
+    /// The listed owners of shared blocks aren't those that have the blocks.
     Shared,
     /// The block count of an inode differs from its extents, or its size contradicts them.
     Blocks,
@@ -129,30 +129,32 @@ pub struct Report {
     pub further: u64,
     /// Number of inodes.
     pub inodes: u64,
-    /// Number of orphans: inodes without names, which were open.
+    /// Number of orphans: inodes without names that were open.
     pub orphans: u64,
-    /// Number of blocks with data of files and of snapshots.
+    /// Number of data blocks of files and of snapshots.
     pub blocks: u64,
     /// Number of snapshots.
     pub snapshots: u64,
-    /// Number of zones that aren't used until the file system is opened again, because they couldn't be read or finished; of an open
-    /// file system.
+    /// Number of zones of an open file system that aren't used until it is opened again, because they
+    /// couldn't be read or finished.
     pub excluded_zones: u32,
-    /// What recovery dropped at the end of the log and what it found damaged, in words. The former isn't a problem: an unclean stop
-    /// leaves it, and damage within the last seconds before one can't be told from it.
+    /// Text about the end of the log that recovery dropped, and about damage that it found. A dropped end
+    /// isn't a problem: an unclean stop leaves one, and damage within the last seconds before an unclean stop
+    /// looks the same.
     pub notes: Vec<String>,
     /// Number of blocks that were read and compared with their checksums.
     pub verified: u64,
     most: usize,
-    /// Problems of files whose paths haven't been found.
+    /// Problems of files whose paths aren't looked up yet.
     unnamed: Vec<Unnamed>,
 }
 
-/// File that a problem is of.
+/// File that a problem concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Subject {
     Inode(InodeNumber),
-    /// A block of a file, by its place: a block that files share or that only snapshots have may be of another file by now.
+    /// Block of a file, by its place in a zone. A shared block, or one that only snapshots have, may belong
+    /// to another file now.
     Block {
         place: Place,
         inode: InodeNumber,
@@ -161,7 +163,7 @@ enum Subject {
 }
 
 impl Subject {
-    /// The subject in words; `file` has that for the inode.
+    /// Text for the subject; `file` is the text for the inode.
     fn show(self, file: &str) -> String {
         match self {
             Subject::Inode(_) => file.to_owned(),
@@ -176,13 +178,13 @@ impl Subject {
     }
 }
 
-/// A problem of a file that has no path in its description.
+/// A problem whose description lacks the path of its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unnamed {
-    /// Index of the problem.
+    /// Index into the problems.
     problem: usize,
     subject: Subject,
-    /// The description after the subject.
+    /// Description after the subject.
     rest: String,
 }
 
@@ -219,7 +221,8 @@ impl Report {
         self.note(kind, subject.show(&format!("inode {}", subject.inode())) + &rest);
     }
 
-    /// Puts the paths that files have in this version into descriptions that have none; with `snapshot`, the name of the snapshot, too.
+    /// Completes descriptions with the paths that files have in this version, and with the name of the
+    /// snapshot if it is one.
     async fn name_files(&mut self, metadata: &Metadata, snapshot: Option<&str>) {
         if self.unnamed.is_empty() {
             return;
@@ -237,7 +240,7 @@ impl Report {
         };
         let inodes: BTreeSet<_> =
             self.unnamed.iter().filter_map(|it| found(it.subject)).map(Subject::inode).collect();
-        // Damaged names lead to no path.
+        // Damaged names may make paths unavailable.
         let paths = path_of::paths_of(&Whole(metadata), &inodes).await.unwrap_or_default();
         let problems = &mut self.problems;
         self.unnamed.retain(|it| {
@@ -260,17 +263,17 @@ impl Report {
     }
 }
 
-/// Checks the file system on zones that nothing has open. Nothing is written.
+/// Checks the file system on zones that are open nowhere else. Writes nothing.
 ///
 /// # Errors
-/// Errors of reading; [`Error::Protocol`] for zones without a file system, or with one of another version.
+/// Errors of reading; [`Error::Protocol`] for zones without a file system or with one of another version.
 pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     let mut report = Report::new(options);
     let read = match recovery::read(zones, &Settings::default()).await {
         Ok(read) => read,
         Err(error @ (Error::Corrupt(_) | Error::Invalid(_))) => {
             report.note(Kind::Log, error.detail());
-            // What else can't be read, and would be missing in a salvage.
+            // With this goal, unreadable parts become losses in the report instead of an error.
             let settings = Settings { goal: Goal::Salvage, ..Settings::default() };
             if let Ok(read) = recovery::read(zones, &settings).await {
                 read.lost.lines.iter().for_each(|line| report.note(Kind::Log, line));
@@ -293,7 +296,7 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     }
     let extents = united(extents);
     report.blocks = extents.iter().map(|it| u64::from(it.extent.blocks)).sum();
-    // Pages that the state no longer has are live in the checkpoint.
+    // The checkpoint still counts pages as live that the recovered state has released.
     let mut pages = pages_of(&metadata);
     pages.extend(released.take());
     for extent in &opening.root.directory {
@@ -314,7 +317,7 @@ pub async fn check(zones: &dyn Zones, options: Options) -> Result<Report> {
     Ok(report)
 }
 
-/// The pages of all versions.
+/// Returns the pages of all versions.
 fn pages_of(metadata: &Metadata) -> Vec<Place> {
     let mut pages = metadata.items.places();
     for (items, newer) in metadata.snapshots.with_newer(&metadata.items) {
@@ -323,16 +326,17 @@ fn pages_of(metadata: &Metadata) -> Vec<Place> {
     pages
 }
 
-/// Checks a snapshot, with a report of its own. Returns its extents that have blocks in zones.
+/// Checks a snapshot with a report of its own. Returns its extents that have blocks in zones.
 fn check_snapshot(metadata: &Metadata, layout: &Layout, most_problems: usize) -> (Vec<Mapped>, Report) {
     let mut own = Report::new(Options { most_problems, ..Options::default() });
     let (_, extents, _) = items::check_version(metadata, layout, &mut own);
     (extents, own)
 }
 
-/// Unites the extents that several versions of a file have in the same places, so that their blocks count once.
+/// Merges extents that several versions of a file have at the same places, so that their blocks are counted
+/// once.
 fn united(mut extents: Vec<Mapped>) -> Vec<Mapped> {
-    // Blocks that may be one run have the same difference between the block of the file and the position in the zone.
+    // Extents of one run have the same difference between the block of the file and the position in the zone.
     let key = |it: &Mapped| {
         let extent = &it.extent;
         (extent.zone, it.inode, extent.block.wrapping_sub(extent.position.into()), extent.position)
@@ -366,7 +370,7 @@ pub(crate) struct Contents {
 }
 
 impl Core {
-    /// Returns the metadata of this core: that of a snapshot, or of the present version.
+    /// Returns this core's metadata of a snapshot, or of the present version with `None`.
     ///
     /// # Errors
     /// ESTALE for a deleted snapshot.
@@ -385,10 +389,10 @@ impl Core {
         })
     }
 
-    /// What all cores have of a version.
+    /// Returns the metadata of a version, one element for each core.
     ///
     /// # Errors
-    /// As [`contents`](Self::contents).
+    /// Errors of [`contents`](Self::contents).
     pub(crate) async fn all_contents(&self, version: Option<SnapshotNumber>) -> Result<Vec<Contents>> {
         let mut parts = Vec::new();
         for core in self.cores().all() {
@@ -398,7 +402,8 @@ impl Core {
         Ok(parts)
     }
 
-    /// Checks the metadata of the open file system, all that cores have, and the counts by which zones are reset.
+    /// Checks the metadata of all cores of the open file system, and the live counts by which zones are
+    /// reset.
     pub(crate) fn check(
         &self,
         parts: Vec<Contents>,
@@ -437,21 +442,21 @@ impl Core {
     }
 }
 
-/// Blocks of a zone, with the file that has them; for shared blocks, the file that they were written for.
+/// Blocks of a zone with the file that has them; for shared blocks, the file that they were written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapped {
     inode: u64,
     extent: Extent,
 }
 
-/// Looks for blocks with two owners, unless they are shared.
+/// Looks for blocks with two owners that aren't shared.
 fn check_places(extents: &[Mapped], pages: &[Place], report: &mut Report) {
     // Zone, first block, number of blocks, inode: 0 for metadata.
     let files = extents.iter().map(|it| (it.extent.zone, it.extent.position, it.extent.blocks, it.inode));
     let mut all: Vec<_> = files.chain(pages.iter().map(|place| (place.zone, place.position, 1, 0))).collect();
     all.sort_unstable();
     let owner = |inode| if inode == 0 { "the metadata".to_owned() } else { format!("inode {inode}") };
-    // The extent or page with the greatest end so far: zone, end, inode.
+    // Extent or page with the greatest end so far: zone, end, inode.
     let mut farthest = (0, 0, 0);
     for (zone, position, blocks, inode) in all {
         if zone == farthest.0 && position < farthest.1 {
@@ -470,7 +475,7 @@ fn check_places(extents: &[Mapped], pages: &[Place], report: &mut Report) {
     }
 }
 
-/// Compares the counts of live blocks with extents and pages; without `pages`, only those of zones for data.
+/// Compares the counts of live blocks with extents and pages; without `pages`, only those of data zones.
 fn check_counts(extents: &[Mapped], pages: Option<&[Place]>, pool: &ZonePool, report: &mut Report) {
     let mut live: BTreeMap<u32, u64> = BTreeMap::new();
     for Mapped { extent, .. } in extents {
@@ -493,7 +498,7 @@ fn check_counts(extents: &[Mapped], pages: Option<&[Place]>, pool: &ZonePool, re
     }
 }
 
-/// Looks for extents behind the write pointers of their zones.
+/// Looks for extents after the write pointers of their zones.
 async fn check_written(
     zones: &dyn Zones,
     layout: &Layout,
@@ -523,7 +528,7 @@ async fn check_written(
     Ok(())
 }
 
-/// Reads all data, zone by zone.
+/// Reads and verifies all data, zone by zone.
 async fn check_data(
     zones: &dyn Zones,
     layout: &Layout,
@@ -592,7 +597,8 @@ async fn check_part(
     }
 }
 
-/// Compares the counts of the metadata with its items. `inodes` has the number of inodes found in each shard, and the number after the largest one.
+/// Compares the counts in the metadata with its items. `inodes` holds, for each shard, the number of inodes
+/// found and the number after the largest one.
 fn check_totals(metadata: &Metadata, inodes: &[Inodes], preallocated: u64, report: &mut Report) {
     for (shard, there) in (0..).zip(inodes) {
         let known = metadata.inodes(shard);

@@ -1,12 +1,13 @@
-//! Checkpoints: the trees of each core at one moment, whose pages are written while operations go on. The home writes them, and the
-//! cores encode them.
+//! Checkpoints: the trees of each core as of one point in time. Their pages are written while operations
+//! continue. The cores encode the pages, and the home writes them.
 //!
-//! The trees may show operations on names and attributes whose records aren't written yet. If they never are, the operations have
-//! taken effect nevertheless, each of them whole. The checkpoint counts their changes, so that they aren't replayed
-//! ([`crate::change`]).
+//! The trees may include operations on names and attributes whose records aren't written yet. Even if these
+//! records are never written, the operations have taken effect, each of them whole. The checkpoint stores the
+//! number of their changes, so that they aren't replayed ([`crate::change`]).
 //!
-//! The moments of the cores differ. An operation on several of them may be in the trees of one and not in those of another: its record is
-//! durable before the checkpoint is, and is replayed where it is missing.
+//! The cores freeze their trees at different times. So an operation on several cores may be in the trees of
+//! one core and not in those of another: its record is durable before the checkpoint is, and is replayed on
+//! the cores whose trees lack it.
 
 use crate::core::{Broken, Core, cleaner_stream, user_stream};
 use crate::cores::core_of;
@@ -27,24 +28,25 @@ use logkit::record::{Identity, keyed_sum, sum_of};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The bytes of a page that hold its checksum; the tree leaves them 0.
+/// Bytes of a page that hold its checksum; the tree leaves them 0.
 const SUM: std::ops::Range<usize> = 28..32;
 
-/// Checksum of a page whose checksum bytes are 0. It covers the place, so a page in another place is invalid.
+/// Checksum of a page whose checksum bytes are 0. The checksum covers the place, so a page read from another
+/// place is invalid.
 fn sum_of_page(page: &[u8; PAGE], identity: &Identity, place: Place) -> [u8; 4] {
     keyed_sum(identity.key, &[&place.zone.to_le_bytes(), &place.position.to_le_bytes(), page]).to_le_bytes()
 }
 
-/// Puts the checksum into a page.
+/// Stores the checksum in a page.
 fn seal(page: &mut [u8; PAGE], identity: &Identity, place: Place) {
     let sum = sum_of_page(page, identity, place);
     page[SUM].copy_from_slice(&sum);
 }
 
-/// Verifies the checksum of a page, and clears its bytes.
+/// Verifies the checksum of a page, and clears the checksum bytes.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a page of another place, or a damaged one.
+/// [`Error::Corrupt`] for a damaged page, or one that was written for another place.
 pub(crate) fn unseal(page: &mut [u8; PAGE], identity: &Identity, place: Place) -> Result<()> {
     let mut found = [0; 4];
     found.copy_from_slice(&page[SUM]);
@@ -57,12 +59,12 @@ pub(crate) fn unseal(page: &mut [u8; PAGE], identity: &Identity, place: Place) -
     }
 }
 
-/// Pages that are written in one record.
+/// Most pages of one record.
 const PAGES_AT_ONCE: u64 = 256;
 /// Pages that are encoded between two yields to other tasks.
 const PAGES_A_TURN: usize = 16;
 
-/// A tree of a shard: the present one with the inodes, or that of a snapshot.
+/// A tree of a shard: of the present version, with the inodes, or of a snapshot.
 struct FrozenTree {
     snapshot: Option<SnapshotNumber>,
     shard: Shard,
@@ -70,25 +72,26 @@ struct FrozenTree {
     inodes: Inodes,
 }
 
-/// The trees of a core at one moment, while their pages are written.
+/// The trees of a core at one point in time, while their pages are written.
 pub(crate) struct FrozenTrees {
-    /// A page that several trees have is written with the first one.
+    /// Trees to write. A page that several trees share is written with the first one.
     trees: Vec<FrozenTree>,
-    /// Places that the next durable checkpoint makes dead.
+    /// Places that die when the next checkpoint is durable.
     dead: Vec<Place>,
-    /// Blocks of deleted snapshots, which die with it.
+    /// Blocks of deleted snapshots, which die when the next checkpoint is durable.
     dropped: Lost,
     /// Number of trees whose pages have been taken.
     begun: usize,
     cursor: Option<Unstored>,
-    /// The page after those that were taken, and the tree that it belongs to.
+    /// Next page to take, and the index of its tree.
     next: Option<(usize, Page)>,
-    /// Pages that were taken and have no place yet.
+    /// Pages that are taken and have no place yet.
     taken: Vec<Page>,
 }
 
 impl FrozenTrees {
-    /// Returns the index of the tree with the next page without a place, and the level of that page, without taking it.
+    /// Returns the index of the tree with the next page without a place, and the level of that page, without
+    /// taking it.
     fn peek(&mut self) -> Option<(usize, u8)> {
         while self.next.is_none() {
             match self.cursor.as_mut().and_then(Iterator::next) {
@@ -103,16 +106,16 @@ impl FrozenTrees {
     }
 }
 
-/// Shards of a core whose trees are on the medium.
+/// Shards of a core whose trees are written to the medium.
 #[derive(Default)]
 struct StoredTrees {
     shards: Vec<(Shard, ShardState)>,
     snapshots: Vec<(SnapshotNumber, Shard, Stored)>,
 }
 
-/// State of a core at the moment when its trees are frozen.
+/// State of a core at the time when its trees are frozen.
 struct Moment {
-    /// Last records whose effect the trees have.
+    /// Numbers of the last records whose effect the trees include.
     committed: [(StreamId, u64); 2],
     shown: u64,
     /// Bytes of memory of the trees.
@@ -120,7 +123,7 @@ struct Moment {
 }
 
 impl StoredTrees {
-    /// The snapshots, in the order of `infos`.
+    /// Returns the snapshots, in the order of `infos`.
     fn snapshots_of(&self, infos: &[SnapshotInfo]) -> Vec<SnapshotState> {
         let trees = |number: SnapshotNumber| {
             let own = self.snapshots.iter().filter(move |(other, ..)| *other == number);
@@ -131,7 +134,8 @@ impl StoredTrees {
 }
 
 impl Core {
-    /// Writes a checkpoint of all cores. With `clean`, it is the last one before the file system is closed. Runs on the home.
+    /// Writes a checkpoint of all cores; `clean` marks the last one before the file system is closed. Runs on
+    /// the home.
     ///
     /// # Errors
     /// Errors of writing. The previous checkpoint stays authoritative, unless the log has failed.
@@ -181,11 +185,12 @@ impl Core {
         .await
     }
 
-    /// Refuses a checkpoint for whose pages there is no space: it would take the last zones, and nothing would be freed.
+    /// Refuses a checkpoint if its pages don't fit: it would use up the last zones without freeing any.
     fn check_space_for_pages(&self) -> Result<()> {
-        // A checkpoint resets zones that wait for it.
+        // This includes zones that wait for a checkpoint before they are reset.
         let (free, pages) = (u64::from(self.kit.pool.free_soon()), self.totals.sum(|used| &used.unstored));
-        // The zone that is open for checkpoints has some, and a count may be older than the pages.
+        // The open zone of checkpoints has some space, and the count of free zones may be older than that of
+        // the pages.
         match pages <= (free + 2) * u64::from(self.kit.layout.zone_blocks) {
             true => Ok(()),
             false => Err(Error::no_space(format!(
@@ -231,7 +236,7 @@ impl Core {
         Ok(Moment { committed, shown: self.shown(), memory })
     }
 
-    /// Ends a checkpoint.
+    /// Ends a checkpoint; with `is_durable`, places that it no longer needs die.
     fn thaw(&self, is_durable: bool) {
         let Some(frozen) = self.frozen.borrow_mut().take() else { return };
         for (zone, count) in &frozen.dropped.0 {
@@ -243,7 +248,8 @@ impl Core {
         match is_durable {
             true if self.breaks(Broken::FreesPagesEarly) => {}
             true => self.free_pages(&frozen.dead),
-            // The previous checkpoint still has these pages. If the log has failed, either checkpoint may be authoritative.
+            // The previous checkpoint still uses these pages. If the log has failed, either checkpoint may be
+            // the valid one.
             false => self.released.put_back(frozen.dead.clone()),
         }
     }
@@ -285,7 +291,8 @@ impl Core {
         Ok(written)
     }
 
-    /// Takes the next pages without a place, to be written from a place on, with their checksums; `None` if there are none.
+    /// Takes the next pages without a place, with their checksums for places that begin at `from`; `None` if
+    /// there are none.
     async fn take_pages(&self, from: Place, most: usize) -> Option<(Buffer, Vec<u32>)> {
         let mut frozen = self.frozen.borrow_mut().take()?;
         let block = self.kit.layout.block_bytes();
@@ -293,7 +300,7 @@ impl Core {
         let mut sums = Vec::new();
         let mut last = None;
         while let Some(next) = frozen.peek() {
-            // A page names the places of those below it, so a record has pages of one level of a tree.
+            // A page contains the places of its children, so a record has pages of only one level of a tree.
             let is_above = last.is_some_and(|(tree, level)| tree == next.0 && level != next.1);
             let Some((_, page)) = frozen.next.take_if(|_| !is_above && sums.len() < most) else { break };
             last = Some(next);
@@ -322,7 +329,7 @@ impl Core {
         Some((data, sums))
     }
 
-    /// Notes that the pages that were taken last are written from a place on.
+    /// Assigns places that begin at `from` to the pages that were taken last.
     fn note_pages(&self, from: Place) {
         let taken = self.frozen.borrow_mut().as_mut().map(|frozen| std::mem::take(&mut frozen.taken));
         for (position, page) in (from.position..).zip(taken.unwrap_or_default()) {
@@ -330,7 +337,7 @@ impl Core {
         }
     }
 
-    /// The shards of this core, whose pages have all been written.
+    /// Returns the shards of this core after all their pages have been written.
     fn stored(&self) -> Result<StoredTrees> {
         let frozen = self.frozen.borrow();
         let mut written = StoredTrees::default();
@@ -346,7 +353,8 @@ impl Core {
         Ok(written)
     }
 
-    /// Zones of checkpoints with few live pages, which are written elsewhere so that checkpoints stay compact.
+    /// Returns the zones of checkpoints with few live pages. Their pages are written elsewhere, to keep
+    /// checkpoints compact.
     fn emptiest_zones(&self) -> Vec<u32> {
         let pool = &self.kit.pool;
         let is_full = |zone: &logkit::Zone| zone.class == CHECKPOINT_CLASS && zone.usage == Usage::Full;
@@ -358,10 +366,11 @@ impl Core {
             .collect();
         zones.sort_unstable();
         let live: u64 = zones.iter().map(|(live, _)| u64::from(*live)).sum();
-        // The number of zones at which a third of their space is unused; the emptiest zones beyond it are rewritten.
+        // Number of zones that hold the live pages with a third of the space unused; the emptiest zones
+        // beyond this number are rewritten.
         let enough = (live + live / 2).div_ceil(u64::from(self.kit.layout.zone_blocks)) as usize + 1;
         let surplus = zones.len().saturating_sub(enough);
-        // Their pages need space, too: as much as is free beyond what is kept, or half a zone.
+        // Rewritten pages need space: at most half of the free zones above the reserve, or half a zone.
         let spare = pool.free().saturating_sub(self.kept_zones());
         let most = (u64::from(spare) * u64::from(self.kit.layout.zone_blocks))
             .max(u64::from(self.kit.layout.zone_blocks))

@@ -1,17 +1,18 @@
-//! I/O classes with shares: where classes compete, requests wait for the turn of their class, so that a commit log isn't held up by the reads of
-//! a compaction.
+//! I/O classes with shares. Where classes compete, a request waits for the turn of its class, so that, for
+//! example, the reads of a compaction don't delay a commit log.
 //!
-//! Reads, writes and syncs of files take a [`Turn`] before anything else, and keep it until they have ended. [`fair_queue`] decides which class has the
-//! next turn, on each core for itself. Operations on names and attributes, checkpoints, and reads by which a write fills up its blocks take none.
+//! Reads, writes and syncs of files take a [`Turn`] first, and keep it until they have ended. On each core,
+//! [`fair_queue`] decides which class gets the next turn. Operations on names and attributes, checkpoints,
+//! and the reads of a partial-block write take no turn.
 //!
-//! # Why no operation waits for ever
-//! A write that waits for a zone, and so for the cleaner, holds a turn. Hence everything that a write can wait for does without a turn: the cleaner
-//! takes one only while users find zones, and stops waiting as soon as they don't; a read waits for its turn before it
-//! keeps zones from being reset; an operation takes one turn, never a second one.
+//! # Progress
+//! A write that waits for a zone, and so for the cleaner, holds a turn. Hence nothing that a write waits for
+//! depends on a turn: the cleaner waits for turns only while users find zones; a read takes its turn before
+//! it keeps zones from being reset; an operation never takes a second turn.
 //!
 //! # Bounds
-//! A waiting request is a future of its caller, which owns its data. So the callers bound the number of waiting requests: a program by its own
-//! requests, a mount by those that the kernel sends.
+//! A waiting request is a future of its caller, which owns the data. So the callers bound the number of
+//! waiting requests: a program by its own requests, a mount by the requests that the kernel sends.
 
 pub mod fair_queue;
 
@@ -36,11 +37,12 @@ pub const MOST_CLASSES: usize = 32;
 pub const DEFAULT_SHARES: u32 = 100;
 /// Shares of the cleaner, scrub and defragmentation.
 pub const BACKGROUND_SHARES: u32 = 20;
-/// Cost of a request beside its bytes. Requests of 4 KiB take about as long as this in the bandwidth of large ones: on a virtual disk 17 µs at
-/// 1.5 GB/s, in memory 2.5 µs at 7 GB/s.
+/// Cost of a request in addition to its bytes. A request of 4 KiB takes about as long as 16 KiB within a
+/// large request: 17 µs at 1.5 GB/s on a virtual disk, 2.5 µs at 7 GB/s in memory.
 pub const REQUEST_COST: u64 = 16 << 10;
-/// Most cost of requests in flight on a core, where classes compete: the least at which reads of 256 KiB (four) and of 4 KiB (52) are as fast as
-/// without a bound, on a virtual disk and in memory. Requests in flight delay a new request of any class.
+/// Most cost of requests in flight on a core where classes compete. This is the smallest bound at which reads
+/// of 256 KiB (four in flight) and of 4 KiB (52) are as fast as without a bound, on a virtual disk and in
+/// memory. Requests in flight delay a new request of any class.
 pub const IO_DEPTH: u64 = 1 << 20;
 /// Longest name of a class in bytes.
 const LONGEST_NAME: usize = 64;
@@ -74,7 +76,7 @@ pub struct ClassStatistics {
     pub requests: u64,
     /// Bytes of these requests.
     pub bytes: u64,
-    /// Time in nanoseconds that requests waited for their turn, of those that had to wait.
+    /// Waiting times in nanoseconds, of requests that had to wait for their turn.
     waits: Histogram<5>,
 }
 
@@ -91,7 +93,7 @@ impl ClassStatistics {
         self.waits.count()
     }
 
-    /// Mean time that requests waited for their turn.
+    /// Mean time that requests waited for their turn; requests that didn't wait count as 0.
     pub fn mean_wait(&self) -> Duration {
         Duration::from_nanos((self.waits.mean() * self.waited() as f64 / self.requests.max(1) as f64) as u64)
     }
@@ -112,13 +114,13 @@ struct State {
     done: Vec<ClassStatistics>,
 }
 
-/// The classes of a core.
+/// I/O classes of a core.
 #[derive(Debug)]
 pub struct Classes {
     state: RefCell<State>,
     /// Number of classes.
     count: Cell<usize>,
-    /// Held while a class is made or changed on all cores; of the home.
+    /// Held while a class is made or changed on all cores; used on the home only.
     pub(crate) changing: Rc<Semaphore>,
 }
 
@@ -133,7 +135,7 @@ impl Classes {
         classes
     }
 
-    /// Returns the number of the class with this name, or that of the next new class.
+    /// Returns the number of the class with this name, or the number of the next new class if there is none.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a name, shares or a number of classes out of range.
@@ -176,7 +178,7 @@ impl Classes {
         self.state.borrow().done.clone()
     }
 
-    /// Takes a turn for a request that needn't wait.
+    /// Takes a turn for a request if it needn't wait.
     #[inline]
     fn try_take(self: &Rc<Self>, class: ClassNumber, bytes: u64) -> Option<Turn> {
         let mut state = self.state.borrow_mut();
@@ -198,7 +200,8 @@ impl Classes {
         Turn { classes: self.clone(), class, cost: REQUEST_COST + bytes }
     }
 
-    /// Waits for the turn of the class, and takes it. A number that only another file system has stands for the default class.
+    /// Waits for the turn of the class, and takes it. A class number that this file system doesn't have is
+    /// replaced by the default class.
     #[inline]
     pub async fn take(self: &Rc<Self>, class: ClassNumber, bytes: u64) -> Turn {
         let class = if class < self.count.get() { class } else { DEFAULT };
@@ -239,7 +242,8 @@ impl Classes {
     }
 }
 
-/// A waiting request. Dropping it removes the request from the queue, or ends its turn if it has been started meanwhile.
+/// A waiting request. Dropping it removes the request from the queue, or ends its turn if it has been started
+/// meanwhile.
 struct WaitingRequest<'a> {
     classes: &'a Classes,
     class: ClassNumber,
@@ -272,7 +276,7 @@ impl Drop for WaitingRequest<'_> {
     }
 }
 
-/// A turn of a class, from the start of its request until this is dropped.
+/// A turn of a class; dropping it ends the turn.
 #[derive(Debug)]
 pub struct Turn {
     classes: Rc<Classes>,
@@ -300,12 +304,13 @@ impl Core {
         self.sync(ticket).await
     }
 
-    /// Takes a turn for the cleaner: at once while free zones are below the low watermark, else when its class has one. Writes that hold turns may
-    /// wait for zones, so the cleaner must not wait for these turns.
+    /// Takes a turn for the cleaner: without waiting while free zones are below the low watermark, else in
+    /// the order of its class. Writes that hold turns may wait for zones, so the cleaner must not wait for
+    /// these writes.
     pub(crate) async fn turn_of_cleaner(&self, bytes: u64) -> Turn {
         let mut turn = pin!(self.classes.take(BACKGROUND, bytes));
         loop {
-            // A writer that begins to wait for a zone wakes the cleaner.
+            // A writer that begins to wait for a zone notifies the cleaner.
             let mut changed = pin!(self.kit.events.cleaner.notified());
             if self.kit.pool.free() < watermarks(self).0 && !self.breaks(Broken::CleanerWaits) {
                 return self.classes.take_now(BACKGROUND, bytes);

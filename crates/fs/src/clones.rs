@@ -1,11 +1,12 @@
 //! Copies of ranges of files: blocks are shared where that is possible, and other data is copied.
 //!
-//! Whole blocks of 4 KiB are shared, between files of one shard or within one file, if both ranges begin at the same bytes of a block. The last
-//! block of the source may be a part of a block if the other file ends there, too. A block with
-//! [`MOST_OWNERS`](crate::shared::MOST_OWNERS) owners is copied.
+//! Whole blocks of 4 KiB are shared, between files of one shard or within one file, if both ranges have the
+//! same offset within a block. A partial last block of the source is shared if the target file also ends
+//! there. A block with [`MOST_OWNERS`](crate::shared::MOST_OWNERS) owners is copied.
 //!
-//! Writes in flight to either range take effect before their blocks are shared, and later ones after. One step shares up to
-//! [`EXTENTS_AT_ONCE`] extents, and is atomic over a power cut. Another write may come between two steps.
+//! Writes in flight to either range take effect before its blocks are shared; later writes take effect after.
+//! One step shares up to [`EXTENTS_AT_ONCE`] extents, and is atomic over a power cut. Another write may take
+//! effect between two steps.
 
 use crate::change::{Change, Changes};
 use crate::classes::fair_queue::ClassNumber;
@@ -23,7 +24,7 @@ use smallvec::smallvec;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes that a copy reads at a time.
+/// Bytes of one copy step.
 const COPIED_AT_ONCE: u64 = 1 << 20;
 /// Most extents that are shared in one turn of the core.
 pub const EXTENTS_AT_ONCE: usize = 512;
@@ -33,20 +34,20 @@ const EXTENTS_PER_PAGE: u64 = 32;
 /// Outcome of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cloned {
-    /// Number of bytes from the beginning of the range that the other file has now.
+    /// Number of bytes from the beginning of the range that were copied or shared.
     pub bytes: u64,
     /// Number of these bytes that both files share, holes included; the others were copied.
     pub shared: u64,
 }
 
-/// A range of a file that is copied to another one, or within the file.
+/// A range to copy to another file, or within a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copied {
     /// Class in whose turns data is read and written.
     pub class: ClassNumber,
     /// The source.
     pub from: InodeNumber,
-    /// First byte there.
+    /// First byte in the source.
     pub from_offset: u64,
     /// First byte in the other file.
     pub to_offset: u64,
@@ -61,12 +62,12 @@ impl Copied {
         Copied { from_offset, to_offset, length: self.length - bytes, ..self }
     }
 
-    /// Whether the blocks of both files begin at the same bytes of the range.
+    /// Whether both ranges have the same offset within a block.
     fn is_even(&self) -> bool {
         self.from_offset % BLOCK == self.to_offset % BLOCK
     }
 
-    /// Blocks of both files, from a byte on at which blocks begin.
+    /// Blocks of both ranges, which begin at block boundaries.
     fn blocks(&self) -> (Range<u64>, Range<u64>) {
         let count = self.length.div_ceil(BLOCK);
         let (from, to) = (self.from_offset / BLOCK, self.to_offset / BLOCK);
@@ -75,12 +76,13 @@ impl Copied {
 }
 
 impl Core {
-    /// Copies a range of a file to a file of this core, as copy_file_range(2) does. Ends at the end of the source, or after `most_copied` bytes
-    /// that couldn't be shared.
+    /// Copies a range of a file to a file of this core, as copy_file_range(2) does. Ends at the end of the
+    /// source, or after `most_copied` bytes that couldn't be shared.
     ///
     /// # Errors
-    /// EISDIR, [`Error::Invalid`] for ranges of one file that overlap and for other than regular files; EFBIG, [`Error::NoSpace`]; as
-    /// [`read`](Self::read). After some bytes, their number is returned instead.
+    /// EISDIR; [`Error::Invalid`] for overlapping ranges of one file, and for other than regular files;
+    /// EFBIG, [`Error::NoSpace`]; errors of [`read`](Self::read). If an error occurs after some bytes, the
+    /// number of these bytes is returned instead.
     pub(crate) async fn copy_range(
         self: &Rc<Self>,
         node: &Rc<Node>,
@@ -118,7 +120,7 @@ impl Core {
         Ok(done)
     }
 
-    /// Shares as much of the rest as is possible, or copies a part of it.
+    /// Shares as much of the rest as possible, or else copies a part of it.
     async fn copy_step(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<Cloned> {
         let shard_of = |inode| self.metadata.borrow().items.shard_of(inode);
         let may_share = rest.is_even() && shard_of(rest.from) == shard_of(node.inode);
@@ -133,9 +135,9 @@ impl Core {
             }
         }
         let piece = match may_share {
-            // After this part both ranges are at the beginning of a block.
+            // After this part, both ranges continue at a block boundary.
             true if until_block > 0 => rest.length.min(until_block),
-            // A part of a block, or blocks with the greatest number of owners.
+            // A partial block, or blocks with the greatest number of owners.
             true => rest.length.min(self.unshareable(rest)?),
             false => rest.length.min(COPIED_AT_ONCE),
         };
@@ -152,7 +154,8 @@ impl Core {
         Ok(Cloned { bytes, shared: 0 })
     }
 
-    /// Returns the number of bytes before the next block that may be shared: one block at least, [`COPIED_AT_ONCE`] at most.
+    /// Returns the number of bytes before the next block that may be shared: at least one block, at most
+    /// [`COPIED_AT_ONCE`].
     fn unshareable(&self, rest: Copied) -> Result<u64> {
         let metadata = self.metadata.borrow();
         let (from, _) = rest.blocks();
@@ -170,7 +173,8 @@ impl Core {
         Ok((end - range.start).max(1) * BLOCK)
     }
 
-    /// Locks the blocks of both files, in one order for all callers. The source is held, too: a file that isn't in use gets another lock.
+    /// Locks the blocks of both files, in the same order for all callers. Also holds the source's node: a
+    /// file that isn't in use would get another lock.
     async fn lock_both(
         &self,
         node: &Rc<Node>,
@@ -179,7 +183,7 @@ impl Core {
         let (from, to) = copied.blocks();
         let source = self.node(copied.from);
         if copied.from == node.inode {
-            // With a lock for each range, two requests could wait for each other's second one.
+            // One lock covers both ranges: with two, requests could deadlock on each other's second lock.
             let all = from.start.min(to.start)..from.end.max(to.end);
             return (node.lock.ask(all).await, None, source);
         }
@@ -190,7 +194,8 @@ impl Core {
         (first, Some(second), source)
     }
 
-    /// Shares blocks from the beginning of a range up to the first that can't be shared. Returns the number of bytes.
+    /// Shares blocks from the beginning of a range up to the first block that can't be shared. Returns the
+    /// number of bytes.
     async fn share_blocks(self: &Rc<Self>, node: &Rc<Node>, rest: Copied, times: Times) -> Result<u64> {
         self.set_back(node, times).await?;
         self.gate.pass().await;
@@ -237,7 +242,7 @@ struct Piece {
     blocks: u64,
     /// Bytes of these blocks.
     bytes: u64,
-    /// Extents of the source in them.
+    /// Number of extents of the source in these blocks.
     extents: u64,
 }
 
@@ -247,7 +252,7 @@ impl Piece {
         let (source, target) = (metadata.inode(rest.from)?, metadata.inode(inode)?);
         let length = rest.length.min(source.size.saturating_sub(rest.from_offset));
         let ends_both = rest.from_offset + length == source.size && rest.to_offset + length >= target.size;
-        // A part of a block is copied unless both files end in it.
+        // A partial block is copied unless both files end in it.
         let length = if ends_both { length } else { length / BLOCK * BLOCK };
         let (from, _) = Copied { length, ..rest }.blocks();
         let (mut end, mut count) = (from.end, 0);

@@ -1,10 +1,12 @@
-//! A core of the file system, with its shards: an owner of the log kit whose entries are changes of metadata, with the data of files.
+//! A core of the file system, with its shards. It is an owner of the log kit: its entries are changes of
+//! metadata, with the data of files.
 //!
-//! An operation on names or attributes of one core is decided and takes effect in one turn, without waiting for anything; its
-//! changes are queued, and written with others in one record. A write takes effect when its record is written. All of them
-//! are numbered, and written in the order of their numbers, so making a file durable is waiting for a number.
+//! An operation on names or attributes of one core is decided and takes effect in one turn, without waiting.
+//! Its changes are queued, and written with those of others in one record. A write takes effect when its
+//! record is written. All operations are numbered and written in the order of their numbers, so a sync waits
+//! until a number is durable.
 //!
-//! Left to others: operations on several cores (`joint`), and what the log kit asks of its owner (`owner`).
+//! In other modules: operations on several cores (`joint`), and the callbacks of the log kit (`owner`).
 
 mod owner;
 
@@ -44,7 +46,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Usual number of names above which a directory is made striped, on several cores.
+/// Default number of names above which a directory becomes striped, with several cores.
 const STRIPE_ABOVE: u64 = 16_384;
 
 /// Stream of users' records of a core.
@@ -60,31 +62,33 @@ pub fn cleaner_stream(core: u32) -> StreamId {
 /// Number of streams.
 pub const STREAMS: usize = 2 * MOST_CORES as usize;
 
-/// Free bytes below which a mount has new files written through, so that writes fail when there is no space: more than a kernel usually caches of
-/// writes to one mount, 1 % of all that it caches of writes.
+/// Free bytes below which new files of a mount are written through, so that writes fail when there is no
+/// space. This is more than a kernel usually caches of writes to one mount, which is 1 % of all writes that
+/// it caches.
 const SHORT: u64 = 256 << 20;
 
-/// Zones for the records of removals, which the cleaner leaves: blocks of removed files are dying until these are written.
+/// Zones for the records of removals, which the cleaner doesn't use: blocks of removed files can't be reused
+/// until these records are written.
 pub(crate) const REMOVAL_RESERVE: u32 = 1;
 
 /// Time after a checkpoint without space in which operations don't try another one.
 const BETWEEN_CHECKPOINTS: Duration = Duration::from_secs(1);
 
-/// Free zones beyond those for a checkpoint at which operations wait for one.
+/// Number of free zones in addition to those of a checkpoint at or below which operations wait for one.
 const CHECKPOINT_MARGIN: u32 = REMOVAL_RESERVE + 1;
 
-/// Number of zones that users leave to the cleaner: one is filled, one is being sealed, and the blocks of a victim go to a zone of each core; and to
-/// records of removals.
+/// Number of zones that are reserved for the cleaner and for records of removals. The cleaner fills one zone,
+/// has one that is being sealed, and moves the blocks of a victim to a zone of each core.
 fn cleaner_reserve(cores: u32) -> u32 {
     2 + cores + REMOVAL_RESERVE
 }
 
-/// Settings of an open file system; none of them is on the medium.
+/// Settings of an open file system; none of them is stored on the medium.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Most appends in flight on a core.
     pub appends_in_flight: u32,
-    /// Most bytes of writes in memory on a core; further writers wait.
+    /// Most bytes of writes in memory on a core; further writes wait.
     pub dirty_bytes: u64,
     /// Most operations in memory on a core whose records aren't written; further operations wait.
     pub queued_operations: u32,
@@ -92,57 +96,59 @@ pub struct Settings {
     pub checkpoint_after: u64,
     /// Most bytes of checksums in memory on a core.
     pub sums_bytes: u64,
-    /// Most bytes of memory for metadata. A file system that needs more isn't opened; one that has seven eighths of it refuses new files.
+    /// Most bytes of memory for metadata. Opening a file system that needs more fails; at seven eighths of
+    /// it, new files are refused.
     pub metadata_bytes: u64,
-    /// Number of cores among which the shards are divided, as far as the file system has shards and zones for them; `None` for
-    /// those of the runtime.
+    /// Number of cores among which the shards are divided, limited by the numbers of shards and zones; `None`
+    /// for the number of the runtime's shards.
     pub cores: Option<u32>,
-    /// Name of the cleaning policy, and its parameters; `None` for the best known ones for the number of zones.
+    /// Name and parameters of the cleaning policy; `None` for parameters chosen by the number of zones.
     pub cleaning: (String, Option<logkit::cleaning::Parameters>),
     /// [`logkit::Settings::read_request_bytes`].
     pub read_request_bytes: u64,
     /// Shares of the class of the cleaner, scrub and defragmentation.
     pub background_shares: u32,
-    /// Most bytes of requests in flight on a core, where [classes](crate::classes) compete; a request counts
-    /// [16 KiB](crate::classes::REQUEST_COST) beside its bytes.
+    /// Most bytes of requests in flight on a core where [classes](crate::classes) compete; each request
+    /// counts [16 KiB](crate::classes::REQUEST_COST) in addition to its bytes.
     pub io_depth: u64,
-    /// Number of names above which the names of a directory are divided among [stripes](crate::stripes) on all cores; an estimate if it
-    /// is more than 64. `None` for 16384 on several cores; on one core no directory becomes striped then.
+    /// Number of names above which the names of a directory are divided among [stripes](crate::stripes) on
+    /// all cores; values above 64 are compared with an estimate. `None` for 16384 on several cores, and for
+    /// no limit on one core.
     pub stripe_above: Option<u64>,
-    /// What the file system is opened for.
+    /// Purpose of the opening: use or salvage.
     pub goal: Goal,
-    /// Rule that is broken on purpose, for tests that must notice it. Programs built for release keep all rules.
+    /// Invariant to violate on purpose, for tests that must detect it. Release builds ignore it.
     #[doc(hidden)]
     pub broken: Option<Broken>,
 }
 
-/// Rules that tests break on purpose.
+/// Invariants that tests violate on purpose.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
     /// Syncs return at once.
     NeverFlushes,
-    /// Blocks die when the operation that frees them is submitted.
+    /// Blocks die when the operation that frees them is submitted, not when its record is written.
     DiesWhenSubmitted,
     /// Pages of the previous checkpoint die before the next one is durable.
     FreesPagesEarly,
-    /// Changes that the checkpoint shows are replayed.
+    /// Changes that the checkpoint includes are replayed.
     ReplaysShown,
-    /// The live blocks of one file aren't counted when its name is removed.
+    /// The live blocks of one file aren't subtracted when its name is removed.
     ForgetsLost,
-    /// Inodes without names stay.
+    /// Inodes without names aren't removed.
     KeepsOrphans,
-    /// An operation on inodes of several cores is one record for each core.
+    /// An operation on inodes of several cores is written as one record for each core.
     SplitsOperations,
-    /// Blocks that the present tree loses die although a snapshot has them.
+    /// Blocks that the present version loses die even if a snapshot has them.
     ForgetsSnapshots,
-    /// The extents of a file that is cloned aren't marked as shared: its blocks die with it.
+    /// The extents of the source of a clone aren't marked as shared: its blocks die with it.
     ForgetsSource,
-    /// The cleaner moves shared blocks only for their written owners.
+    /// The cleaner moves shared blocks only for the file that they were written for.
     IgnoresShared,
-    /// Breaks no rule: the cores clone their trees for a snapshot with long pauses in between.
+    /// Violates nothing: the cores pause for long between cloning their trees for a snapshot.
     SlowSnapshots,
-    /// The gates stay open, and the cores clone their trees for a snapshot with long pauses in between.
+    /// The gates stay open, and the cores pause for long between cloning their trees for a snapshot.
     SnapshotsApart,
     /// Requests of all classes are started in order of arrival.
     IgnoresShares,
@@ -150,9 +156,9 @@ pub enum Broken {
     StripesEarly,
     /// The names of a directory are copied to its stripes while others change them.
     StripesUnlocked,
-    /// An operation on a name that has waited doesn't look whether its directory is striped by then.
+    /// An operation on a name that has waited doesn't check whether its directory has become striped.
     ForgetsStripes,
-    /// The cleaner waits for its turn although writers wait for the cleaner.
+    /// The cleaner waits for its turn even if writers wait for the cleaner.
     CleanerWaits,
 }
 
@@ -189,17 +195,17 @@ pub fn now() -> Time {
     runtime::wall_clock().as_nanos() as Time
 }
 
-/// Times that a change of a file's data gives the file.
+/// Times that a file gets from a change of its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Times {
-    /// They stay: the kernel sets them.
+    /// Times stay unchanged, because the kernel sets them.
     Kept,
-    /// The present time of the moment at which the change is queued, so that times are in the order of the changes.
+    /// Time at which the change is queued, so that times have the order of the changes.
     Present,
 }
 
 impl Times {
-    /// Time for a change that is queued now; [`KEEP_TIMES`] if the times stay.
+    /// Time for a change that is queued now; [`KEEP_TIMES`] for [`Kept`](Self::Kept).
     pub(crate) fn of_change(self) -> Time {
         match self {
             Times::Kept => KEEP_TIMES,
@@ -207,7 +213,7 @@ impl Times {
         }
     }
 
-    /// As [`of_change`](Self::of_change); `None` if the times stay.
+    /// Time to set in an inode now; `None` for [`Kept`](Self::Kept).
     pub(crate) fn to_set(self) -> Option<Time> {
         (self == Times::Present).then(now)
     }
@@ -217,67 +223,68 @@ impl Times {
 pub struct Core {
     /// Number of the core.
     pub(crate) index: u32,
-    /// All cores; set once they have been made.
+    /// All cores; set once, after they are created.
     cores: OnceCell<Cores>,
     pub(crate) totals: Arc<Totals>,
     pub(crate) kit: Rc<Kit>,
     pub(crate) appender: Appender<Item>,
     pub(crate) requests: Requests,
-    /// Reads in progress: a zone isn't reset under one.
+    /// Reads in progress: a zone isn't reset while reads that began before are in progress.
     pub(crate) reads: Arc<ShardReads>,
     pub(crate) metadata: RefCell<Metadata>,
-    /// Places of pages that the next checkpoint no longer has.
+    /// Places of pages that the next checkpoint no longer uses.
     pub(crate) released: Released,
     pub(crate) nodes: Nodes,
     /// Locks of operations on several cores.
     pub(crate) locks: Locks,
-    /// Keeps operations from beginning while a snapshot is taken.
+    /// Blocks the beginning of operations while a snapshot is taken.
     pub(crate) gate: Gate,
-    /// The snapshots of the file system; used on the home only.
+    /// Snapshots of the file system; used on the home only.
     pub(crate) snapshot_list: SnapshotList,
     /// Blocks that only deleted snapshots had: they die when the next checkpoint is durable.
     pub(crate) dropped: RefCell<Lost>,
-    /// Zones to which the cleaner moves blocks of this core, where this isn't the home.
+    /// Zones to which the cleaner moves blocks of this core; unused on the home.
     mover: RefCell<Option<Mover>>,
     /// Whether the drive limits the number of open zones.
     pub(crate) is_limited: bool,
-    /// With such a limit, the class of all moves: the first that the policy chose. So the mover of a core has one open zone.
+    /// With such a limit, the first class that the policy chose, which is used for all moves, so that the
+    /// mover of a core has one open zone.
     move_class: Cell<Option<u8>>,
-    /// The checkpoint that is being written.
+    /// Checkpoint that is being written.
     pub(crate) frozen: RefCell<Option<FrozenTrees>>,
     pub(crate) sums: RefCell<Sums>,
-    /// Size of requests in bytes that programs are told to prefer.
+    /// Preferred size of requests in bytes, as reported to programs.
     pub(crate) block_size: u64,
     metadata_bytes: u64,
-    /// Order in which reads, writes and syncs are started.
+    /// Classes, which order reads, writes and syncs.
     pub(crate) classes: Rc<Classes>,
     /// Number of names above which a directory is made striped.
     pub(crate) stripe_above: u64,
-    /// Whether a directory of this core is being made striped: one at a time is.
+    /// Whether a directory of this core is being made striped; at most one at a time.
     pub(crate) is_striping: Cell<bool>,
     dirty: Rc<Semaphore>,
     dirty_blocks: u64,
     queued: Rc<Semaphore>,
-    /// Open for salvage: every change is refused.
+    /// Whether the file system is open for salvage: every change is refused.
     pub(crate) is_salvaged: bool,
-    /// Losses of a salvage.
+    /// Losses found by a salvage.
     pub(crate) lost: RefCell<LostParts>,
     /// Held by an operation that writes a checkpoint before it begins.
     storing: Rc<Semaphore>,
-    /// When such a checkpoint found no space.
+    /// Time of the last such checkpoint that found no space.
     stored_in_vain: Cell<Option<runtime::Instant>>,
     /// Permits for reads of checksums from zones.
     pub(crate) loading: Rc<Semaphore>,
     /// Blocks of capacity that are reserved for writes in flight.
     growing: Cell<u64>,
     tickets: RefCell<Tickets>,
-    /// Number of changes that took effect when they were submitted, and whose records haven't committed.
+    /// Number of changes that took effect on submission and whose records haven't committed.
     shown: Cell<u64>,
-    /// Number of the last operation up to which all operations are durable.
+    /// Number of the operation up to which all operations are durable.
     pub(crate) durable: Cell<u64>,
-    /// Number of records that were replayed at the opening.
+    /// Number of records that were replayed when the file system was opened.
     pub(crate) replayed: Cell<u64>,
-    /// The only class of zones for users' records, so that they are written in the order of their numbers.
+    /// The only class of zones for users' records: records are written in the order of their numbers.
     class: u8,
     broken: Option<Broken>,
 }
@@ -288,13 +295,13 @@ impl std::fmt::Debug for Core {
     }
 }
 
-/// Number of zones that files can't have: roots, the reserve of the cleaner, two zones for each core's lanes and cleaner (one open, one being
-/// sealed), and those of checkpoints.
+/// Number of zones that files can't use: those of roots, the reserve of the cleaner, two zones for each lane
+/// and mover of a core (one open, one being sealed), and two of checkpoints.
 pub(crate) fn reserved_zones(lanes: u32, cores: u32) -> u32 {
     ROOT_ZONES + cleaner_reserve(cores) + cores * 2 * (lanes + 1) + 2
 }
 
-/// Returns the settings of the kit for those of a file system.
+/// Returns the settings of the log kit for these settings of a file system.
 pub fn kit_settings(
     settings: &Settings,
     layout: &logkit::Layout,
@@ -317,7 +324,7 @@ pub fn kit_settings(
 }
 
 impl Core {
-    /// A core with this state, recovered or new. The caller starts lanes and cleaner.
+    /// Returns a core with this state, recovered or new. The caller starts lanes and cleaner.
     pub fn new(
         (index, totals): (u32, Arc<Totals>),
         kit: impl FnOnce(Box<dyn Policy>) -> Rc<Kit>,
@@ -338,7 +345,7 @@ impl Core {
         let layout = kit.layout;
         let demand = geometry::demand(kit.zones.geometry(), totals.cores(), settings.appends_in_flight);
         let is_limited = demand.limit.is_some();
-        // Movers seal no zones for others: with a budget that is too small, tasks would wait for ever.
+        // Movers don't seal zones for other purposes: with too small a budget, tasks would deadlock.
         if geometry::fits(&demand) {
             kit.budget().set(demand);
         }
@@ -400,7 +407,7 @@ impl Core {
         core
     }
 
-    /// Sets the handles of all cores, once.
+    /// Sets the handles of all cores; called once.
     pub(crate) fn set_cores(&self, cores: Cores) {
         self.cores.set(cores).ok();
     }
@@ -410,20 +417,20 @@ impl Core {
         self.cores.get().expect("cores are told of each other before anything else")
     }
 
-    /// Whether this core has an inode.
+    /// Whether an inode belongs to this core.
     #[inline]
     pub(crate) fn is_here(&self, inode: InodeNumber) -> bool {
         self.totals.cores() == 1 || self.cores().index_of(inode) == self.index
     }
 
-    /// Publishes the memory and space that this core uses to the other cores.
+    /// Publishes this core's use of memory and space to the other cores.
     pub(crate) fn publish(&self) {
         let (metadata, used) = (self.metadata.borrow(), self.totals.of(self.index));
         used.preallocated.store(metadata.preallocated, Relaxed);
         used.growing.store(self.growing.get(), Relaxed);
         let pages = match metadata.snapshots.is_empty() {
             true => metadata.items.pages(),
-            // All pages that are shared with a snapshot may have to be copied.
+            // Each page that is shared with a snapshot may have to be copied.
             false => metadata.items.family_pages() + metadata.items.pages(),
         };
         used.pages.store(pages as u64, Relaxed);
@@ -432,18 +439,18 @@ impl Core {
         used.inodes.store(metadata.count(), Relaxed);
     }
 
-    /// Returns a file in use.
+    /// Returns the node of a file in use.
     pub(crate) fn node(&self, inode: InodeNumber) -> Rc<Node> {
         self.nodes.get(inode, self.tickets.borrow().issued())
     }
 
-    /// Whether a test breaks this rule.
+    /// Whether a test violates this invariant.
     #[inline]
     pub(crate) fn breaks(&self, rule: Broken) -> bool {
         cfg!(debug_assertions) && self.broken == Some(rule)
     }
 
-    /// Number of changes that a checkpoint at this moment would show, and whose records would follow it.
+    /// Number of changes that a checkpoint would include now and whose records would follow it.
     pub(crate) fn shown(&self) -> u64 {
         self.shown.get()
     }
@@ -453,8 +460,9 @@ impl Core {
         &self.nodes
     }
 
-    /// Seals the open zones of the lanes whenever a task of any core finds that none is left to it, until the file system is closed: after a zone
-    /// that can't be finished, fewer may be open than lanes want.
+    /// Seals the open zones of the lanes when a task of any core finds no permit for an open zone left, until
+    /// the file system is closed. After a zone that can't be finished, fewer zones may be open than the lanes
+    /// hold.
     pub(crate) async fn run_seals(self: Rc<Self>) {
         let mut seen = 0;
         while !self.kit.is_closing() && self.kit.failure().is_none() {
@@ -463,7 +471,7 @@ impl Core {
         }
     }
 
-    /// Refuses reads of a file system that has failed or is closed.
+    /// Refuses reads if the file system has failed or is closed.
     ///
     /// # Errors
     /// The failure of the log; [`Error::Closed`].
@@ -475,10 +483,11 @@ impl Core {
         }
     }
 
-    /// Refuses changes of a file system that has failed or is closed, or whose device has no space for a record that waits for some.
+    /// Refuses changes if the file system has failed or is closed, or if a record waits for space of the
+    /// device.
     ///
     /// # Errors
-    /// As [`check_alive`](Self::check_alive); [`Error::ReadOnly`] in a salvage; [`Error::NoSpace`].
+    /// As [`check_alive`](Self::check_alive); [`Error::ReadOnly`] for a salvage; [`Error::NoSpace`].
     pub fn check_open(&self) -> Result<()> {
         self.check_alive()?;
         if self.is_salvaged {
@@ -489,43 +498,44 @@ impl Core {
         self.kit.space.check()
     }
 
-    /// Most blocks of files: those of all zones, less the pages of checkpoints, the reserve of the cleaner, and zones that are being written.
+    /// Most blocks of files: those of all zones, less the pages of checkpoints, the reserve of the cleaner,
+    /// and zones that are being written.
     pub fn capacity(&self) -> u64 {
         let layout = &self.kit.layout;
         let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
         let reserved = reserved_zones(lanes, cores) + self.kit.pool.damaged();
         let zones = u64::from(layout.zones.saturating_sub(reserved));
-        // The durable checkpoint, at its loosest packing, and the next one.
+        // The durable checkpoint at its loosest packing, and the next one.
         let pages =
             3 * (self.totals.sum(|used| &used.pages) + self.kit.checkpoints.directory_blocks(&self.kit));
         let blocks = zones * u64::from(self.kit.settings.data_blocks);
-        // Cleaning a file system without any slack would never end.
+        // Without slack, cleaning would free too little space to make progress.
         (blocks - blocks / 16).saturating_sub(pages)
     }
 
-    /// Number of zones of this size from which on a new file system has space for files.
+    /// Least number of zones of this size with which a new file system has space for files.
     pub(crate) fn least_zones(&self) -> u32 {
         let (lanes, cores) = (self.kit.settings.appends_in_flight, self.totals.cores());
         let directory = self.kit.checkpoints.directory_blocks(&self.kit);
         geometry::least_zones(&self.kit.layout, lanes, cores, directory)
     }
 
-    /// Blocks of files, preallocated ones and those reserved for writes in flight included.
+    /// Number of blocks of files, including preallocated ones and those reserved for writes in flight.
     pub fn used(&self) -> u64 {
         self.kit.pool.live_data()
             + self.totals.sum(|used| &used.preallocated)
             + self.totals.sum(|used| &used.growing)
     }
 
-    /// Whether less space is free than a kernel may have in its cache.
+    /// Whether less space is free than the writes that a kernel may have cached.
     pub(crate) fn is_short(&self) -> bool {
         self.capacity().saturating_sub(self.used()) < SHORT / BLOCK
     }
 
-    /// Refuses operations that need space.
+    /// Refuses an operation that needs `blocks` blocks if fewer are free.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] with both numbers.
+    /// [`Error::NoSpace`] with used and total blocks.
     pub fn check_space(&self, blocks: u64) -> Result<()> {
         let (used, capacity) = (self.used(), self.capacity());
         match used + blocks <= capacity {
@@ -536,22 +546,23 @@ impl Core {
         }
     }
 
-    /// Refuses operations without data that need space. They take effect when they are submitted, and can't be refused later. So they are also
-    /// refused while the device below has space only for the zones that are left to removals.
+    /// Refuses operations without data that need space. They take effect on submission, and can't be refused
+    /// later. So they are also refused while the device below has space only for the zones that are reserved
+    /// for removals.
     ///
     /// # Errors
     /// As [`check_space`](Self::check_space); [`Error::NoSpace`] of the device below.
     pub fn check_space_for_item(&self) -> Result<()> {
         self.kit.check_known_space(self.kept_zones())?;
-        // An eighth is left to writes and removals.
+        // An eighth is reserved for writes and removals.
         self.check_memory(8)?;
         self.check_space(1)
     }
 
-    /// Refuses an operation when less than 1/`parts` of the budget of metadata is free.
+    /// Refuses an operation if less than 1/`parts` of the memory budget for metadata is free.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] with both numbers.
+    /// [`Error::NoSpace`] with used and permitted memory.
     pub(crate) fn check_memory(&self, parts: u64) -> Result<()> {
         let left = self.metadata_bytes / parts;
         let memory = self.totals.sum(|used| &used.memory);
@@ -565,14 +576,15 @@ impl Core {
         }
     }
 
-    /// Writes a checkpoint before the pages in memory that it writes need more zones than are left to it: changes without data fill hardly any
-    /// zone, and dirty as many pages as there are.
+    /// Writes a checkpoint before the dirty pages need more zones than are reserved for them. Changes without
+    /// data fill few zones, but may make all pages dirty.
     ///
     /// # Errors
-    /// The failure of the log. A checkpoint that finds no space is tried again by the next operation.
+    /// The failure of the log. If the checkpoint finds no space, this succeeds, and a later operation tries
+    /// again.
     async fn leave_space_for_pages(&self) -> Result<()> {
         let is_due = || {
-            // A checkpoint that found no space isn't tried again by every operation.
+            // Operations don't each retry a checkpoint that found no space.
             if self.stored_in_vain.get().is_some_and(|at| at.elapsed() < BETWEEN_CHECKPOINTS) {
                 return false;
             }
@@ -613,10 +625,10 @@ impl Core {
         Ok(permit)
     }
 
-    /// Lets an operation on names or attributes take effect, and queues it. Returns its number.
+    /// Applies an operation on names or attributes, and queues it for its record. Returns its number.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a damaged item: the file system takes no more changes then.
+    /// [`Error::Corrupt`] for a damaged item: the file system refuses all changes after that.
     pub fn submit(&self, changes: Changes, permit: Option<Permit>) -> Result<u64> {
         if changes.is_empty() {
             return Ok(self.tickets.borrow().done());
@@ -627,7 +639,7 @@ impl Core {
             changes.iter().try_for_each(|it| metadata.apply(it, Place { zone: 0, position: 0 }, &mut lost));
         drop(metadata);
         if let Err(error) = applied {
-            // A part of the changes may have taken effect.
+            // Some of the changes may have taken effect.
             self.fail(&error);
             return Err(error);
         }
@@ -645,7 +657,7 @@ impl Core {
         let count = changes.len() as u32;
         self.shown.set(self.shown.get() + u64::from(count));
         self.publish();
-        // Bytes of the changes that make a file with a short name.
+        // Capacity for the changes that create a file with a short name.
         let mut meta = Vec::with_capacity(64);
         Change::encode_submitted(&changes, &mut meta);
         let origin = Origin::Submitted { lost, meta, count, _permit: permit };
@@ -660,16 +672,16 @@ impl Core {
         ticket
     }
 
-    /// Returns the item of this core's part of a record that another core has written.
+    /// Returns the item for this core's part of a record that another core has written.
     pub(crate) fn shared_item(&self, changes: Changes) -> Item {
         let ticket = self.tickets.borrow_mut().issue();
         Item { changes, data: Payload::default(), origin: Origin::Shared, ticket }
     }
 
-    /// Waits for the turn of a class and for the memory of a write. Without a class it takes no turn.
+    /// Waits for the turn of a class and for the memory of a write. With `None` it takes no turn.
     pub(crate) async fn admit_data(&self, class: Option<ClassNumber>, blocks: u64) -> Admitted {
         let turn = match class {
-            // Before the permits, which classes share.
+            // The turn is taken before the permits, which classes share.
             Some(class) => Some(self.classes.take(class, blocks * BLOCK).await),
             None => None,
         };
@@ -681,11 +693,12 @@ impl Core {
         Admitted { permit, turn }
     }
 
-    /// Queues a write of whole blocks for which there is space, and waits until its changes have taken effect. Returns its
-    /// number. Several changes are atomic. `held` is the range of the file that they change.
+    /// Queues a write of whole blocks for which there is space, and waits until its changes have taken
+    /// effect. Returns its number. Several changes are atomic. `held` is the lock on the range of the file
+    /// that they change.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where no zone takes it; the failure of the log.
+    /// [`Error::NoSpace`] if no zone has space for it; the failure of the log.
     pub(crate) async fn append(
         &self,
         changes: Changes,
@@ -693,7 +706,7 @@ impl Core {
         Admitted { permit, turn }: Admitted,
         held: RangeGuard,
     ) -> Result<u64> {
-        // Lanes that have ended take no items.
+        // Ended lanes take no items.
         self.check_open()?;
         let growth = changes.iter().map(Change::blocks).sum();
         self.growing.set(self.growing.get() + u64::from(growth));
@@ -708,7 +721,8 @@ impl Core {
     /// Makes the operations up to this one durable.
     ///
     /// # Errors
-    /// The failure of the log, which stays; what flushing returns; [`Error::NoSpace`] while a record waits for space.
+    /// The failure of the log, which is permanent; errors of flushing; [`Error::NoSpace`] while a record
+    /// waits for space.
     pub async fn sync(&self, ticket: u64) -> Result<()> {
         if self.durable.get() >= ticket || self.breaks(Broken::NeverFlushes) {
             return Ok(());
@@ -732,13 +746,14 @@ impl Core {
         self.wait_until_done(ticket, || self.kit.space.check()).await
     }
 
-    /// Waits until an operation of this core has ended, also if its request was answered earlier because there was no space. The failure
-    /// of the log ends the wait, too.
+    /// Waits until an operation of this core has ended, even if its request was answered before because there
+    /// was no space. The failure of the log also ends the wait.
     pub(crate) async fn ended(&self, ticket: u64) {
         self.wait_until_done(ticket, || Ok(())).await.ok();
     }
 
-    /// Waits until the operations up to this one have ended, or `go_on` returns an error. Returns the number of the last that has ended.
+    /// Waits until the operations up to this one have ended, or `go_on` returns an error. Returns the number
+    /// of the last operation that has ended.
     async fn wait_until_done(&self, ticket: u64, go_on: impl Fn() -> Result<()>) -> Result<u64> {
         loop {
             let committed = self.kit.events.committed.notified();
@@ -767,7 +782,7 @@ impl Core {
         self.sync(self.issued()).await
     }
 
-    /// Completes an item that has taken effect, or never will.
+    /// Completes an item that has taken effect, or failed.
     fn end(&self, item: &Item, outcome: &Result<()>) {
         match &item.origin {
             Origin::Write { request, growth, .. } => {

@@ -1,7 +1,8 @@
-//! Cores among which the shards of an open file system are divided, and the totals of memory and space that they use.
+//! Cores among which the shards of an open file system are divided, and totals of the memory and space that
+//! they use.
 //!
-//! A core has the shards whose numbers are congruent to its own, modulo the number of cores. The medium doesn't depend on the number of
-//! cores, so a file system may be opened with any.
+//! A core has the shards whose numbers are congruent to its own, modulo the number of cores. The format
+//! doesn't depend on the number of cores, so a file system may be opened with any number.
 
 use crate::core::Core;
 use crate::forest::Shard;
@@ -31,22 +32,22 @@ impl Cores {
         Cores { homes: homes.into(), shards, striped: Arc::default() }
     }
 
-    /// Their number.
+    /// Number of cores.
     pub fn count(&self) -> u32 {
         self.homes.len() as u32
     }
 
-    /// The striped directories.
+    /// Striped directories.
     pub fn striped(&self) -> &StripedDirectories {
         &self.striped
     }
 
-    /// The home.
+    /// Home of the file system.
     pub fn first(&self) -> &Home<Core> {
         &self.homes[0]
     }
 
-    /// All of them.
+    /// Handles of all cores.
     pub fn all(&self) -> &[Home<Core>] {
         &self.homes
     }
@@ -72,11 +73,11 @@ pub struct Used {
     pub preallocated: AtomicU64,
     /// Blocks that are reserved for writes in flight.
     pub growing: AtomicU64,
-    /// Pages of its trees.
+    /// Pages of the trees of the core.
     pub pages: AtomicU64,
     /// Pages that the next checkpoint writes.
     pub unstored: AtomicU64,
-    /// Bytes of memory of its trees, those of snapshots included.
+    /// Bytes of memory of the core's trees, those of snapshots included.
     pub memory: AtomicU64,
     /// Inodes.
     pub inodes: AtomicU64,
@@ -87,7 +88,7 @@ pub struct Used {
 pub struct Totals(Box<[Used]>);
 
 impl Totals {
-    /// Returns totals for a number of cores, all 0.
+    /// Returns totals of 0 for a number of cores.
     pub fn new(cores: u32) -> Arc<Self> {
         Arc::new(Totals((0..cores).map(|_| Used::default()).collect()))
     }

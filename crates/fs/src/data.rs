@@ -1,8 +1,8 @@
 //! Reading and writing the data of files.
 //!
-//! A write of whole blocks goes to the log as it is. A write of parts of blocks reads the rest of these blocks first. The blocks of a write are
-//! locked, so overlapping writes take effect one after the other; reads take no lock and see each block as it was before or
-//! after a write.
+//! A write of whole blocks goes to the log unchanged. A write of partial blocks reads the rest of these
+//! blocks first. The blocks of a write are locked, so overlapping writes take effect one after the other.
+//! Reads take no lock, and see each block as before or after a write.
 
 use crate::change::{Attributes, Change, Changes};
 use crate::classes::fair_queue::{ClassNumber, DEFAULT};
@@ -20,17 +20,18 @@ use logkit::record::{Identity, sum_of};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Largest size of a file in bytes: that of the kernel, which refuses writes beyond it at once. It would cache those that only the file system refuses.
+/// Largest size of a file in bytes. The kernel has the same limit: it refuses larger writes at once, and
+/// would cache writes that only the file system refuses.
 pub const LARGEST_FILE: u64 = i64::MAX as u64;
 
-/// Most blocks of one read of the medium: 1 MiB. A buffer of a longer read would be rounded up to a power of two; with pieces, one is checked while
-/// others are read.
+/// Most blocks of one read of the medium: 1 MiB. A longer buffer would be rounded up to a power of two; with
+/// pieces, one is verified while others are read.
 const READ_BLOCKS: u64 = 256;
 
-/// Returns the end of a range, and refuses one beyond [`LARGEST_FILE`].
+/// Returns the end of a range.
 ///
 /// # Errors
-/// EFBIG.
+/// EFBIG for an end beyond [`LARGEST_FILE`].
 pub fn end_of(offset: u64, length: u64) -> Result<u64> {
     match offset.checked_add(length) {
         Some(end) if end <= LARGEST_FILE => Ok(end),
@@ -44,7 +45,7 @@ pub fn end_of(offset: u64, length: u64) -> Result<u64> {
 }
 
 impl Core {
-    /// Writes to a file. Once this returns, reads see the data.
+    /// Writes to a file. Reads see the data when this returns.
     ///
     /// # Errors
     /// EFBIG, [`Error::NoSpace`]; errors of reading the rest of a block; the failure of the log.
@@ -62,7 +63,8 @@ impl Core {
         self.write_range(Some(class), node, offset, data, (end, Times::Present), None).await.map(drop)
     }
 
-    /// Writes data that a kernel had cached: as [`write`](Self::write), but leaves the times of the file unchanged, because the kernel sets them.
+    /// Writes data that a kernel had cached. Differs from [`write`](Self::write) in that the times of the
+    /// file stay unchanged: the kernel sets them.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -76,7 +78,7 @@ impl Core {
         }
     }
 
-    /// Appends to a file; appends in flight at the same time get ranges one after the other. Returns the offset.
+    /// Appends to a file. Concurrent appends get consecutive ranges. Returns the offset.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -86,7 +88,8 @@ impl Core {
         node: &Rc<Node>,
         data: Payload,
     ) -> Result<u64> {
-        // The turn comes before the offset: an append of another class may go first without leaving a hole.
+        // The turn is taken before the offset is chosen: an append of another class may overtake this one
+        // without leaving a hole.
         let _turn = self.classes.take(class, data.len() as u64).await;
         loop {
             let size = self.metadata.borrow().inode(node.inode)?.size;
@@ -104,8 +107,9 @@ impl Core {
         }
     }
 
-    /// Writes data in the turn of a class, unless the request has a turn already, and raises the size of the file to at least `size` bytes. Returns
-    /// false, and writes nothing, for an append that isn't at the end of the file when the range is locked.
+    /// Writes data in the turn of a class, unless the request already has a turn, and raises the size of the
+    /// file to at least `size` bytes. Returns false without a write for an append whose offset isn't the end
+    /// of the file once the range is locked.
     async fn write_range(
         self: &Rc<Self>,
         class: Option<ClassNumber>,
@@ -134,7 +138,7 @@ impl Core {
             true => data,
             false => {
                 let data = self.fill_up(node.inode, &range, &whole, &data).await?;
-                // Others may have taken the space meanwhile.
+                // Other writes may have taken the space while this one waited.
                 self.check_growth(node.inode, first..first + blocks)?;
                 data
             }
@@ -149,14 +153,16 @@ impl Core {
         Ok(true)
     }
 
-    /// Sets the time of the last change of a file's data to the present, if it is ahead of the clock and `times` are to be set. Changes of the data set
-    /// it by maximum, because their order in memory isn't that of a replay.
+    /// Sets the modification time of a file to the present if it is ahead of the clock and `times` are to be
+    /// set. Changes of the data only raise this time, because their order in memory differs from that of a
+    /// replay.
     pub(crate) async fn set_back(&self, node: &Node, times: Times) -> Result<()> {
         let is_ahead = || Ok::<_, Error>(self.metadata.borrow().inode(node.inode)?.modified > now());
         if times == Times::Kept || !is_ahead()? {
             return Ok(());
         }
-        // No write is in flight then, so its time is set before this one, or after.
+        // With the whole file locked, no write is in flight: each write's time is set before or after this
+        // one.
         let _held = node.lock.ask(0..u64::MAX).await;
         let decide = |metadata: &Metadata| {
             let now = now();
@@ -170,7 +176,7 @@ impl Core {
         Ok(())
     }
 
-    /// Refuses a write that needs more space than is free, blocks that it replaces not counted.
+    /// Refuses a write that needs more space than is free; blocks that it replaces need none.
     fn check_growth(&self, inode: InodeNumber, blocks: Range<u64>) -> Result<()> {
         self.check_memory_for_extent(inode, &blocks)?;
         let count = blocks.end - blocks.start;
@@ -189,8 +195,8 @@ impl Core {
         }
     }
 
-    /// Refuses a write that makes another extent where the memory for metadata is used up: a file system that needs more than its budget isn't
-    /// opened again. One that replaces whole extents needs no more.
+    /// Refuses a write that adds an extent when the memory for metadata is used up: a file system that needs
+    /// more than its budget can't be opened again. A write that replaces whole extents needs no memory.
     fn check_memory_for_extent(&self, inode: InodeNumber, blocks: &Range<u64>) -> Result<()> {
         let Err(error) = self.check_memory(32) else { return Ok(()) };
         let metadata = self.metadata.borrow();
@@ -209,7 +215,7 @@ impl Core {
         }
     }
 
-    /// Fills up data for a part of `whole` with the present contents of the rest.
+    /// Extends data for a part of `whole` with the present contents of the rest.
     async fn fill_up(
         &self,
         inode: InodeNumber,
@@ -229,7 +235,7 @@ impl Core {
         Ok(buffer.freeze().into())
     }
 
-    /// Appends the contents of a file in a range to a buffer, and zeros beyond the end of the file.
+    /// Appends the contents of a range of a file to a buffer; bytes after the end of the file are zeros.
     async fn append_old(&self, inode: InodeNumber, range: Range<u64>, buffer: &mut Buffer) -> Result<()> {
         let wanted = (range.end - range.start) as usize;
         let old = self.read_version(None, inode, range.start, wanted).await?;
@@ -238,7 +244,7 @@ impl Core {
         Ok(())
     }
 
-    /// Reads at most `length` bytes of a file: fewer only at its end.
+    /// Reads `length` bytes of a file, or fewer at its end.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for data with a wrong checksum; errors of reading.
@@ -246,7 +252,8 @@ impl Core {
         self.read_in(DEFAULT, None, inode, offset, length).await
     }
 
-    /// Reads as [`read`](Self::read) does, in the turn of a class; from a snapshot, or from the present version with `None`.
+    /// Reads as [`read`](Self::read) does, in the turn of a class, from a snapshot or, with `None`, the
+    /// present version.
     ///
     /// # Errors
     /// As [`read_version`](Self::read_version).
@@ -258,10 +265,10 @@ impl Core {
         offset: u64,
         length: usize,
     ) -> Result<Payload> {
-        // Programs may name any length to read all that there is.
+        // Programs may pass a huge length to read the whole file.
         let size = self.in_version(version, |metadata| metadata.inode(inode))?.size;
         let length = length.min(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
-        // The turn comes before zones are kept from being reset: writes that wait for zones hold turns.
+        // The turn is taken before zones are kept from being reset: writes that wait for zones hold turns.
         let _turn = self.classes.take(class, length as u64).await;
         self.read_version(version, inode, offset, length).await
     }
@@ -277,7 +284,7 @@ impl Core {
         offset: u64,
         length: usize,
     ) -> Result<Payload> {
-        // From the lookup until the reads have ended, no zone is reset.
+        // No zone is reset between the lookup and the end of the reads.
         let _reading = self.reads.begin();
         let (end, parts) = self.in_version(version, |metadata| parts(metadata, inode, offset, length))?;
         if offset >= end {
@@ -305,7 +312,7 @@ impl Core {
         Ok(payload)
     }
 
-    /// Reads an extent and checks it.
+    /// Reads and verifies an extent.
     async fn read_extent(&self, inode: InodeNumber, extent: &Extent) -> Result<Data> {
         let layout = &self.kit.layout;
         if !extent.is_within(layout) {
@@ -315,7 +322,7 @@ impl Core {
         let (outcome, buffer) =
             self.kit.zones.read(layout.address(extent.zone, extent.position), buffer).await;
         outcome.map_err(|error| match error {
-            // The zone ends before the blocks.
+            // The zone ends before these blocks.
             Error::Invalid(detail) => gone(inode, extent, &detail),
             error => error,
         })?;
@@ -334,7 +341,7 @@ impl Core {
         }
     }
 
-    /// The checksums of a zone.
+    /// Returns the checksums of a zone.
     async fn sums_of(&self, zone: u32) -> Result<Rc<Vec<u32>>> {
         if let Some(sums) = self.sums.borrow_mut().get(zone) {
             return Ok(sums);
@@ -395,14 +402,14 @@ impl Core {
             false => self.append(changes, data, permit, held).await?,
         };
         if let Some(size) = size {
-            // Appends that have begun meanwhile saw the old size.
+            // Appends that began meanwhile have read the old size.
             node.was_cut(size);
         }
         node.note(ticket);
         Ok(())
     }
 
-    /// Whether a file has data in a block.
+    /// Whether a block of a file has data.
     fn is_mapped(&self, inode: InodeNumber, block: u64) -> Result<bool> {
         let metadata = self.metadata.borrow();
         let extent = extents(&metadata.items, inode, block..block + 1).next().transpose()?;
@@ -410,7 +417,8 @@ impl Core {
     }
 }
 
-/// Returns the end of a read, which is the end of the file at most, and the extents with data before it, in pieces of at most [`READ_BLOCKS`] blocks.
+/// Returns the end of a read, at most the end of the file, and the extents with data before it, in pieces of
+/// at most [`READ_BLOCKS`] blocks.
 fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) -> Result<(u64, Vec<Extent>)> {
     let end = offset.saturating_add(length as u64).min(metadata.inode(inode)?.size);
     let blocks = offset / BLOCK..end.div_ceil(BLOCK);
@@ -428,7 +436,7 @@ fn parts(metadata: &Metadata, inode: InodeNumber, offset: u64, length: usize) ->
     Ok((end, parts))
 }
 
-/// The error for blocks that aren't in their zone any more.
+/// Error for blocks that aren't in their zone.
 #[cold]
 fn gone(inode: InodeNumber, extent: &Extent, detail: &str) -> Error {
     Error::io(format!(
@@ -440,7 +448,7 @@ fn gone(inode: InodeNumber, extent: &Extent, detail: &str) -> Error {
     ))
 }
 
-/// The checksums of the data blocks in a zone, by its records; 0 for other blocks.
+/// Returns the checksums of the data blocks in a zone, from its records; 0 for other blocks.
 ///
 /// # Errors
 /// Errors of reading.
@@ -452,22 +460,22 @@ pub(crate) async fn sums_in(
 ) -> Result<Vec<u32>> {
     let found = logkit::sums::read(zones, layout, identity, report).await?;
     let mut sums = vec![0; layout.zone_blocks as usize];
-    // Records end within the zone.
+    // Records lie within the zone, so the index is in bounds.
     found.iter().for_each(|(position, sum)| sums[position as usize] = sum);
     Ok(sums)
 }
 
-/// Bytes that are taken from a file. Blocks that lose a part are written again, with zeros in this part.
+/// Bytes to remove from a file. Blocks that lose a part are rewritten with zeros in this part.
 #[derive(Debug, Clone)]
 pub(crate) enum Cut {
-    /// All bytes from this one on, which is the new size.
+    /// All bytes from this offset, which becomes the size.
     From(u64),
-    /// The bytes of this range.
+    /// The bytes of a range.
     Range(Range<u64>),
 }
 
 impl Cut {
-    /// Blocks that the file loses.
+    /// Blocks that are unmapped.
     fn blocks(&self) -> Range<u64> {
         match self {
             Cut::From(size) => size.div_ceil(BLOCK)..u64::MAX,

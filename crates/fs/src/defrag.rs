@@ -1,7 +1,7 @@
-//! Defragmenting a file on request: runs of blocks that lie in several places are written again as one.
+//! Defragmentation of a file on request: runs of blocks that lie at several places are rewritten to one.
 //!
-//! The cleaner does the same as a side effect, because it sorts its moves by file and block. Contents, times and holes don't change. Blocks that are
-//! shared with other files aren't moved: written again, they would take space of their own.
+//! The cleaner has the same effect, because it sorts its moves by file and block. Contents, times and holes
+//! don't change. Shared blocks aren't moved: a rewritten copy would take space of its own.
 
 use crate::change::{Change, Changes, KEEP_TIMES};
 use crate::classes::fair_queue::BACKGROUND;
@@ -15,22 +15,23 @@ use block::Result;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Most blocks that are written again as one.
+/// Most blocks of one rewrite.
 const LONGEST_RUN: u64 = 256;
 
-/// Fragments of a file: extents with data that don't follow one another in a zone.
+/// Number of fragments of a file: extents with data that aren't contiguous in a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fragments {
     /// Number before.
     pub before: u64,
     /// Number after.
     pub after: u64,
-    /// Number of blocks that were written again.
+    /// Number of rewritten blocks.
     pub blocks: u64,
 }
 
-/// Returns the runs of these extents that are worth writing again, in blocks of a file: neighbours in the file that lie in several places, at
-/// most `longest` blocks. The end of a zone may divide a run in two, unless it is short enough to be atomic.
+/// Returns the runs of these extents that are worth rewriting, in blocks of a file: contiguous in the file,
+/// at several places, and at most `longest` blocks. The end of a zone may split a rewritten run, unless it is
+/// short enough to be atomic.
 fn fragmented(extents: impl IntoIterator<Item = Range<u64>>, longest: u64) -> Vec<Range<u64>> {
     let mut runs: Vec<(Range<u64>, u64)> = Vec::new();
     for extent in extents {
@@ -53,13 +54,13 @@ fn fragmented(extents: impl IntoIterator<Item = Range<u64>>, longest: u64) -> Ve
 }
 
 impl Core {
-    /// Blocks of a file with data that may be written again, extent by extent.
+    /// Returns the ranges of a file that may be rewritten, one for each extent.
     fn data_of(&self, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Range<u64>>> {
         let extents = self.extents_of(inode, range)?.into_iter().filter(|extent| !extent.is_shared);
         Ok(extents.map(|extent| extent.block..extent.end()).collect())
     }
 
-    /// Extents of a file with data, the parts in a range.
+    /// Returns the extents of a file with data, clipped to a range.
     fn extents_of(&self, inode: InodeNumber, range: Range<u64>) -> Result<Vec<Extent>> {
         let metadata = self.metadata.borrow();
         let mut found = Vec::new();
@@ -72,7 +73,7 @@ impl Core {
         Ok(found)
     }
 
-    /// Most blocks that are written again as one: no more than a zone takes.
+    /// Most blocks of one rewrite, limited by the size of a record.
     fn longest_run(&self) -> u64 {
         LONGEST_RUN.min(self.kit.settings.data_blocks.max(1).into())
     }
@@ -86,7 +87,7 @@ impl Core {
         Ok(self.extents_of(inode, 0..u64::MAX)?.len() as u64)
     }
 
-    /// Writes the fragmented parts of a file again.
+    /// Rewrites the fragmented parts of a file.
     ///
     /// # Errors
     /// [`Error::NoSpace`](block::Error::NoSpace); as [`read`](Self::read).
@@ -100,13 +101,13 @@ impl Core {
         Ok(fragments)
     }
 
-    /// Writes a run of blocks without holes again. Returns the number of blocks.
+    /// Rewrites a run of blocks without holes. Returns the number of blocks.
     async fn write_again(self: &Rc<Self>, node: &Rc<Node>, run: Range<u64>) -> Result<u64> {
         let blocks = run.end - run.start;
         let permit = self.admit_data(Some(BACKGROUND), blocks).await;
         let held = node.lock.ask(run.clone()).await;
         self.check_open()?;
-        // It may have changed before the lock was granted.
+        // The run may have changed before the lock was granted.
         if fragmented(self.data_of(node.inode, run.clone())?, self.longest_run()) != [run.clone()] {
             return Ok(0);
         }

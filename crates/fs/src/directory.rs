@@ -1,7 +1,7 @@
-//! Names in directories, as items of the tree: the key has a hash of the name, so a directory has the order of hashes, and a
-//! reader that comes back finds its place whatever was added or removed meanwhile.
+//! Names in directories, as items of the tree. The key contains a hash of the name, so a directory is sorted
+//! by hash, and a reader finds its position again after names are added or removed.
 //!
-//! Names with one hash have keys one after another, up to [`MOST_ALIKE`].
+//! Names with the same hash have consecutive keys, up to [`MOST_ALIKE`].
 
 use crate::change::{Change, Changes, Value};
 use crate::forest::Forest;
@@ -13,19 +13,19 @@ use logkit::leb128::Numbers;
 
 /// Longest name in bytes.
 pub const MOST_NAME: usize = 255;
-/// Most names of a directory that have one hash.
+/// Most names of a directory with the same hash.
 pub const MOST_ALIKE: u64 = 256;
-/// Bits of an offset that tell names with one hash apart.
+/// Bits of an offset that distinguish names with the same hash.
 const ALIKE_BITS: u32 = 8;
 
 /// A name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Where the directory goes on after it, for [`entries`].
+    /// Offset at which [`entries`] continues after this name.
     pub next: u64,
-    /// The file.
+    /// Inode that the name refers to.
     pub inode: InodeNumber,
-    /// Type of the file, as `d_type`.
+    /// Type of the file, as in `d_type`.
     pub code: u8,
     /// The name.
     pub name: Vec<u8>,
@@ -34,33 +34,34 @@ pub struct Entry {
 /// Bits of a hash.
 pub const HASH_BITS: u32 = 54;
 
-/// Hash of a name: 54 bits, so that offsets behind it are positive for programs; at least 1.
+/// Returns the hash of a name: 54 bits, so that offsets derived from it are positive for programs; at least
+/// 1.
 pub fn hash(name: &[u8]) -> u64 {
-    // CRC-64 is no hash by itself: names that differ in the last bytes would be neighbours.
+    // CRC-64 alone doesn't mix: names that differ only in their last bytes would have neighbouring hashes.
     let mut hash = checksum(CrcAlgorithm::Crc64Nvme, name);
     hash = (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     ((hash ^ (hash >> 29)) >> 10).max(1)
 }
 
-/// Hash of the names with an offset.
+/// Hash of the names at an offset.
 pub fn hash_at(offset: u64) -> u64 {
     offset >> ALIKE_BITS
 }
 
-/// First offset of names with a hash.
+/// First offset of the names with a hash.
 pub fn offset_of(hash: u64) -> u64 {
     hash << ALIKE_BITS
 }
 
-/// Key that a name gets if no other one of the directory has its hash.
+/// Key of a name if no other name of the directory has its hash.
 pub fn first_key(directory: InodeNumber, name: &[u8]) -> Key {
     Key { inode: directory, kind: kind::ENTRY, offset: offset_of(hash(name)) }
 }
 
-/// Refuses a name that no file can have.
+/// Refuses an invalid file name.
 ///
 /// # Errors
-/// ENAMETOOLONG, [`Error::Invalid`].
+/// ENAMETOOLONG; [`Error::Invalid`] for other invalid names.
 pub fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > MOST_NAME {
         let long = format!("a name of {} bytes; expected at most {MOST_NAME}", name.len());
@@ -80,8 +81,8 @@ pub fn show(name: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(name)
 }
 
-/// Value of an item: a byte with the type (low four bits) and the length of the inode's number in bytes, the number,
-/// little-endian, and the name.
+/// Encodes the value of an item: a byte with the type (low four bits) and the length of the inode number in
+/// bytes (high four bits), the inode number, little-endian, and the name.
 pub fn encode(inode: InodeNumber, code: u8, name: &[u8]) -> Value {
     let length = 8 - inode.leading_zeros() as usize / 8;
     let mut value = Value::with_capacity(1 + length + name.len());
@@ -91,10 +92,10 @@ pub fn encode(inode: InodeNumber, code: u8, name: &[u8]) -> Value {
     value
 }
 
-/// File, type and name of an item.
+/// Decodes an item into inode, type and name.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for bytes that no entry has.
+/// [`Error::Corrupt`] for bytes that aren't an entry.
 pub fn decode(value: &[u8]) -> Result<(InodeNumber, u8, &[u8])> {
     let mut numbers = Numbers::new(value, "an entry of a directory");
     let first = numbers.byte()?;
@@ -107,30 +108,30 @@ pub fn decode(value: &[u8]) -> Result<(InodeNumber, u8, &[u8])> {
     Ok((InodeNumber::from_le_bytes(inode), first & 0xF, numbers.rest()))
 }
 
-/// What a name stands for.
+/// Result of looking up a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// Key of its item.
+    /// Key of the name's item.
     pub key: Key,
-    /// The file.
+    /// Inode that the name refers to.
     pub inode: InodeNumber,
-    /// Type of the file, as `d_type`.
+    /// Type of the file, as in `d_type`.
     pub code: u8,
 }
 
 impl Found {
-    /// Its type.
+    /// File type of the inode.
     pub fn file_type(&self) -> FileType {
         FileType::of(u32::from(self.code) << 12).unwrap_or(FileType::Regular)
     }
 
-    /// Whether it is a directory.
+    /// Whether the file is a directory.
     pub fn is_directory(&self) -> bool {
         self.code == FileType::Directory.code()
     }
 }
 
-/// Items of the names of a directory that have the hash of this one.
+/// Items of the names of a directory with the same hash as `name`.
 pub fn alike<'a>(
     items: &'a Forest,
     directory: InodeNumber,
@@ -145,7 +146,7 @@ fn from_hash(items: &Forest, first: Key) -> impl Iterator<Item = (Key, &[u8])> +
     })
 }
 
-/// Looks a name up whose first key is `first`: what it stands for, or the key that it would get.
+/// Looks a name up from the key `first`. Returns the inode that it refers to, or the key that it would get.
 fn look_from(items: &Forest, first: Key, name: &[u8]) -> Result<std::result::Result<Found, Key>> {
     let mut free = first;
     for (key, value) in from_hash(items, first) {
@@ -160,7 +161,7 @@ fn look_from(items: &Forest, first: Key, name: &[u8]) -> Result<std::result::Res
     Ok(Err(free))
 }
 
-/// Looks a name up: what it stands for, or the key that it would get.
+/// Looks a name up. Returns the inode that it refers to, or the key that it would get.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -168,10 +169,11 @@ pub fn look(items: &Forest, directory: InodeNumber, name: &[u8]) -> Result<std::
     look_from(items, first_key(directory, name), name)
 }
 
-/// Looks a name up: what it stands for, or the key that it gets.
+/// Looks a name up. Returns the inode that it refers to, or a free key for it.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item; [`Error::NoSpace`] if the directory has as many names of its hash as it can.
+/// [`Error::Corrupt`] for a damaged item; [`Error::NoSpace`] if the directory has [`MOST_ALIKE`] names of
+/// this hash.
 pub fn find_or_vacant(
     items: &Forest,
     directory: InodeNumber,
@@ -192,7 +194,7 @@ pub fn find(items: &Forest, directory: InodeNumber, name: &[u8]) -> Result<Optio
     look(items, directory, name).map(std::result::Result::ok)
 }
 
-/// Refuses the key of a name if the directory has as many names of its hash as it can.
+/// Refuses the key of a name if the directory has [`MOST_ALIKE`] names of its hash.
 ///
 /// # Errors
 /// [`Error::NoSpace`] with the name.
@@ -211,7 +213,7 @@ fn too_many_alike(directory: InodeNumber, name: &[u8]) -> Error {
     ))
 }
 
-/// Names of a directory from an offset on, which is 0 or an [`Entry::next`].
+/// Names of a directory at or after an offset, which is 0 or an [`Entry::next`].
 pub fn entries(
     items: &Forest,
     directory: InodeNumber,
@@ -225,7 +227,8 @@ pub fn entries(
     })
 }
 
-/// The changes that remove the items of the first names of a directory, up to `most`, and nothing else.
+/// Returns changes that remove the items of the first names of a directory, at most `most`, and change
+/// nothing else.
 pub fn removal(items: &Forest, directory: InodeNumber, most: usize) -> Changes {
     let first = Key { inode: directory, kind: kind::ENTRY, offset: 0 };
     let own = items.range(&first).map(|(key, _)| key);

@@ -1,7 +1,9 @@
-//! Places of the blocks of files, as items of the tree: an item for each extent, by its first block in the file.
+//! Places of the blocks of files, as items of the tree: one item for each extent, keyed by its first block in
+//! the file.
 //!
-//! Blocks are those of the log, of 4 KiB. A block without an extent is a hole. The blocks of a *preallocated* extent weren't written: they
-//! read as a hole, and count as the file's. A *shared* extent has blocks that other files may have, too; [`shared`] has their owners.
+//! Blocks are those of the log, of 4 KiB. A block without an extent is a hole. The blocks of a *preallocated*
+//! extent aren't written: they read as zeros, and count as blocks of the file. A *shared* extent has blocks
+//! that other files may also have; [`shared`] holds their owners.
 
 use crate::data::LARGEST_FILE;
 use crate::forest::Forest;
@@ -19,65 +21,65 @@ use std::ops::Range;
 
 /// Most extents that are changed at a time.
 pub(crate) const AT_ONCE: usize = 32;
-/// Number at the end of the item of a shared extent; other extents don't have it.
+/// Last number in the item of a shared extent; absent in other extents.
 const SHARED: u64 = 1;
 
-/// Neighbouring blocks of a file that are neighbours in a zone.
+/// Blocks that are contiguous in a file and in a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// First block of the file.
     pub block: u64,
     /// Number of blocks.
     pub blocks: u32,
-    /// The zone; 0 for preallocated blocks: that zone has roots.
+    /// Zone of the blocks; 0, a zone of roots, for preallocated blocks.
     pub zone: u32,
     /// First block in the zone.
     pub position: u32,
-    /// Whether other files, or other blocks of this one, may have its blocks, too.
+    /// Whether other files, or other blocks of this file, may have the same blocks.
     pub is_shared: bool,
 }
 
-/// Observer of the blocks of zones that files get and lose; preallocated ones are in zone 0.
+/// Observer of blocks of zones that files get and lose; preallocated blocks are in zone 0.
 pub trait Blocks {
-    /// Notes that a file got a number of blocks of a zone.
+    /// Notes that a file got `blocks` blocks of a zone.
     fn live(&mut self, zone: u32, blocks: u32);
-    /// Notes that a number of blocks of a zone have lost their last owner.
+    /// Notes that `blocks` blocks of a zone have lost their last owner.
     fn dead(&mut self, zone: u32, blocks: u32);
-    /// Notes that an extent has lost its last owner. It has the file and the blocks that it was written for.
+    /// Notes that an extent has lost its last owner. It has the blocks of the file that it was written for.
     fn lost(&mut self, _inode: InodeNumber, gone: &Extent) {
         self.dead(gone.zone, gone.blocks);
     }
 }
 
 impl Extent {
-    /// First block of the file after it.
+    /// Block of the file after the extent.
     pub fn end(&self) -> u64 {
         self.block + u64::from(self.blocks)
     }
 
-    /// Whether nothing was written to its blocks.
+    /// Whether the blocks are preallocated and not written.
     pub fn is_preallocated(&self) -> bool {
         self.zone == 0
     }
 
-    /// Place of its first block.
+    /// Place of the first block.
     pub fn place(&self) -> Place {
         Place { zone: self.zone, position: self.position }
     }
 
-    /// Whether it is preallocated, or its blocks are within a zone that isn't one of roots.
+    /// Whether the extent is preallocated, or lies within a zone other than one of roots.
     pub fn is_within(&self, layout: &Layout) -> bool {
         let end = u64::from(self.position) + u64::from(self.blocks);
         let has_place = (ROOT_ZONES..layout.zones).contains(&self.zone) && end <= layout.zone_blocks.into();
         self.is_preallocated() || has_place
     }
 
-    /// Value of its item with another bit in the number of the zone.
+    /// Value of the extent's item with the zone number marked by `bit`.
     pub fn marked(&self, bit: u32) -> Vec<u8> {
         Extent { zone: self.zone | bit, ..*self }.encode().to_vec()
     }
 
-    /// Returns the part of it within a range, which must overlap it.
+    /// Returns the part of the extent within a range, which must overlap it.
     #[must_use]
     pub fn part(&self, range: &Range<u64>) -> Self {
         let (from, to) = (self.block.max(range.start), self.end().min(range.end));
@@ -86,7 +88,7 @@ impl Extent {
         Extent { block: from, blocks: (to - from) as u32, position, ..*self }
     }
 
-    /// Whether `next` continues this one, in the file and in the zone.
+    /// Whether `next` is contiguous with this extent, in the file and in the zone.
     fn is_before(&self, next: &Extent) -> bool {
         let is_next = self.is_preallocated() || self.position + self.blocks == next.position;
         self.end() == next.block
@@ -136,7 +138,7 @@ impl Extent {
     }
 }
 
-/// Extents of a file that have blocks in a range, whole, in order.
+/// Extents of a file that overlap a range, not clipped, in order.
 pub fn extents(
     items: &Forest,
     inode: InodeNumber,
@@ -144,7 +146,7 @@ pub fn extents(
 ) -> impl Iterator<Item = Result<Extent>> + '_ {
     let first = Extent::key(inode, range.start);
     let is_own = move |key: &Key| key.inode == inode && key.kind == kind::EXTENT;
-    // An extent that begins before the range may reach into it.
+    // An extent that begins before the range may overlap it.
     let before = items.last_before(&first).filter(|(key, _)| is_own(key) && key.offset < range.start);
     let before = before.map(|(key, value)| Extent::decode(key, value));
     let before =
@@ -153,7 +155,7 @@ pub fn extents(
     before.into_iter().chain(rest.map(|(key, value)| Extent::decode(key, value)))
 }
 
-/// Takes blocks from a file. Returns how many blocks it has lost.
+/// Unmaps blocks of a file. Returns the number of blocks that it has lost.
 ///
 /// # Errors
 /// [`Error::Corrupt`](block::Error::Corrupt) for a damaged item.
@@ -172,7 +174,8 @@ pub fn unmap(
     })
 }
 
-/// Takes a range out of the extents of a file, and calls `taken` with each part. Returns the number of blocks.
+/// Removes a range from the extents of a file, and calls `taken` with each removed part. Returns the number
+/// of blocks.
 fn cut(
     items: &mut Forest,
     inode: InodeNumber,
@@ -204,7 +207,7 @@ fn cut(
     }
 }
 
-/// Gives an extent to a file, in place of the blocks that it has there. Returns by how many blocks it has grown.
+/// Maps an extent into a file, replacing the blocks there. Returns by how many blocks the file has grown.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -215,7 +218,7 @@ pub fn map(items: &mut Forest, inode: InodeNumber, extent: Extent, blocks: &mut 
     Ok(i64::from(extent.blocks) - taken as i64)
 }
 
-/// Sets the place of blocks of a file. Nothing is counted, and the owners of shared blocks stay.
+/// Changes the place of blocks of a file, without changing counts or the owners of shared blocks.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -224,7 +227,7 @@ pub fn replace(items: &mut Forest, inode: InodeNumber, extent: Extent) -> Result
     insert(items, inode, extent)
 }
 
-/// Puts an extent where the file has none, and unites it with its neighbours.
+/// Inserts an extent where the file has none, and merges it with its neighbours.
 fn insert(items: &mut Forest, inode: InodeNumber, extent: Extent) -> Result<()> {
     let mut whole = extent;
     let key = Extent::key(inode, extent.block);
@@ -248,7 +251,7 @@ fn insert(items: &mut Forest, inode: InodeNumber, extent: Extent) -> Result<()> 
     Ok(())
 }
 
-/// Preallocates the blocks of a range that a file doesn't have. Returns their number.
+/// Preallocates the unmapped blocks of a range. Returns their number.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -274,8 +277,9 @@ pub fn preallocate(
     Ok(added)
 }
 
-/// Visits the blocks of a file that are in a place: of `count` blocks from `block` on, those at the same distance from `from` as from `block`.
-/// Calls `visit` with the first block and the number of blocks of each run.
+/// Visits the blocks of a file that are at an expected place: of `count` blocks from `block`, those that are
+/// as far from the place `from` as from `block`. Calls `visit` with the first block and the number of blocks
+/// of each run.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -297,8 +301,9 @@ pub fn visit_at(
     Ok(())
 }
 
-/// Visits the parts of an extent with data that these items don't have in the same place. The extent is that of the file that the blocks
-/// were written for: the items have a block if this file has it in this place, or if a shared run covers the place.
+/// Visits the parts of an extent with data that these items don't have at the same place. The extent is one
+/// of the file that the blocks were written for. The items have a block if this file has it at this place, or
+/// if a shared run covers the place.
 ///
 /// # Errors
 /// As [`unmap`].
@@ -347,13 +352,13 @@ mod tests {
     #[test]
     fn a_size_that_no_file_has_is_an_error() {
         let mut metadata = Metadata::new(Forest::new(1, &Released::new()), 1);
-        let root = metadata.inode(ROOT).expect("it was made");
+        let root = metadata.inode(ROOT).expect("the root directory exists");
         for (size, is_right) in [(LARGEST_FILE, true), (LARGEST_FILE + 1, false), (u64::MAX, false)] {
             let file = Inode { mode: libc::S_IFREG, size, ..root };
             metadata.put(&Inode::key(7), &file.encode());
             let last = size / BLOCK - 1;
             metadata.put(&Extent::key(7, last), &[3, 2, 1]);
-            assert!(seek(&metadata, 7, 0, true).is_err(), "an extent behind the end of the largest file");
+            assert!(seek(&metadata, 7, 0, true).is_err(), "an extent beyond the end of the largest file");
             metadata.items.remove(&Extent::key(7, last));
             assert_eq!(seek(&metadata, 7, 0, false).is_ok(), is_right, "{size}");
         }

@@ -1,6 +1,7 @@
 //! An open file: reads, writes and attributes, from any shard.
 //!
-//! Left to others: opening by a path or a name (`file_system`), and the work itself, on the core that has the file (`operations`, `data`).
+//! In other modules: opening by a path or a name (`file_system`), and the operations on the core that has the
+//! file (`operations`, `data`).
 
 use crate::change::Attributes;
 use crate::classes::Class;
@@ -21,11 +22,11 @@ pub struct File {
     home: Home<Core>,
     inode: InodeNumber,
     class: ClassNumber,
-    /// Closes the file with its last clone.
+    /// Closes the file when the last clone is dropped.
     _open: Arc<Open>,
 }
 
-/// Closes a file when it is dropped.
+/// An open reference to a file; dropping it closes the file.
 struct Open {
     home: Home<Core>,
     inode: InodeNumber,
@@ -39,7 +40,7 @@ impl Drop for Open {
                 core.close(&node);
             }
         };
-        // A shard that has ended has closed everything; so has the runtime where this isn't a shard.
+        // A shard that has ended has closed its files. Outside of a shard, the runtime has ended.
         if !runtime::is_on_shard() {
             return;
         }
@@ -65,23 +66,23 @@ impl std::fmt::Debug for File {
 }
 
 impl File {
-    /// A file that has been opened on its core.
+    /// Returns a file that has been opened on its core.
     pub(crate) fn opened(home: Home<Core>, inode: InodeNumber) -> Self {
         File { _open: Arc::new(Open { home: home.clone(), inode }), home, inode, class: DEFAULT }
     }
 
-    /// Number of its inode.
+    /// Inode number of the file.
     pub fn inode(&self) -> InodeNumber {
         self.inode
     }
 
-    /// The same open file, whose reads, writes, appends and syncs are those of a class of its file system. Clones of it are, too; other
-    /// handles of the file aren't.
+    /// Returns the same open file with its reads, writes, appends and syncs in a class of its file system.
+    /// Clones of the result inherit the class; other handles of the file don't.
     pub fn in_class(self, class: &Class) -> Self {
         File { class: class.number, ..self }
     }
 
-    /// The shard of the runtime that has the file: calls from there need no messages.
+    /// Shard of the runtime that has the file. Calls from this shard need no messages.
     pub fn shard(&self) -> ShardIndex {
         self.home.shard()
     }
@@ -100,10 +101,10 @@ impl File {
             .await
     }
 
-    /// Reads at most `length` bytes: fewer only at the end.
+    /// Reads `length` bytes, or fewer at the end of the file.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for data that isn't what was written; what reading returns.
+    /// [`Error::Corrupt`] for data with a wrong checksum; errors of reading.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Payload> {
         let class = self.class;
         self.with(
@@ -112,7 +113,8 @@ impl File {
         .await
     }
 
-    /// Writes data. Reads see it when this returns; it survives a power cut after the next [`sync`](Self::sync).
+    /// Writes data. Reads see the data when this returns; it survives a power cut after the next
+    /// [`sync`](Self::sync).
     ///
     /// # Errors
     /// [`Error::NoSpace`], EFBIG; the failure of the log.
@@ -121,7 +123,7 @@ impl File {
         self.with(move |core, node| async move { core.write(class, &node, offset, data).await }).await
     }
 
-    /// Writes data at the end. Returns its offset.
+    /// Appends data at the end of the file. Returns its offset.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -130,7 +132,7 @@ impl File {
         self.with(move |core, node| async move { core.append_to(class, &node, data).await }).await
     }
 
-    /// Sets the size: cuts off what is behind it, or adds zeros.
+    /// Sets the size: removes the data after it, or adds zeros.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -138,7 +140,7 @@ impl File {
         self.with(move |core, node| async move { core.truncate(&node, size).await }).await
     }
 
-    /// Reserves space for a range, beyond the end too, where the size stays.
+    /// Reserves space for a range, also beyond the end, without changing the size.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -146,7 +148,8 @@ impl File {
         self.with(move |core, node| async move { core.preallocate(&node, range, false).await }).await
     }
 
-    /// Reserves space for a range, and raises the size to its end at least, as fallocate(2) does with mode 0.
+    /// Reserves space for a range, and raises the size to its end if it is smaller, as fallocate(2) does with
+    /// mode 0.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -154,12 +157,14 @@ impl File {
         self.with(move |core, node| async move { core.preallocate(&node, range, true).await }).await
     }
 
-    /// Copies a range of another file of this file system, or of this file, to an offset; ends where the other file ends. Blocks are shared
-    /// instead of copied where that is possible ([`clones`](crate::clones)), and are copied when one of the files is changed.
+    /// Copies a range of another file of this file system, or of this file, to an offset; ends where the
+    /// source file ends. Blocks are shared instead of copied where that is possible
+    /// ([`clones`](crate::clones)); a change of either file later leaves the other one unchanged.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at) and [`write_at`](Self::write_at), before anything was copied; else the result has fewer bytes.
-    /// [`Error::Invalid`] for ranges of one file that overlap; EXDEV for a file of another file system.
+    /// As [`read_at`](Self::read_at) and [`write_at`](Self::write_at); after some bytes were copied, their
+    /// number is returned instead. [`Error::Invalid`] for overlapping ranges of one file; EXDEV for a file of
+    /// another file system.
     pub async fn clone_range(
         &self,
         from: &File,
@@ -178,7 +183,7 @@ impl File {
         .await
     }
 
-    /// Frees the blocks of a range, which reads as zeros then.
+    /// Frees the blocks of a range, which then reads as zeros.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -186,16 +191,17 @@ impl File {
         self.with(move |core, node| async move { core.punch(&node, range).await }).await
     }
 
-    /// Makes durable what was done to the file, its name included.
+    /// Makes all changes of the file durable, including its name.
     ///
     /// # Errors
-    /// The failure of the log, which stays; [`Error::NoSpace`] while a record waits for space of the device below.
+    /// The failure of the log, which is permanent; [`Error::NoSpace`] while a record waits for space of the
+    /// device below.
     pub async fn sync(&self) -> Result<()> {
         let class = self.class;
         self.with(move |core, node| async move { core.sync_in(class, node.ticket.get()).await }).await
     }
 
-    /// Writes parts of it again that lie in several places.
+    /// Rewrites fragmented parts of the file contiguously.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at) and [`read_at`](Self::read_at).
@@ -211,7 +217,7 @@ impl File {
         self.with(|core, node| async move { core.inode(node.inode) }).await
     }
 
-    /// Sets attributes but the size.
+    /// Sets attributes other than the size.
     ///
     /// # Errors
     /// The failure of the log.

@@ -1,7 +1,9 @@
-//! The file system for programs: paths and open files. Every call is asynchronous, and none blocks the shard.
+//! The file system for programs that link it: paths and open files. Every call is asynchronous and doesn't
+//! block the shard.
 //!
-//! A call goes as a message to the core that has the directory or the file, if that is another one than the caller's. Paths begin at the
-//! core of the root, so programs that make many files in one directory have it [opened](FileSystem::directory).
+//! A call is sent as a message to the core that has the directory or the file, unless the caller is on it.
+//! Resolving a path begins at the core of the root, so programs that create many files in one directory
+//! should [open the directory](FileSystem::directory).
 
 use crate::check::Report;
 use crate::classes::{Class, ClassStatistics};
@@ -27,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use zones::Overlay;
 
-/// A file system on zones. Clones are the same one.
+/// A file system on zones. Clones refer to the same one.
 #[derive(Clone)]
 pub struct FileSystem {
     cores: Cores,
@@ -43,24 +45,24 @@ impl std::fmt::Debug for FileSystem {
     }
 }
 
-/// How a file is opened.
+/// Options for opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenOptions {
-    /// Make it if it isn't there.
+    /// Create the file if it doesn't exist.
     pub create: bool,
-    /// Fail if it is there.
+    /// Fail if the file exists.
     pub create_new: bool,
-    /// Cut off what is in it.
+    /// Remove the file's data.
     pub truncate: bool,
-    /// Permissions of a file that is made; 0 stands for 0644.
+    /// Permissions of a new file; 0 means 0644.
     pub mode: u32,
 }
 
 impl FileSystem {
-    /// Makes a file system on zones and opens it. What was there is lost.
+    /// Makes a file system on zones and opens it. Existing contents are lost.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for zones that are too small or few; what resetting and writing return.
+    /// [`Error::Invalid`] for zones that are too small or too few; errors of resetting and writing.
     pub async fn format(
         zones: Arc<dyn ZonesPart>,
         properties: Properties,
@@ -70,10 +72,12 @@ impl FileSystem {
         Self::start(zones, cores).await
     }
 
-    /// Opens the file system on these zones; with [`Goal::Salvage`] to read what can be read of a damaged one, without a change to the zones.
+    /// Opens the file system on these zones; with [`Goal::Salvage`], to read the intact parts of a damaged
+    /// one without changing the zones.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where there is none, [`Error::Corrupt`] for a damaged one; what reading and writing return.
+    /// [`Error::Protocol`] for zones without a file system; [`Error::Corrupt`] for a damaged one; errors of
+    /// reading and writing.
     pub async fn open(zones: Arc<dyn ZonesPart>, settings: &Settings) -> Result<Self> {
         let zones = match settings.goal {
             Goal::Serve => zones,
@@ -134,12 +138,12 @@ impl FileSystem {
         Ok(())
     }
 
-    /// The file system with zones that stay open when it is closed.
+    /// Returns the file system with zones that stay open when it is closed.
     pub fn on_lent_zones(self) -> Self {
         FileSystem { owns_zones: false, ..self }
     }
 
-    /// The core where the cleaner and checkpoints run.
+    /// Home: the core that runs the cleaner and checkpoints.
     pub fn home(&self) -> &Home<Core> {
         self.cores.first()
     }
@@ -149,15 +153,16 @@ impl FileSystem {
         &self.cores
     }
 
-    /// What the log counts for operators.
+    /// Counters of the log, for operators.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
-    /// Writes what is queued and a last checkpoint, and closes the zones. Without space for it there is no such checkpoint.
+    /// Writes all queued operations and a last checkpoint, and closes the zones. The checkpoint is omitted if
+    /// there is no space for it.
     ///
     /// # Errors
-    /// The failure of the log; what writing returns.
+    /// The failure of the log; errors of writing.
     pub async fn close(&self) -> Result<()> {
         let mut closed = self.sync_with_patience().await;
         let end = |core: Rc<Core>| async move {
@@ -166,7 +171,8 @@ impl FileSystem {
             core.kit.tasks.ended().await;
             Ok(())
         };
-        // The cleaner frees zones until nothing is queued on other cores, and moves their blocks.
+        // The home is last: its cleaner frees zones until nothing is queued on other cores, and moves their
+        // blocks.
         for core in self.cores.all().iter().rev() {
             closed = closed.and(core.with(end).await);
         }
@@ -186,7 +192,8 @@ impl FileSystem {
             }
         };
         closed = match self.home().with(last).await {
-            // Everything is durable without it: the next opening reads the records since the checkpoint before.
+            // All operations are durable without it: the next opening replays the records since the previous
+            // checkpoint.
             Err(error @ Error::NoSpace(_)) if closed.is_ok() => {
                 tracing::warn!("the last checkpoint isn't written: {error}");
                 Ok(())
@@ -215,10 +222,10 @@ impl FileSystem {
         }
     }
 
-    /// Writes a checkpoint, without which opening reads the records since the last one.
+    /// Writes a checkpoint, so that opening needs to replay only later records.
     ///
     /// # Errors
-    /// The failure of the log; [`Error::NoSpace`], with which the checkpoint before stays.
+    /// The failure of the log; [`Error::NoSpace`], after which the previous checkpoint stays valid.
     pub async fn take_checkpoint(&self) -> Result<()> {
         self.with(|core| async move {
             core.check_open()?;
@@ -227,7 +234,8 @@ impl FileSystem {
         .await
     }
 
-    /// Writes what is queued, and checks the metadata and the counts of the open file system ([`check`](mod@crate::check)).
+    /// Writes all queued operations, and checks the metadata and the counts of the open file system
+    /// ([`check`](mod@crate::check)).
     ///
     /// # Errors
     /// The failure of the log.
@@ -255,7 +263,7 @@ impl FileSystem {
         self.home().with(work).await
     }
 
-    /// Runs `work` with the directory and the name that a path ends with, on the core that holds the name.
+    /// Runs `work` with the directory and the name at the end of a path, on the core that holds the name.
     async fn at<R, Fut>(
         &self,
         path: &str,
@@ -273,10 +281,10 @@ impl FileSystem {
         self.cores.of(holder.inode).with(move |core| work(core, directory, name)).await
     }
 
-    /// The file that a path names, and its type.
+    /// Resolves a path to the inode and its type.
     async fn walk(&self, path: &str) -> Result<(InodeNumber, FileType)> {
         let first = self.cores.of(ROOT);
-        // Most paths need neither another core nor memory.
+        // The common case needs neither another core nor an allocation.
         if first.is_here()
             && let Some(end) = path::walk_here(&*first.get()?, path)?
         {
@@ -297,24 +305,24 @@ impl FileSystem {
         }
     }
 
-    /// The file that a path names. It begins at the root, with or without a slash.
+    /// Resolves a path to the inode. Paths begin at the root, with or without a slash.
     async fn resolve(&self, path: &str) -> Result<InodeNumber> {
         self.walk(path).await.map(|(inode, _)| inode)
     }
 
-    /// A directory, to make and open files in it without a path.
+    /// Opens a directory, to create and open files in it without a path.
     ///
     /// # Errors
-    /// ENOTDIR; those of the path.
+    /// ENOTDIR; errors of resolving the path.
     pub async fn directory(&self, path: &str) -> Result<Directory> {
         let inode = as_directory(path, self.walk(path).await?)?;
         Ok(Directory { files: self.clone(), inode })
     }
 
-    /// Opens a file, or makes it.
+    /// Opens a file, or creates it.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::AlreadyExists`], EISDIR; those of the path.
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], EISDIR; errors of resolving the path.
     pub async fn open_file(&self, path: &str, options: OpenOptions) -> Result<File> {
         let (directory, name) = split(path);
         let directory = as_directory(directory, self.walk(directory).await?)?;
@@ -325,7 +333,7 @@ impl FileSystem {
         }
     }
 
-    /// Opens a file of a directory, or makes it; nothing for a symbolic link.
+    /// Opens a file of a directory, or creates it; `None` for a symbolic link.
     async fn open_in(
         &self,
         directory: InodeNumber,
@@ -394,25 +402,25 @@ impl FileSystem {
         }
         let found = core.inode(inode)?;
         if found.links == 0 && !core.nodes().is_open(inode) {
-            // Its last name was removed since it was looked up, and its blocks may be, too.
+            // The last name was removed after the lookup, and the blocks may have been freed.
             return Err(Error::not_found(format!("inode {inode} was removed meanwhile")));
         }
         let node = core.open(inode)?;
-        // From here on it is closed, whatever becomes of this call.
+        // This handle closes the file even if the call fails or is dropped.
         let file = self.opened(inode);
-        // Also without bytes: a write in flight may give it some.
+        // Also with size 0: a write in flight may add bytes.
         if options.truncate {
             core.truncate(&node, 0).await?;
         }
         Ok(file)
     }
 
-    /// A file that has been opened on its core.
+    /// Returns a file that has been opened on its core.
     fn opened(&self, inode: InodeNumber) -> File {
         File::opened(self.cores.of(inode).clone(), inode)
     }
 
-    /// Opens a file, which is made if it isn't there.
+    /// Opens a file without data, creating it if it doesn't exist.
     ///
     /// # Errors
     /// As [`open_file`](Self::open_file).
@@ -423,7 +431,7 @@ impl FileSystem {
     /// Makes a directory.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`], [`Error::NoSpace`]; those of the path.
+    /// [`Error::AlreadyExists`], [`Error::NoSpace`]; errors of resolving the path.
     pub async fn make_directory(&self, path: &str) -> Result<()> {
         self.at(path, |core, directory, name| async move {
             let new = New { mode: FileType::Directory as u32 | 0o755, ..New::default() };
@@ -445,10 +453,10 @@ impl FileSystem {
         .await
     }
 
-    /// Gives a file another name; a symbolic link itself, not the file that it leads to.
+    /// Creates another name of a file. A symbolic link isn't followed.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`], EPERM for a directory; those of the paths.
+    /// [`Error::AlreadyExists`]; EPERM for a directory; errors of resolving the paths.
     pub async fn link(&self, old: &str, new: &str) -> Result<()> {
         let inode =
             self.at(old, |core, directory, name| async move { core.lookup(directory, &name).await }).await?;
@@ -456,10 +464,10 @@ impl FileSystem {
             .await
     }
 
-    /// Removes a name that isn't a directory's.
+    /// Removes a name of a file other than a directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`], EISDIR; those of the path.
+    /// [`Error::NotFound`], EISDIR; errors of resolving the path.
     pub async fn unlink(&self, path: &str) -> Result<()> {
         self.at(path, |core, directory, name| async move { core.unlink(directory, &name).await }).await
     }
@@ -467,7 +475,7 @@ impl FileSystem {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`], ENOTDIR, ENOTEMPTY; those of the path.
+    /// [`Error::NotFound`], ENOTDIR, ENOTEMPTY; errors of resolving the path.
     pub async fn remove_directory(&self, path: &str) -> Result<()> {
         self.at(path, |core, directory, name| async move { core.remove_directory(directory, &name).await })
             .await
@@ -476,7 +484,7 @@ impl FileSystem {
     /// Renames a file.
     ///
     /// # Errors
-    /// As [`crate::namespace::rename`]; those of the paths.
+    /// As [`crate::namespace::rename`]; errors of resolving the paths.
     pub async fn rename(&self, old: &str, new: &str, renaming: Renaming) -> Result<()> {
         let sides = [split(old), split(new)];
         let mut directories = [ROOT; 2];
@@ -491,10 +499,10 @@ impl FileSystem {
         self.cores.of(holder.inode).with(rename).await
     }
 
-    /// Attributes of a file; of a symbolic link, those of the file that it leads to.
+    /// Attributes of a file. A symbolic link is followed.
     ///
     /// # Errors
-    /// Those of the path.
+    /// Errors of resolving the path.
     pub async fn attributes(&self, path: &str) -> Result<Inode> {
         let inode = self.resolve(path).await?;
         self.cores.attributes_in(None, inode).await
@@ -503,7 +511,7 @@ impl FileSystem {
     /// Names of a directory, in no particular order.
     ///
     /// # Errors
-    /// ENOTDIR; those of the path.
+    /// ENOTDIR; errors of resolving the path.
     pub async fn read_directory(&self, path: &str) -> Result<Vec<Entry>> {
         let directory = self.resolve(path).await?;
         self.cores.entries_in(None, directory).await
@@ -512,26 +520,27 @@ impl FileSystem {
     /// Target of a symbolic link.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for another file; those of the path.
+    /// [`Error::Invalid`] for a file of another type; errors of resolving the path.
     pub async fn read_link(&self, path: &str) -> Result<Vec<u8>> {
         let inode =
             self.at(path, |core, directory, name| async move { core.lookup(directory, &name).await }).await?;
         self.cores.of(inode).with(move |core| async move { core.read_link(inode) }).await
     }
 
-    /// Makes everything durable.
+    /// Makes all operations durable.
     ///
     /// # Errors
-    /// The failure of the log, which stays; [`Error::NoSpace`] while a record waits for space of the device below.
+    /// The failure of the log, which is permanent; [`Error::NoSpace`] while a record waits for space of the
+    /// device below.
     pub async fn sync(&self) -> Result<()> {
         self.each(|core| async move { core.sync_all().await }).await
     }
 
-    /// Reads everything that is on the medium and compares it with its checksums. `progress` counts the blocks as they are read; those
-    /// of all files are in [`statistics`](Self::statistics).
+    /// Reads all data and metadata on the medium and verifies its checksums. `progress` counts the blocks
+    /// that have been read; the total of the files is in [`statistics`](Self::statistics).
     ///
     /// # Errors
-    /// [`Error::Closed`]. Damage isn't an error.
+    /// [`Error::Closed`]. Damage is part of the result, not an error.
     pub async fn scrub(&self, progress: &Arc<AtomicU64>) -> Result<Scrubbed> {
         let scrub = |core: &Home<Core>| {
             let (core, progress) = (core.clone(), progress.clone());
@@ -544,12 +553,15 @@ impl FileSystem {
         Ok(found)
     }
 
-    /// Makes an I/O class, or changes the shares of the one with this name: 1 to 1000. Where classes compete, each gets a part of the I/O in the
-    /// proportion of its shares, on each core; what one leaves the others get. There are `default` (100 shares), in which files are opened, and
-    /// `background`, of the cleaner, scrub and defragmentation. A class stays until the file system is closed.
+    /// Creates an I/O class, or changes the shares (1 to 1000) of the one with this name. Where classes
+    /// compete on a core, each gets I/O in proportion to its shares; what a class doesn't use is available to
+    /// the others. Two classes always exist: `default` (100 shares), in which files are opened, and
+    /// `background`, for the cleaner, scrub and defragmentation. A class exists until the file system is
+    /// closed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an empty or long name, other shares, or more than 32 classes; [`Error::Closed`].
+    /// [`Error::Invalid`] for an empty or long name, shares out of range, or more than 32 classes;
+    /// [`Error::Closed`].
     pub async fn class(&self, name: &str, shares: u32) -> Result<Class> {
         let (name, cores): (Arc<str>, _) = (name.into(), self.cores.clone());
         self.with(move |home| async move {
@@ -568,7 +580,7 @@ impl FileSystem {
         .await
     }
 
-    /// What the I/O classes have done.
+    /// Counters of the I/O classes, over all cores.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -586,7 +598,7 @@ impl FileSystem {
         Ok(all)
     }
 
-    /// What was fixed when the file system was made.
+    /// Properties that were fixed when the file system was made.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -598,7 +610,7 @@ impl FileSystem {
         .await
     }
 
-    /// Sizes of the file system.
+    /// Sizes and counts of the file system.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -607,7 +619,7 @@ impl FileSystem {
     }
 }
 
-/// A directory of a file system. It isn't kept from being removed.
+/// A directory of a file system. Holding it doesn't prevent its removal.
 #[derive(Debug, Clone)]
 pub struct Directory {
     files: FileSystem,
@@ -615,13 +627,13 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The shard of the runtime that has the directory: calls from there need no messages, unless the directory has so many names that they are
-    /// divided among all shards.
+    /// Shard of the runtime that has the directory. Calls from this shard need no messages, unless the
+    /// directory is striped, with its names divided among all shards.
     pub fn shard(&self) -> ShardIndex {
         self.files.cores.of(self.inode).shard()
     }
 
-    /// Opens a file, or makes it.
+    /// Opens a file, or creates it.
     ///
     /// # Errors
     /// As [`FileSystem::open_file`]; ELOOP for a symbolic link.
@@ -630,7 +642,7 @@ impl Directory {
         file.ok_or_else(|| Error::from_errno(libc::ELOOP, format!("\"{name}\" is a symbolic link")))
     }
 
-    /// Removes a name that isn't a directory's.
+    /// Removes a name of a file other than a directory.
     ///
     /// # Errors
     /// As [`FileSystem::unlink`].
@@ -642,7 +654,7 @@ impl Directory {
     }
 }
 
-/// Directory and name that a path ends with.
+/// Splits a path into its directory and its last name.
 pub(crate) fn split(path: &str) -> (&str, &[u8]) {
     let trimmed = path.trim_end_matches('/');
     let (directory, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));

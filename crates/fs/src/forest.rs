@@ -1,7 +1,8 @@
-//! All items of a file system, in a tree for each shard.
+//! All items of a file system, in one tree for each shard.
 //!
-//! An inode's number decides its shard, and the number of shards is fixed when a file system is made. While the file system is open, each shard
-//! belongs to one core; the forest of a core has empty trees for the shards of other cores.
+//! An inode's number determines its shard; the number of shards is fixed when a file system is made. While
+//! the file system is open, each shard belongs to one core. The forest of a core has empty trees for the
+//! shards of other cores.
 
 use crate::inode::InodeNumber;
 use crate::tree::{Key, Place, Range, Released, Tree};
@@ -18,7 +19,7 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// Returns empty trees; `shards` is their number, at least one. Places of their pages will be released to `released`.
+    /// Returns `shards` empty trees, at least one. Places of their pages will be released to `released`.
     pub fn new(shards: u32, released: &Released) -> Self {
         let first = Tree::new(released);
         Forest { trees: (0..shards.max(1)).map(|_| first.beside()).collect(), pages: 0 }
@@ -41,12 +42,12 @@ impl Forest {
         self.shard_of(if key.inode == 0 { key.offset } else { key.inode }) as usize
     }
 
-    /// The tree of a shard.
+    /// Tree of a shard.
     pub fn tree(&self, shard: Shard) -> &Tree {
         &self.trees[shard as usize]
     }
 
-    /// Gives a shard another tree, of the same family.
+    /// Replaces the tree of a shard by one of the same family.
     pub fn set_tree(&mut self, shard: Shard, tree: Tree) {
         self.pages += tree.pages();
         let old = std::mem::replace(&mut self.trees[shard as usize], tree);
@@ -64,19 +65,19 @@ impl Forest {
         result
     }
 
-    /// The value of an item.
+    /// Value of an item; `None` if it doesn't exist.
     #[inline]
     pub fn get(&self, key: &Key) -> Option<&[u8]> {
         self.trees[self.shard_of_key(key)].get(key)
     }
 
-    /// The last item of the shard whose key is at most this one.
+    /// Last item of the shard whose key is at most `key`.
     #[inline]
     pub fn last_before(&self, key: &Key) -> Option<(Key, &[u8])> {
         self.trees[self.shard_of_key(key)].last_before(key)
     }
 
-    /// The items of the shard from a key on, in rising order.
+    /// Items of the shard with keys at or after `from`, in ascending order.
     #[inline]
     pub fn range(&self, from: &Key) -> Range<'_> {
         self.trees[self.shard_of_key(from)].range(from)
@@ -88,7 +89,7 @@ impl Forest {
         self.change(key, |tree| tree.put(key, value))
     }
 
-    /// Changes the value of an item in place; `None` if it doesn't exist.
+    /// Changes the value of an item in place; `None` if the item doesn't exist.
     #[inline]
     pub fn update<R>(&mut self, key: &Key, change: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
         let shard = self.shard_of_key(key);
@@ -111,7 +112,7 @@ impl Forest {
         self.pages
     }
 
-    /// Number of pages that the next checkpoint writes; more while one is being written.
+    /// Number of pages that the next checkpoint writes; while one is being written, an upper bound.
     pub fn unstored_pages(&self) -> usize {
         self.trees[0].unstored_pages()
     }
@@ -126,14 +127,14 @@ impl Forest {
         self.trees.iter().flat_map(Tree::places).collect()
     }
 
-    /// Visits the places of the pages that `newer` doesn't have at the same time.
+    /// Visits the places of pages that this forest doesn't share with `newer`.
     pub fn visit_own_places(&self, newer: &Forest, mut visit: impl FnMut(Place)) {
         let trees = self.trees.iter().zip(&newer.trees);
         trees.for_each(|(tree, newer)| tree.visit_own_places(Some(newer), &mut visit));
     }
 
-    /// Takes the place from each page whose place is wanted, so that the next checkpoint writes it elsewhere
-    /// ([`Tree::withdraw_places`]).
+    /// Removes the place of each page whose place is wanted, so that the next checkpoint writes the page
+    /// elsewhere ([`Tree::withdraw_places`]).
     pub fn withdraw_places(&self, newer: Option<&Forest>, is_wanted: impl Fn(Place) -> bool) {
         for (shard, tree) in self.trees.iter().enumerate() {
             tree.withdraw_places(newer.map(|newer| &newer.trees[shard]), &is_wanted);
@@ -156,10 +157,10 @@ impl Forest {
         self.shard_of_key(key) == shard as usize
     }
 
-    /// Refuses a tree for a shard with items of another one.
+    /// Checks that a tree has only items of a shard.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for the first one.
+    /// [`Error::Corrupt`] with the first item of another shard.
     pub fn check_tree(&self, tree: &Tree, shard: Shard) -> Result<()> {
         match tree.range(&Key::MIN).find(|(key, _)| !self.is_of_shard(key, shard)) {
             None => Ok(()),

@@ -1,5 +1,5 @@
-//! Structures on the medium beside records and pages: the properties of a file system, in every root, and its state at a checkpoint, in the
-//! directory of the log.
+//! Structures on the medium other than records and pages: the properties of a file system, in every root, and
+//! its state at a checkpoint, in the directory of the log.
 
 use crate::forest::Shard;
 use crate::inode::Time;
@@ -10,17 +10,17 @@ use crate::tree::{Place, Stored};
 use block::{Error, Result};
 use zones::bytes::{Reader, Writer};
 
-/// Kind of the owner in a root: a log of another owner isn't opened.
+/// Kind of the owner in a root; a log of another owner is refused.
 pub const OWNER: [u8; 8] = *b"fs      ";
 /// Version of the format that this code writes.
 const VERSION: u32 = 5;
-/// The oldest version that this code reads.
+/// Oldest version that this code reads.
 const OLDEST_VERSION: u32 = 4;
-/// Size of the blocks of the log.
+/// Block size of the log, in bytes.
 pub const BLOCK: u64 = 4096;
-/// Largest block of files.
+/// Largest block size of files, in bytes.
 pub const LARGEST_BLOCK: u64 = 64 << 10;
-/// Number of shards of a file system, unless it is made with another one.
+/// Default number of shards of a new file system.
 pub const DEFAULT_SHARDS: u32 = 64;
 /// Most shards of a file system.
 pub const MOST_SHARDS: u32 = 256;
@@ -30,8 +30,8 @@ pub const MOST_CORES: u32 = 16;
 /// Properties that are fixed when a file system is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
-    /// Preferred size of requests in bytes that programs are told (`st_blksize`). It has no other effect: blocks of [`BLOCK`] bytes are written and
-    /// checked, and runs of them are extents.
+    /// Preferred size of requests in bytes, as reported to programs (`st_blksize`). It has no other effect:
+    /// data is written and verified in blocks of [`BLOCK`] bytes, and extents are runs of these.
     pub block_size: u64,
     /// Number of shards among which inodes are divided.
     pub shards: u32,
@@ -44,10 +44,10 @@ impl Default for Properties {
 }
 
 impl Properties {
-    /// Refuses a block size or a number of shards out of range.
+    /// Checks the block size and the number of shards.
     ///
     /// # Errors
-    /// [`Error::Invalid`].
+    /// [`Error::Invalid`] for a value out of range.
     pub fn check(&self) -> Result<()> {
         if !(1..=MOST_SHARDS).contains(&self.shards) {
             return Err(Error::invalid(format!("{} shards: expected 1 to {MOST_SHARDS}", self.shards)));
@@ -73,7 +73,7 @@ impl Properties {
     /// Decodes properties.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for properties of another version; [`Error::Corrupt`] for other bytes.
+    /// [`Error::Protocol`] for another version; [`Error::Corrupt`] for bytes that aren't properties.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes, "the properties of a file system");
         let version = reader.u32()?;
@@ -99,7 +99,7 @@ pub struct ShardState {
     pub inodes: Inodes,
 }
 
-/// A snapshot, as checkpoints have it.
+/// A snapshot as it is stored in checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotState {
     /// Name, number and time of the snapshot.
@@ -113,16 +113,17 @@ pub struct SnapshotState {
 pub struct State {
     /// Epoch of the checkpoint.
     pub epoch: u64,
-    /// For each core from the checkpoint on, the number of changes of that epoch that the trees show and whose records follow the checkpoint in
-    /// the stream of the core. They took effect when they were submitted, and are the first submitted changes in the records.
+    /// For each core after the checkpoint, the number of changes of its epoch that the trees include and
+    /// whose records follow the checkpoint in the stream of the core. These changes took effect on
+    /// submission, and are the first submitted changes in the records.
     pub shown: Vec<u64>,
-    /// Bytes of memory that the trees take, those of snapshots included.
+    /// Bytes of memory for the trees, those of snapshots included.
     pub memory: u64,
-    /// The shards.
+    /// Shards by number.
     pub shards: Vec<ShardState>,
-    /// The snapshots, the oldest first.
+    /// Snapshots, oldest first.
     pub snapshots: Vec<SnapshotState>,
-    /// Number of the next snapshot, larger than those of all that there have been.
+    /// Number of the next snapshot, larger than all earlier ones.
     pub next_snapshot: SnapshotNumber,
 }
 
@@ -136,7 +137,7 @@ fn put_tree(writer: &mut Writer, tree: &Stored) {
 
 fn take_tree(reader: &mut Reader<'_>) -> Result<Stored> {
     let place = Place { zone: reader.u32()?, position: reader.u32()? };
-    // Zone 0 has roots of the log.
+    // Zone 0 holds roots of the log, so no page is there.
     let root = (place.zone != 0).then_some(place);
     Ok(Stored { root, level: reader.u8()?, items: reader.u64()? })
 }
@@ -200,7 +201,7 @@ impl State {
             snapshots.push(SnapshotState { info: SnapshotInfo { number, name, created }, trees });
         }
         let after_all = snapshots.iter().map(|it| it.info.number + 1).max().unwrap_or(1);
-        // Version 4 ends here.
+        // Version 4 has no further fields.
         let next_snapshot = if reader.remaining() == 0 { after_all } else { reader.u32()? };
         if next_snapshot < after_all {
             return Err(reader.strange(&format!(
@@ -211,7 +212,7 @@ impl State {
         Ok(State { epoch, shown, memory, shards, snapshots, next_snapshot })
     }
 
-    /// Core that has a shard from the checkpoint on.
+    /// Core that has a shard after the checkpoint.
     pub fn core_of(&self, shard: Shard) -> u32 {
         shard % self.shown.len() as u32
     }
@@ -247,7 +248,7 @@ mod tests {
             State { epoch: 4, shown: vec![6, 0, 1], memory: 8192, shards, snapshots, next_snapshot: 12 };
         let bytes = state.encode();
         assert_eq!(State::decode(&bytes), Ok(state.clone()));
-        // Of version 4, without the number of the next snapshot.
+        // Version 4 lacks the number of the next snapshot.
         let old = bytes.len() - 4;
         assert_eq!(State::decode(&bytes[..old]), Ok(State { next_snapshot: 10, ..state }));
         for length in (0..bytes.len()).filter(|length| *length != old) {
@@ -255,6 +256,6 @@ mod tests {
         }
         let mut strange = bytes;
         strange[old..].copy_from_slice(&9_u32.to_le_bytes());
-        assert!(State::decode(&strange).is_err(), "a snapshot has this number");
+        assert!(State::decode(&strange).is_err(), "the next number is that of a snapshot");
     }
 }

@@ -1,13 +1,13 @@
-//! Gate of a core: while it is shut, no operation begins, and no operation on several cores is in progress.
+//! Gate of a core: while it is shut, no operation begins, and operations on several cores aren't in progress.
 //!
-//! A snapshot that shows an operation also shows all operations that had ended before it began. So the gates of all cores are shut before the first
-//! core clones its trees, until the last one has.
+//! A snapshot that includes an operation also includes all operations that ended before that one began. So
+//! the gates of all cores are shut before the first core clones its trees, and opened after the last one has.
 
 use block::Result;
 use runtime::sync::Notify;
 use std::cell::Cell;
 
-/// The gate of a core.
+/// Gate of a core.
 #[derive(Debug, Default)]
 pub struct Gate {
     is_shut: Cell<bool>,
@@ -16,7 +16,7 @@ pub struct Gate {
     changed: Notify,
 }
 
-/// An operation on several cores in progress, until this is dropped.
+/// An operation on several cores in progress; dropping it ends the operation.
 #[derive(Debug)]
 pub struct Inside<'a>(&'a Gate);
 
@@ -43,11 +43,12 @@ impl Gate {
         Inside(self)
     }
 
-    /// Shuts the gate, and waits until the operations on several cores that have entered it have ended. `may_wait` is asked again after each
-    /// [`look_again`](Self::look_again): an operation may wait for space that only operations outside of the gate free.
+    /// Shuts the gate, and waits until the operations on several cores that have entered it have ended.
+    /// `may_wait` is called again after each [`look_again`](Self::look_again), because an operation inside
+    /// may wait for space that only operations outside of the gate can free.
     ///
     /// # Errors
-    /// What `may_wait` returns; the gate stays shut.
+    /// Errors of `may_wait`; the gate stays shut.
     pub async fn shut(&self, may_wait: impl Fn() -> Result<()>) -> Result<()> {
         self.is_shut.set(true);
         while self.inside.get() > 0 {
@@ -57,7 +58,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Lets [`shut`](Self::shut) decide again whether it waits.
+    /// Lets [`shut`](Self::shut) call `may_wait` again.
     pub fn look_again(&self) {
         self.changed.notify_all();
     }

@@ -1,8 +1,9 @@
-//! Geometries of zones that a file system works on: how many zones it needs, and how many it has open at a time.
+//! Requirements on zones: the number of zones that a file system needs, and the number that it holds open.
 //!
-//! Each core has open zones of its own: one for each append in flight, and one to which the cleaner moves blocks. Beside them there are zones of the
-//! roots and of checkpoints. Where a drive allows fewer, one append is in flight on each core first, and then the file system has fewer cores. So
-//! each purpose has the permits that it holds at a time, and a zone is opened as soon as the one before it is finished.
+//! Each core has open zones of its own: one for each append in flight, and one to which the cleaner moves
+//! blocks. The roots and checkpoints have open zones as well. If a drive allows fewer, appends in flight are
+//! reduced first, to one for each core, and then the number of cores. So each purpose has permits for all
+//! zones that it holds at a time, and a zone is opened as soon as the previous one is finished.
 
 use crate::change::Change;
 use crate::core::{Settings, reserved_zones};
@@ -14,10 +15,11 @@ use logkit::layout::ROOT_ZONES;
 use logkit::pool::budget::Demand;
 use logkit::record::Header;
 
-/// Fewest open zones with which a file system works: those of roots, and one of each purpose.
+/// Fewest open zones with which a file system works: those of roots, and one for each purpose.
 pub const FEWEST_OPEN: u32 = ROOT_ZONES + Demand::FEWEST;
 
-/// Blocks that are kept for the pages of an empty file system: its root directory and the directory of the checkpoint, three times.
+/// Blocks that are reserved for the pages of an empty file system: its root directory and the directory of
+/// the checkpoint, three times.
 const FEWEST_PAGES: u64 = 6;
 
 /// Demand for open zones with `cores` cores and `lanes` appends in flight on each.
@@ -27,12 +29,13 @@ pub(crate) fn demand(zones: &ZoneGeometry, cores: u32, lanes: u32) -> Demand {
     Demand { limit, log: cores * lanes, tables: cores }
 }
 
-/// Whether the zones allow what purposes hold at a time.
+/// Whether the limits permit all zones that the purposes hold at a time.
 pub(crate) fn fits(demand: &Demand) -> bool {
     demand.limit.is_none_or(|limit| demand.log + demand.tables < limit)
 }
 
-/// Most cores, of `wanted`, and most appends in flight on each, of `lanes`, whose open zones the limits of these zones permit; at least one.
+/// Most cores, up to `wanted`, and most appends in flight on each, up to `lanes`, whose open zones the limits
+/// of these zones permit; each at least one.
 fn most(zones: &ZoneGeometry, wanted: u32, lanes: u32) -> (u32, u32) {
     let fit = |cores: u32, lanes: u32| fits(&demand(zones, cores, lanes));
     let cores = (1..=wanted.clamp(1, MOST_CORES)).rev().find(|cores| fit(*cores, 1)).unwrap_or(1);
@@ -40,7 +43,8 @@ fn most(zones: &ZoneGeometry, wanted: u32, lanes: u32) -> (u32, u32) {
 }
 
 impl Settings {
-    /// These settings with no more cores and appends in flight than the limits of these zones permit.
+    /// Returns these settings with cores and appends in flight reduced to what the limits of these zones
+    /// permit.
     #[must_use]
     pub(crate) fn for_zones(self, zones: &ZoneGeometry) -> Self {
         let wanted = self.cores.unwrap_or(runtime::shard_count() as u32);
@@ -49,16 +53,17 @@ impl Settings {
     }
 }
 
-/// Number of zones of this layout from which on a new file system has space for files; `directory` is the number of blocks of a checkpoint's directory.
+/// Least number of zones of this layout with which a new file system has space for files; `directory` is the
+/// number of blocks of a checkpoint's directory.
 pub(crate) fn least_zones(layout: &Layout, lanes: u32, cores: u32, directory: u64) -> u32 {
-    // Those of a root directory and the directory of the checkpoint; a zone more has some blocks for files.
+    // Pages of a root directory and the directory of the checkpoint. One more zone has space for files.
     let pages = 3 * (1 + directory.max(1));
     let usable = u64::from(layout.data_blocks(Change::LONGEST_WITH_BLOCKS));
     let for_pages = pages.div_ceil((usable - usable / 16).max(1)) as u32;
     reserved_zones(lanes, cores) + for_pages + 1
 }
 
-/// The error for fewer zones of this layout than a new file system needs.
+/// Error for fewer zones of this layout than a new file system needs.
 pub(crate) fn too_few(layout: &Layout, least: u32) -> Error {
     Error::invalid(format!(
         "{} zones of {} blocks of 4 KiB are too few for a file system: expected at least {least} zones of this size, {} KiB; take more or larger ones",
@@ -68,7 +73,8 @@ pub(crate) fn too_few(layout: &Layout, least: u32) -> Error {
     ))
 }
 
-/// Refuses to make a file system on zones that are too few or too small, or of which too few may be open, before anything is opened.
+/// Refuses zones that are too few or too small for a new file system, or that permit too few open zones.
+/// Opens nothing.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the numbers.
@@ -84,7 +90,7 @@ pub fn check_new(zones: &ZoneGeometry) -> Result<()> {
             ATOMIC_BLOCKS + 1
         )));
     }
-    // Where there are few zones, the file system has one core.
+    // With few zones, the file system has one core.
     let (_, lanes) = most(zones, 1, Settings::default().appends_in_flight);
     let zones_of_files = u64::from(layout.zones.saturating_sub(reserved_zones(lanes, 1)));
     let blocks = zones_of_files * u64::from(layout.data_blocks(Change::LONGEST_WITH_BLOCKS));

@@ -1,4 +1,4 @@
-//! Inodes: what a file system knows of a file beside its names and its data.
+//! Inodes: attributes of files, without names and data.
 
 use crate::change::Value;
 use crate::data::LARGEST_FILE;
@@ -6,29 +6,29 @@ use crate::tree::Key;
 use block::Result;
 use logkit::leb128::Numbers;
 
-/// Number of an inode. Numbers are never given again, as long as the file system exists.
+/// Number of an inode. A number isn't reused during the lifetime of the file system.
 pub type InodeNumber = u64;
 
-/// Largest number of an inode: nodes of a mount have 16 bits for other things.
+/// Largest number of an inode: nodes of a mount use the other 16 bits.
 pub const LARGEST_INODE: InodeNumber = (1 << 48) - 1;
 
-/// Nanoseconds since 1970: from 1677 to 2262.
+/// Nanoseconds since 1970, from 1677 to 2262.
 pub type Time = i64;
 
-/// The root directory.
+/// Inode number of the root directory.
 pub const ROOT: InodeNumber = 1;
 
-/// In place of the device, in a directory that is a [stripe](crate::stripes) of another one.
+/// Value of [`Inode::device`] in a [stripe](crate::stripes) of a directory.
 pub const STRIPE: u32 = 1;
 
-/// Numbers that an inode consists of.
+/// Number of numbers in an inode's encoding.
 const NUMBERS: usize = 12;
-/// Bytes that have the lengths of these numbers.
+/// Bytes for the lengths of these numbers.
 const LENGTHS: usize = NUMBERS / 2;
-/// Most bytes of an inode.
+/// Longest encoding of an inode in bytes.
 const LONGEST: usize = LENGTHS + 8 * NUMBERS;
 
-/// Kinds of items that the tree has of an inode, in the order of their keys.
+/// Kinds of an inode's items in the tree, in the order of their keys.
 pub mod kind {
     /// The inode itself.
     pub const INODE: u8 = 1;
@@ -40,11 +40,11 @@ pub mod kind {
     pub const ENTRY: u8 = 4;
     /// Blocks of a file.
     pub const EXTENT: u8 = 5;
-    /// Of inode 0: an inode without names, which is removed with its last open file.
+    /// Item of inode 0: an inode without names, which is removed when its last open file is closed.
     pub const ORPHAN: u8 = 6;
-    /// Of the keeper of a shard ([`shared`](crate::shared)): blocks of a zone that have several owners.
+    /// Item of the keeper of a shard ([`shared`](crate::shared)): blocks of a zone with several owners.
     pub const SHARED: u8 = 7;
-    /// Of inode 0: the [stripes](crate::stripes) of a directory.
+    /// Item of inode 0: the [stripes](crate::stripes) of a directory.
     pub const STRIPES: u8 = 8;
 }
 
@@ -58,7 +58,7 @@ pub enum FileType {
     Directory = libc::S_IFDIR,
     /// Symbolic link.
     Link = libc::S_IFLNK,
-    /// Pipe with a name.
+    /// Named pipe.
     Pipe = libc::S_IFIFO,
     /// Unix socket.
     Socket = libc::S_IFSOCK,
@@ -79,23 +79,23 @@ impl FileType {
         FileType::Block,
     ];
 
-    /// Type of a file with this mode; `None` for a mode without a type.
+    /// Type of a file with this mode; `None` for a mode without a valid type.
     pub fn of(mode: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|it| *it as u32 == mode & libc::S_IFMT)
     }
 
-    /// Type as directory entries have it (`d_type`).
+    /// Type as in directory entries (`d_type`).
     pub fn code(self) -> u8 {
         (self as u32 >> 12) as u8
     }
 }
 
-/// What is known of a file.
+/// Attributes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inode {
-    /// Type and permissions, as `st_mode`.
+    /// Type and permissions, as in `st_mode`.
     pub mode: u32,
-    /// Number of names; of a directory, 2 and its subdirectories.
+    /// Number of names; for a directory, 2 plus the number of its subdirectories.
     pub links: u32,
     /// Owner.
     pub uid: u32,
@@ -103,7 +103,7 @@ pub struct Inode {
     pub gid: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Number of blocks of 4 KiB that it has, preallocated ones included.
+    /// Number of blocks of 4 KiB, preallocated ones included.
     pub blocks: u64,
     /// Time of the last access.
     pub accessed: Time,
@@ -111,16 +111,16 @@ pub struct Inode {
     pub modified: Time,
     /// Time of the last change of the inode.
     pub changed: Time,
-    /// Time when it was made.
+    /// Time of creation.
     pub created: Time,
-    /// Of a device node, the device; of a stripe of a directory, [`STRIPE`].
+    /// Device number of a device node; [`STRIPE`] for a stripe of a directory.
     pub device: u32,
-    /// Of a directory, the one that it is in; of a stripe, its directory; else 0.
+    /// Parent of a directory; for a stripe, its directory; 0 for other files.
     pub parent: InodeNumber,
 }
 
 impl Inode {
-    /// The root directory of a new file system.
+    /// Returns the inode of the root directory of a new file system.
     pub fn root_directory(now: Time) -> Self {
         Inode {
             mode: FileType::Directory as u32 | 0o755,
@@ -138,7 +138,8 @@ impl Inode {
         }
     }
 
-    /// A new stripe of a directory, without names. It has no times: those of the directory are newer.
+    /// Returns the inode of a new stripe of a directory, without names. Its times are the earliest
+    /// possible, so those of the directory are newer.
     pub fn stripe(directory: InodeNumber, mode: u32) -> Self {
         Inode {
             mode,
@@ -156,12 +157,13 @@ impl Inode {
         }
     }
 
-    /// Whether it is a stripe of a directory.
+    /// Whether the inode is a stripe of a directory.
     pub fn is_stripe(&self) -> bool {
         self.is_directory() && self.device == STRIPE
     }
 
-    /// The directory that files are in whose names this one has, as inode `number`: itself, or the one that it is a stripe of.
+    /// Directory that contains the files whose names are stored in this inode, which has the number `number`:
+    /// for a stripe its directory, else itself.
     pub fn as_parent(&self, number: InodeNumber) -> InodeNumber {
         if self.is_stripe() { self.parent } else { number }
     }
@@ -171,19 +173,20 @@ impl Inode {
         Key { inode, kind: kind::INODE, offset: 0 }
     }
 
-    /// Its type.
+    /// File type of the inode.
     pub fn file_type(&self) -> FileType {
         FileType::of(self.mode).unwrap_or(FileType::Regular)
     }
 
-    /// Whether it is a directory.
+    /// Whether the inode is a directory.
     pub fn is_directory(&self) -> bool {
         self.mode & libc::S_IFMT == libc::S_IFDIR
     }
 
-    /// Value of its item: the lengths of its numbers in bytes, four bits each, and then the numbers, little-endian. Times
-    /// are differences to the first one, so most inodes take 20 to 30 bytes. Numbers are found without reading those before
-    /// them bit by bit, because every change of a file or of a directory decodes an inode and encodes it.
+    /// Encodes the value of an item: the lengths of the numbers in bytes, four bits each, then the numbers,
+    /// little-endian. Times are differences to the first one, so most inodes take 20 to 30 bytes. Every
+    /// change of a file or a directory decodes and encodes an inode, so the format permits finding each
+    /// number without parsing those before it bit by bit.
     pub fn encode(&self) -> Value {
         let since = |time: Time| from_signed(time.wrapping_sub(self.created));
         let numbers: [u64; NUMBERS] = [
@@ -204,7 +207,7 @@ impl Inode {
         let (mut at, mut lengths) = (LENGTHS, 0_u64);
         for (index, number) in numbers.into_iter().enumerate() {
             let length = 8 - number.leading_zeros() as usize / 8;
-            // There always are 8 bytes.
+            // 8 bytes are always available.
             if let Some(place) = value[at..].first_chunk_mut() {
                 *place = number.to_le_bytes();
             }
@@ -218,7 +221,7 @@ impl Inode {
     /// Decodes the value of an item.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that no inode has.
+    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that aren't an inode.
     pub fn decode(value: &[u8]) -> Result<Self> {
         let strange = |how: &str| Numbers::new(value, "an inode").strange(how);
         let mut bytes = [0; LONGEST];
@@ -271,7 +274,7 @@ impl Inode {
     }
 }
 
-/// Encodes a signed number as an unsigned one: the sign is the lowest bit.
+/// Encodes a signed number as an unsigned one, with the sign in the lowest bit (zigzag encoding).
 const fn from_signed(number: i64) -> u64 {
     ((number << 1) ^ (number >> 63)) as u64
 }

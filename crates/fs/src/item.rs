@@ -1,4 +1,4 @@
-//! Items of a core's part of the log: the changes of an operation, with their data.
+//! Items queued for a core's stream of the log: the changes of an operation, with their data.
 
 use crate::change::{Change, Changes};
 use crate::classes::Turn;
@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 /// Most blocks of a write that is atomic over a power cut.
 pub const ATOMIC_BLOCKS: u32 = 16;
 
-/// Blocks that files lost when an operation was submitted: zone and number. They die when its record is written, so that no zone is
-/// used again before.
+/// Blocks that files lost when an operation was submitted: zones and numbers of blocks. They die when its
+/// record is written, so that no zone is reused before.
 #[derive(Debug, Default)]
 pub struct Lost(pub SmallVec<[(u32, u32); 2]>);
 
@@ -36,11 +36,11 @@ pub enum Origin {
     Submitted {
         /// Blocks that die when the record is written.
         lost: Lost,
-        /// The changes, encoded, which takes less memory: thousands of items may be queued.
+        /// Encoded changes, which take less memory: thousands of items may be queued.
         meta: Vec<u8>,
         /// Number of changes.
         count: u32,
-        /// Bounds the number of items in memory.
+        /// Permit that bounds the number of items in memory.
         _permit: Option<Permit>,
     },
     /// A write. It takes effect when its record is written.
@@ -49,25 +49,27 @@ pub enum Origin {
         request: RequestKey,
         /// Blocks of capacity that are reserved for it.
         growth: u32,
-        /// Range of the file that it changes: released once it has taken effect, even where its caller has been dropped.
+        /// Lock on the range of the file that the write changes. It is released when the write has taken
+        /// effect, even if the caller has been dropped.
         held: Option<RangeGuard>,
-        /// Turn of its class, until it has taken effect.
+        /// Turn of the write's class, held until its request is completed.
         _turn: Option<Turn>,
     },
-    /// An operation on inodes of several cores. It takes effect on each when its record commits there.
+    /// An operation on inodes of several cores. It takes effect on each core when its record commits there.
     Joint {
         /// Request to complete.
         request: RequestKey,
         /// Streams of the other cores.
         joins: SmallVec<[StreamId; 4]>,
     },
-    /// This core's part of such an operation, whose record another core has written.
+    /// This core's part of a joint operation whose record another core has written, or a joint operation
+    /// whose request was completed with an error.
     Shared,
     /// A move of the cleaner.
     Move,
-    /// A write whose request ended with an error, and which may still take effect.
+    /// A write whose request was completed with an error, and which may still take effect.
     Answered {
-        /// As in [`Write`](Self::Write).
+        /// Lock on a range, as in [`Write`](Self::Write).
         held: Option<RangeGuard>,
     },
 }
@@ -75,13 +77,13 @@ pub enum Origin {
 /// Changes that take effect together, with their data.
 #[derive(Debug)]
 pub struct Item {
-    /// The changes; empty for [`Origin::Submitted`].
+    /// Changes; empty for [`Origin::Submitted`].
     pub changes: Changes,
     /// Data of the changes that have blocks.
     pub data: Payload,
     /// Origin of the item.
     pub origin: Origin,
-    /// Number of the operation on its shard; 0 for moves.
+    /// Number of the operation on its core; 0 for moves.
     pub ticket: u64,
 }
 
@@ -111,7 +113,7 @@ impl Entry for Item {
         }
     }
 
-    /// True without data: such an item is written even where no zone takes data.
+    /// Whether the item has no data: such an item is written even if no zone takes data.
     fn only_frees(&self) -> bool {
         self.data.is_empty()
     }
@@ -166,13 +168,13 @@ impl Item {
             (other, _) => unreachable!("{other:?} has no blocks to divide"),
         }
         let origin = match &mut self.origin {
-            // The capacity is given back with the last part.
+            // The reserved capacity is returned with the last part.
             Origin::Write { request, .. } => {
                 Origin::Write { request: *request, growth: 0, held: None, _turn: None }
             }
             _ => Origin::Move,
         };
-        // The operation has committed when its last part has.
+        // The operation has committed when its last part has, so the other parts have no number.
         Item { changes: Changes::from_elem(change, 1), data: first, origin, ticket: 0 }
     }
 }

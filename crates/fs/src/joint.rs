@@ -1,15 +1,16 @@
-//! Operations on names that concern several cores: a rename to a directory of another core, for instance.
+//! Operations on names that involve several cores, for example a rename to a directory of another core.
 //!
-//! 1. The inodes are locked, on all cores in one order, and what is queued there is written: so its records have lower numbers than
-//!    the operation's.
-//! 2. What the decision needs is read on each core, and put together as metadata of its own. The decision is the same function as
-//!    on one core ([`crate::namespace`]).
-//! 3. The changes are one record, which is a member of the streams of all these cores ([`logkit::Joint`]). It takes effect on each core when it
-//!    commits, so all of it is there after a power cut, or nothing.
+//! 1. The inodes are locked on all cores, in one order, and the operations queued there are written, so
+//!    that their records have lower numbers than the operation's record.
+//! 2. The items that the decision needs are read on each core, and combined as a separate metadata. The
+//!    decision is the same function as on one core ([`crate::namespace`]).
+//! 3. The changes are written as one record, which is a member of the streams of all these cores
+//!    ([`logkit::Joint`]). They take effect on each core when the record commits there, so the operation is
+//!    atomic over a power cut.
 //! 4. The inodes are unlocked.
 //!
-//! It goes on to its end where its caller is dropped. An inode that loses its last name stays at first, as if it were open, and is removed by its own
-//! core.
+//! The operation continues to its end even if its caller is dropped. An inode that loses its last name is
+//! kept at first, as if it were open, and is removed by its own core.
 
 use crate::change::{Change, Changes};
 use crate::core::{Broken, Core, user_stream};
@@ -32,32 +33,32 @@ use std::sync::Arc;
 /// Inodes and names that an operation on several cores reads and changes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wanted {
-    /// Inodes that it reads and changes.
+    /// Inodes that the operation reads and changes.
     pub inodes: Vec<InodeNumber>,
-    /// Names that it reads.
+    /// Names that the operation reads.
     pub names: Vec<(InodeNumber, Vec<u8>)>,
-    /// Shard of an inode that it makes.
+    /// Shard of the inode that the operation creates; `None` if it creates none.
     pub new: Option<Shard>,
-    /// It gives a directory another parent: the directories above these are read, too.
+    /// Directories that the operation moves to another parent: the directories above these are also read.
     pub above: Vec<InodeNumber>,
 }
 
-/// Items that were read on a core.
+/// Items that were read on one core.
 #[derive(Debug, Default)]
 struct Gathered {
     items: Vec<(Key, Vec<u8>)>,
-    /// Inodes that are open.
+    /// Wanted inodes that are open.
     open: Vec<InodeNumber>,
-    /// Number of the inode that is made.
+    /// Number for the inode to create.
     number: InodeNumber,
 }
 
-/// Items of several cores, by which an operation is decided.
+/// Items of several cores, from which an operation is decided.
 #[derive(Debug)]
 pub(crate) struct View {
-    /// The items that it concerns.
+    /// Items that the operation reads.
     pub metadata: Metadata,
-    /// Number of the inode that it makes.
+    /// Number for the inode to create.
     pub number: InodeNumber,
     open: Vec<InodeNumber>,
 }
@@ -68,13 +69,14 @@ impl View {
         self.open.contains(&inode)
     }
 
-    /// The stripes of a directory; `None` if it isn't striped.
+    /// Returns the stripes of a directory; `None` if it isn't striped.
     pub fn stripes_of(&self, directory: InodeNumber) -> Result<Option<Stripes>> {
         let striped = stripes::read(&self.metadata.items, directory)?;
         Ok(striped.map(|striped| striped.stripes))
     }
 
-    /// Whether these directories have their names themselves: none of them has become striped.
+    /// Whether none of these directories has become striped, so that their names are in the directories
+    /// themselves.
     fn has_names_of(&self, directories: &[InodeNumber]) -> Result<bool> {
         for directory in directories {
             if self.metadata.inode(*directory).is_err() {
@@ -95,11 +97,11 @@ impl View {
 }
 
 impl Core {
-    /// Carries out an operation on inodes of several cores. `decide` finds the changes; it returns none if other inodes are
-    /// concerned by now, and then this does, too.
+    /// Carries out an operation on inodes of several cores. `decide` returns the changes, or `None` if the
+    /// operation now involves other inodes; then this also returns `None`.
     ///
     /// # Errors
-    /// What `decide` returns; [`Error::NoSpace`]; the failure of the log.
+    /// Errors of `decide`; [`Error::NoSpace`]; the failure of the log.
     pub(crate) async fn jointly<T: 'static>(
         self: &Rc<Self>,
         wanted: Wanted,
@@ -110,7 +112,7 @@ impl Core {
         let core = self.clone();
         let task = async move {
             let decide = async move |view: &View| decide(view);
-            // Its caller may have been dropped.
+            // The caller may have been dropped.
             core.carry_out(wanted, decide, |outcome| drop(sender.send(outcome))).await;
         };
         self.kit.tasks.spawn(task).detach();
@@ -118,8 +120,10 @@ impl Core {
         outcome.unwrap_or_else(|| Err(Error::closed("the file system is closed; open it again")))
     }
 
-    /// As [`jointly`](Self::jointly), for a caller that goes on to its end. `decide` may wait; what it concerns stays locked. `answer` gets the outcome:
-    /// where there was no space before this ends, because the operation may still take effect. After this returns, it has or never will.
+    /// As [`jointly`](Self::jointly), for a caller that isn't dropped before the end. `decide` may wait; the
+    /// inodes stay locked. `answer` gets the outcome: for lack of space, before this function returns,
+    /// because the operation may still take effect. When this returns, the operation has taken effect or
+    /// failed.
     pub(crate) async fn carry_out<T>(
         self: &Rc<Self>,
         wanted: Wanted,
@@ -169,7 +173,7 @@ impl Core {
         };
         drop(permit);
         let answered_later = match outcome {
-            // The record may take effect once there is space, so its inodes stay locked until then.
+            // The record may take effect once there is space, so the inodes stay locked until then.
             Err(error @ Error::NoSpace(_)) => {
                 answer(Err(error));
                 self.gate.look_again();
@@ -178,14 +182,14 @@ impl Core {
             }
             outcome => Some((answer, outcome)),
         };
-        // What others know of this core's inodes is published when the other cores have the changes.
+        // This core unlocks last: it publishes its inodes after the other cores have applied the changes.
         locked.sort_by_key(|(core, _)| *core == self.index);
         for (core, inodes) in locked {
             let end = move |core: Rc<Core>| async move {
                 core.end_joint(&inodes);
                 Ok(())
             };
-            // A core that has ended has no locks any more.
+            // An ended core has no locks.
             self.cores().all()[core as usize].with(end).await.ok();
         }
         drop(inside);
@@ -194,7 +198,7 @@ impl Core {
         }
     }
 
-    /// What an operation concerns, core by core.
+    /// Splits the wanted inodes and names by core.
     fn by_core(&self, wanted: Wanted) -> BTreeMap<u32, Wanted> {
         let mut parts: BTreeMap<u32, Wanted> = BTreeMap::new();
         let Wanted { mut inodes, names, new, above } = wanted;
@@ -212,7 +216,7 @@ impl Core {
         parts
     }
 
-    /// Locks inodes of this core, and reads what is wanted of it.
+    /// Locks inodes of this core, and reads the wanted items.
     async fn lock_and_read(self: Rc<Self>, wanted: Wanted) -> Result<Gathered> {
         self.check_open()?;
         if !wanted.inodes.is_empty() {
@@ -233,7 +237,7 @@ impl Core {
             metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
             let key = stripes::key(*inode);
             metadata.items.get(&key).into_iter().for_each(|value| keep((key, value)));
-            // Whether a directory has any names.
+            // The first name shows whether a directory is empty.
             let first = Key { inode: *inode, kind: kind::ENTRY, offset: 0 };
             let name = metadata.items.range(&first).next();
             name.filter(|(key, _)| (key.inode, key.kind) == (*inode, kind::ENTRY))
@@ -247,7 +251,7 @@ impl Core {
         Ok(gathered)
     }
 
-    /// Reads the inodes of all directories above these.
+    /// Reads the inodes of all ancestors of these directories.
     async fn read_above(&self, directories: Vec<InodeNumber>, view: &mut View) -> Result<()> {
         for directory in directories {
             let (mut at, mut passed) = (directory, BTreeSet::new());
@@ -259,7 +263,8 @@ impl Core {
                     Ok(inode) => inode,
                     Err(_) => {
                         let read = move |core: Rc<Core>| async move {
-                            // A move before this one has been decided, and may not have taken effect there.
+                            // An earlier move has been decided, and may not have taken effect on that core
+                            // yet.
                             lane::commit(&*core, user_stream(core.index));
                             core.inode(at)
                         };
@@ -277,8 +282,8 @@ impl Core {
         Ok(())
     }
 
-    /// Appends changes of inodes of several cores, and waits until they have taken effect on this one. Returns the number of the operation, too;
-    /// 0 for none.
+    /// Appends changes of inodes of several cores, and waits until they have taken effect on this core.
+    /// Returns the outcome and the number of the operation, 0 without changes.
     async fn append_jointly(self: &Rc<Self>, changes: Changes) -> (Result<()>, u64) {
         if changes.is_empty() {
             return (Ok(()), 0);
@@ -293,7 +298,7 @@ impl Core {
         if self.breaks(Broken::SplitsOperations) {
             return (self.append_apart(changes).await, 0);
         }
-        // No lane takes it once they have ended.
+        // Ended lanes take no items.
         if let Err(error) = self.check_open() {
             return (Err(error), 0);
         }
@@ -312,7 +317,7 @@ impl Core {
         Ok(())
     }
 
-    /// Passes on to another core what a joint record changes there.
+    /// Sends the changes of a joint record to the other cores that it involves.
     pub(crate) fn pass_on(&self, joint: &Arc<Joint>, items: &[Item], zone: u32, position: u32) {
         for (stream, _) in &joint.members()[1..] {
             let index = u32::from(stream.0) / 2;
@@ -333,7 +338,7 @@ impl Core {
                         logkit::Owner::fail(&*core, &error);
                         Ok(())
                     };
-                    // The file system has ended here, too, if this fails.
+                    // If this fails, the file system has also ended here.
                     here.with(fail).await.ok();
                 }
             };
@@ -343,7 +348,7 @@ impl Core {
 
     /// Unlocks inodes after an operation on them and inodes of other cores.
     fn end_joint(self: &Rc<Self>, inodes: &[InodeNumber]) {
-        // It may not have committed here yet.
+        // The operation may not have committed here yet.
         lane::commit(&**self, user_stream(self.index));
         self.note(inodes, self.issued());
         for inode in inodes.iter().filter(|inode| **inode != MOVES) {

@@ -1,27 +1,30 @@
-//! The log-structured file system: files and directories on zones, for programs that link it, asynchronous and never blocking
-//! their shard.
+//! The log-structured file system: files and directories on zones. For programs that link it, all calls are
+//! asynchronous and don't block the shard.
 //!
-//! All metadata is in memory, in a [`tree`] of items; every change of it is a [`change`] in a record of the log, and a
-//! `checkpoint` writes the pages of the tree that have changed. Data is never overwritten in place.
+//! All metadata is in memory, in a [`tree`] of items. Every change of it is a [`change`] in a record of the
+//! log, and a `checkpoint` writes the changed pages of the tree. Data is never overwritten in place.
 //!
-//! Without I/O:
+//! Modules without I/O:
 //! - [`inode`], [`directory`], [`attributes`], `extents`: the kinds of items.
-//! - `metadata`: the state, and the effect of changes on it; [`namespace`]: what operations on names change.
+//! - `metadata`: the state and the effect of changes on it; [`namespace`]: changes of the operations on
+//!   names.
 //!
-//! A shard:
-//! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: what is queued; [`node`]: files in use.
+//! Modules of a core:
+//! - [`core`](mod@core): the owner of the log; [`item`], [`tickets`]: the queue; [`node`]: files in use.
 //! - [`stripes`], `striping`: large directories, whose names are divided among all cores.
-//! - [`names`], [`operations`], [`data`]: what clients do; [`sums`]: checksums, by which every read is checked.
-//! - [`classes`]: whose reads, writes and syncs are next.
-//! - [`format`](mod@format), `recovery`: making and opening.
+//! - [`names`], [`operations`], [`data`]: operations of clients; [`sums`]: checksums, which every read
+//!   verifies.
+//! - [`classes`]: the order of reads, writes and syncs.
+//! - [`format`](mod@format), `recovery`: creating and opening.
 //!
-//! [`check`](mod@check) looks for violated invariants, on the medium or in an open file system; [`scrub`] compares all data with its checksums, and
-//! [`defrag`] writes files in fewer pieces, while they are used.
+//! [`check`](mod@check) looks for violated invariants, on the medium or in an open file system. [`scrub`]
+//! verifies the checksums of all data, and [`defrag`] rewrites files with fewer fragments, both while they
+//! are in use.
 //!
-//! [`file_system`] has the paths and open files that programs use, [`mount`] serves the file system to the kernel.
+//! [`file_system`] has the paths and open files for programs; [`mount`] serves the file system to the kernel.
 //!
-//! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); the FUSE protocol
-//! (`fuse`).
+//! In other crates: group commit, zones, cleaning and the lookup of records (`logkit`); zones on a device
+//! (`zones`); the FUSE protocol (`fuse`).
 
 pub mod attributes;
 pub mod change;

@@ -1,18 +1,19 @@
-//! Locks of inodes that an operation on several cores is about to change: until it has taken effect, other operations on their names and
-//! attributes wait.
+//! Locks of inodes that an operation on several cores is about to change. Until it has taken effect, other
+//! operations on their names and attributes wait.
 //!
-//! An operation on one core takes no locks, because it is decided and takes effect in one turn. It waits for locks that operations on several
-//! cores hold.
+//! An operation on one core takes no locks, because it is decided and takes effect in one turn. It waits for
+//! locks of operations on several cores.
 
 use crate::inode::InodeNumber;
 use runtime::sync::Notify;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// Number locked instead of an inode while a directory gets another parent: meanwhile the ancestors of directories don't change.
+/// Number that is locked while a directory moves to another parent, so that the ancestors of directories
+/// don't change.
 pub const MOVES: InodeNumber = 0;
 
-/// The locked inodes of a core.
+/// Locked inodes of a core.
 #[derive(Debug, Default)]
 pub struct Locks {
     held: RefCell<BTreeSet<InodeNumber>>,
@@ -32,7 +33,8 @@ impl Locks {
         self.released.notified()
     }
 
-    /// Locks inodes one after another, in rising order. All callers on all cores keep this order, so there is no deadlock.
+    /// Locks inodes one after another, in ascending order. All callers on all cores use this order, which
+    /// prevents deadlocks.
     pub async fn lock(&self, inodes: &[InodeNumber]) {
         debug_assert!(inodes.is_sorted());
         for inode in inodes {

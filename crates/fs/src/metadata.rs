@@ -1,6 +1,6 @@
-//! The metadata of a core: the items of its shards, and the numbers of inodes that were given.
+//! The metadata of a core: the items of its shards, and the allocated inode numbers.
 //!
-//! Only [`Metadata::apply`] changes the trees, when operations run and when they are replayed.
+//! Only [`Metadata::apply`] changes the trees, both for new operations and for replay.
 
 use crate::change::{Attributes, Change, KEEP_TIMES, Value};
 use crate::extents::{self, Blocks, Extent, Place, visit_missing};
@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 /// Most items of a removed inode that are removed at a time.
 const REMOVED_AT_ONCE: usize = 8;
 
-/// Inodes of a shard.
+/// Inode counts of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inodes {
     /// Number of the next new inode.
@@ -25,7 +25,8 @@ pub struct Inodes {
 }
 
 impl Inodes {
-    /// Returns those of a shard without inodes. The numbers of a shard's inodes are congruent to its own, modulo the number of shards.
+    /// Returns the counts of a shard without inodes. The numbers of a shard's inodes are congruent to its
+    /// own, modulo the number of shards.
     pub fn none(shard: Shard, shards: u32) -> Self {
         let (shard, shards) = (u64::from(shard), u64::from(shards));
         let next = if shard > ROOT { shard } else { shard + shards };
@@ -38,19 +39,19 @@ impl Inodes {
 pub struct Metadata {
     /// All items.
     pub items: Forest,
-    /// Inodes of each shard.
+    /// Inode counts of each shard.
     inodes: Vec<Inodes>,
-    /// Inodes of all shards.
+    /// Number of inodes of all shards.
     count: u64,
     /// Number of preallocated blocks.
     pub preallocated: u64,
     /// Snapshots of these shards.
     pub snapshots: Snapshots,
-    /// Fault for tests that must notice it: the extents of a file that is cloned aren't marked as shared.
+    /// Fault for tests that must detect it: the extents of a source of a clone aren't marked as shared.
     pub(crate) forgets_source: bool,
 }
 
-/// Counts preallocated blocks, and passes other blocks on, except dead ones that a snapshot keeps alive.
+/// Counts preallocated blocks, and forwards other blocks, except dead ones that a snapshot keeps alive.
 struct Preallocated<'a, B> {
     count: &'a mut u64,
     newest: Option<&'a Forest>,
@@ -95,7 +96,7 @@ impl Metadata {
         metadata
     }
 
-    /// Returns metadata without items, and so without a root directory.
+    /// Returns metadata without items, not even a root directory.
     pub fn empty(items: Forest) -> Self {
         let shards = items.shards();
         let inodes = (0..shards).map(|shard| Inodes::none(shard, shards)).collect();
@@ -108,7 +109,7 @@ impl Metadata {
         self.inodes[shard as usize].next
     }
 
-    /// Inodes of a shard.
+    /// Inode counts of a shard.
     pub fn inodes(&self, shard: Shard) -> Inodes {
         self.inodes[shard as usize]
     }
@@ -129,7 +130,7 @@ impl Metadata {
     /// Sets the next number and the count of the inodes of a shard.
     pub(crate) fn set_inodes(&mut self, shard: Shard, inodes: Inodes) {
         let old = std::mem::replace(&mut self.inodes[shard as usize], inodes);
-        // The medium may be damaged: `check` compares the counts with the inodes.
+        // Saturates because the medium may be damaged: `check` compares the counts with the inodes.
         self.count = self.count.saturating_sub(old.count).saturating_add(inodes.count);
     }
 
@@ -153,7 +154,7 @@ impl Metadata {
     /// Returns an inode.
     ///
     /// # Errors
-    /// ESTALE if it doesn't exist, [`Error::Corrupt`] for a damaged one.
+    /// ESTALE if it doesn't exist; [`Error::Corrupt`] for a damaged item.
     pub fn inode(&self, inode: InodeNumber) -> Result<Inode> {
         match self.items.get(&Inode::key(inode)) {
             Some(value) => Inode::decode(value),
@@ -161,7 +162,7 @@ impl Metadata {
         }
     }
 
-    /// Changes an inode if it exists: at a replay, a later change may have removed it already.
+    /// Changes an inode if it exists. In a replay, a later change may already have removed it.
     fn change_inode(&mut self, inode: InodeNumber, change: impl FnOnce(&mut Inode)) -> Result<()> {
         let key = Inode::key(inode);
         let update = |value: &mut [u8]| -> Result<Option<Value>> {
@@ -185,7 +186,7 @@ impl Metadata {
         self.items.get(&Inode::key(inode)).is_some()
     }
 
-    /// Lets a change take effect. Its data, if it has any, begins at block `data`.
+    /// Applies a change. Its data, if it has any, begins at the place `data`.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -204,7 +205,7 @@ impl Metadata {
         applied.and(failed)
     }
 
-    /// Moves the blocks that are in the old place to the new one, in all versions.
+    /// Moves the blocks that are at the old place to the new one, in all versions.
     fn move_blocks(&mut self, moved: &Moved, blocks: &mut impl Blocks) -> Result<()> {
         let mut runs = Vec::new();
         move_in(&mut self.items, moved, &mut runs)?;
@@ -218,7 +219,7 @@ impl Metadata {
         Ok(())
     }
 
-    /// Number of blocks that die if a file loses these.
+    /// Number of blocks that die if a file loses this extent.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -226,7 +227,7 @@ impl Metadata {
         let newest = self.snapshots.newest(self.items.shard_of(inode));
         let mut freed = 0;
         shared::visit_sole(&self.items, inode, extent, |inode, part| match newest {
-            // Blocks that a snapshot has stay alive.
+            // Blocks that a snapshot also has stay alive.
             Some(newest) if !part.is_preallocated() => {
                 visit_missing(newest, inode, &part, |part| freed += u64::from(part.blocks))
             }
@@ -238,7 +239,7 @@ impl Metadata {
         Ok(freed)
     }
 
-    /// The present version without snapshots, as a snapshot keeps it.
+    /// Returns the present version without snapshots, as a snapshot stores it.
     pub fn version(&self) -> Self {
         let (items, inodes) = (self.items.clone(), self.inodes.clone());
         let (count, preallocated) = (self.count, self.preallocated);
@@ -298,7 +299,7 @@ impl Metadata {
                 self.change_inode(*inode, |inode| inode.size = inode.size.max(*size))?;
             }
             Change::Remove { inode } => self.remove(*inode, blocks)?,
-            // Moves concern all versions.
+            // Moves apply to all versions.
             Change::Move { .. } => {}
         }
         Ok(())
@@ -326,17 +327,17 @@ impl Metadata {
         }
     }
 
-    /// Inodes that have no names and were open.
+    /// Inodes without names, which were open.
     pub fn orphans(&self) -> Vec<InodeNumber> {
         self.named_by(kind::ORPHAN)
     }
 
-    /// Directories that are striped.
+    /// Striped directories.
     pub fn striped_directories(&self) -> Vec<InodeNumber> {
         self.named_by(kind::STRIPES)
     }
 
-    /// Inodes that items of inode 0 name, of this kind.
+    /// Inodes in the offsets of the items of inode 0 of this kind.
     fn named_by(&self, kind: u8) -> Vec<InodeNumber> {
         let mut inodes = Vec::new();
         for shard in 0..self.items.shards() {
@@ -349,17 +350,17 @@ impl Metadata {
     }
 }
 
-/// Key of the item that marks an inode as an orphan: it has no names.
+/// Key of the item that marks an inode as an orphan, without names.
 pub fn orphan(inode: InodeNumber) -> Key {
     Key { inode: 0, kind: kind::ORPHAN, offset: inode }
 }
 
-/// Notes in an inode that a file got data.
+/// Updates an inode for data that its file got.
 fn wrote(inode: &mut Inode, more: i64, size: u64, modified: Time) {
     inode.blocks = inode.blocks.saturating_add_signed(more);
     inode.size = inode.size.max(size);
     if modified != KEEP_TIMES {
-        // Times may have been set since the write was submitted.
+        // A later time may have been set since the write was submitted.
         inode.modified = inode.modified.max(modified);
         inode.changed = inode.changed.max(modified);
     }

@@ -1,20 +1,24 @@
-//! Mounting: the file system for all programs, through the kernel's FUSE.
+//! Mounting: the file system for all programs, through FUSE of the kernel.
 //!
-//! The number of a FUSE node is that of its inode; its generation is 0, since numbers of inodes are never given again. A request that
-//! comes to another shard goes to the file system's home as one message. Permissions and locks are the kernel's.
+//! The number of a FUSE node is that of its inode. Its generation is 0, since inode numbers aren't reused. A
+//! request that arrives on another shard is sent to the core of its inode as one message. The kernel checks
+//! permissions and keeps locks.
 //!
 //! # Caches of the kernel
-//! The kernel alone changes a mounted file system, so it keeps names, attributes and data as long as it likes. With its writeback cache
-//! it also owns size and times of regular files: it sends the size by writes and the times by SETATTR. So no other request sets the
-//! times of a regular file: they would differ from those that programs have seen. All kernels that a session takes have this cache.
+//! Only the kernel changes a mounted file system, so it may cache names, attributes and data without a limit
+//! in time. With its writeback cache it also owns size and times of regular files: it sends the size with
+//! writes and the times with SETATTR. So no other request sets the times of a regular file, which would
+//! differ from those that programs have seen. All kernels that a session accepts have this cache.
 //!
 //! # Inodes without names
-//! An inode stays while it is open or while the kernel refers to it: each lookup counts one reference until the kernel forgets it. So a
-//! removed working directory, or a file that is held with `O_PATH`, can still be looked at.
+//! An inode is kept while it is open or the kernel refers to it: each lookup adds one reference, until the
+//! kernel forgets it. So a removed working directory, or a removed file that is open with `O_PATH`, can still
+//! be accessed.
 //!
-//! Modules: `convert` between the attributes of both sides, `actions` what requests do beyond one call of the shard, `serve` the
-//! requests, `refused_reads` their lines in the log, `snapshots` those in `.snapshots` with the nodes of `slots`, [`mounted`] a mount from its beginning to its end,
-//! [`watch`] how long the storage has left a request unanswered, [`kind`] the kind `fs` of a stack.
+//! Modules: `convert` converts attributes between both sides, `actions` has the requests that are more than
+//! one call of the core, `serve` all requests, `refused_reads` the log lines for refused reads, `snapshots`
+//! the requests in `.snapshots`, with the nodes of `slots`, [`mounted`] a mount from start to end, [`watch`]
+//! the time that the storage has left a request unanswered, [`kind`] the kind `fs` of a stack.
 
 mod actions;
 mod control;

@@ -1,7 +1,9 @@
-//! Operations on names. Those on inodes of one core are decided and in effect in one turn ([`crate::namespace`]); others are `joint`.
+//! Operations on names. Those on inodes of one core are decided and take effect in one turn
+//! ([`crate::namespace`]); the others are in `joint`.
 //!
-//! Each is carried out on the core of the [holder](Holder) of the name: the directory, or a stripe of it. A directory may become striped before it
-//! is; then the operation begins again, on the core of the stripe.
+//! Each operation runs on the core of the [holder](Holder) of the name: the directory, or a stripe of it. If
+//! the directory becomes striped before the operation is decided, the operation restarts on the core of the
+//! stripe.
 
 use crate::change::{Change, Changes};
 use crate::core::{Core, now};
@@ -16,7 +18,7 @@ use block::Result;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// What a name stands for that is removed.
+/// Expected type of a name to remove: a directory, or any other file.
 #[derive(Debug, Clone, Copy)]
 enum Removing {
     Name,
@@ -39,7 +41,7 @@ impl Removing {
 }
 
 impl Core {
-    /// Looks a name up. `.` and `..` are names, too.
+    /// Looks a name up, which may be `.` or `..`.
     ///
     /// # Errors
     /// [`Error::NotFound`](block::Error::NotFound), ENOTDIR, ENAMETOOLONG.
@@ -50,7 +52,7 @@ impl Core {
         }
     }
 
-    /// Looks a name up: the file and its type, if it is there.
+    /// Looks a name up. Returns the inode and its type; `None` if the name doesn't exist.
     ///
     /// # Errors
     /// ENOTDIR, ENAMETOOLONG.
@@ -65,7 +67,7 @@ impl Core {
         self.cores().at_holder(directory, name, find).await
     }
 
-    /// As [`find`](Self::find), on the core of the holder of the name; nothing if that is no longer the holder.
+    /// As [`find`](Self::find), on the core of the name's holder; `None` if `holder` is no longer the holder.
     pub(crate) fn find_in(
         &self,
         holder: Holder,
@@ -78,7 +80,7 @@ impl Core {
         }
     }
 
-    /// Makes a file. Returns its number.
+    /// Creates a file. Returns its inode.
     ///
     /// # Errors
     /// As [`namespace::create`]; [`Error::NoSpace`](block::Error::NoSpace).
@@ -100,7 +102,8 @@ impl Core {
         self.cores().at_holder(directory, name, create).await
     }
 
-    /// As [`create`](Self::create), on the core of the holder of the name; nothing if that is no longer the holder.
+    /// As [`create`](Self::create), on the core of the name's holder; `None` if `holder` is no longer the
+    /// holder.
     async fn create_in(
         self: &Rc<Self>,
         holder: Holder,
@@ -128,10 +131,11 @@ impl Core {
         Ok(Some(inode))
     }
 
-    /// Finds a file, or makes a regular one: its type, and whether it is new. Nothing is done if this is no longer the holder of the name.
+    /// Finds a file, or creates a regular one. Returns the inode, its type, and whether it is new; `None`,
+    /// without a change, if `holder` is no longer the holder of the name.
     ///
     /// # Errors
-    /// As [`create`](Self::create), but for [`Error::AlreadyExists`](block::Error::AlreadyExists).
+    /// As [`create`](Self::create), except for [`Error::AlreadyExists`](block::Error::AlreadyExists).
     pub(crate) async fn find_or_create_in(
         self: &Rc<Self>,
         holder: Holder,
@@ -154,7 +158,7 @@ impl Core {
             }
         };
         let Some((found, ticket)) = self.change_here(decide).await? else { return Ok(None) };
-        // A new one isn't in use.
+        // A new file isn't in use.
         if found.2 {
             self.note(&[directory], ticket);
             self.note_name(holder, name);
@@ -162,7 +166,7 @@ impl Core {
         Ok(Some(found))
     }
 
-    /// As [`create`](Self::create), for an inode of another core.
+    /// As [`create`](Self::create), for an inode on another core.
     async fn create_elsewhere(
         self: &Rc<Self>,
         directory: InodeNumber,
@@ -184,7 +188,7 @@ impl Core {
         self.jointly(wanted, decide).await
     }
 
-    /// Gives a file another name.
+    /// Creates another name of a file.
     ///
     /// # Errors
     /// As [`namespace::link`]; [`Error::NoSpace`](block::Error::NoSpace).
@@ -200,7 +204,7 @@ impl Core {
         self.cores().at_holder(directory, name, link).await
     }
 
-    /// As [`link`](Self::link), on the core of the holder of the name; nothing if that is no longer the holder.
+    /// As [`link`](Self::link), on the core of the name's holder; `None` if `holder` is no longer the holder.
     async fn link_in(self: &Rc<Self>, inode: InodeNumber, holder: Holder, name: &[u8]) -> Result<Option<()>> {
         self.check_space_for_item()?;
         let directory = holder.inode;
@@ -233,7 +237,7 @@ impl Core {
         Ok(Some(()))
     }
 
-    /// Removes a name that isn't a directory's.
+    /// Removes a name of a file other than a directory.
     ///
     /// # Errors
     /// As [`namespace::unlink`].
@@ -265,7 +269,8 @@ impl Core {
         self.cores().at_holder(directory, name, remove).await
     }
 
-    /// Removes a name, on the core of its holder; nothing is done if that is no longer the holder.
+    /// Removes a name, on the core of its holder; `None`, without a change, if `holder` is no longer the
+    /// holder.
     async fn remove_name_in(
         self: &Rc<Self>,
         holder: Holder,
@@ -319,7 +324,8 @@ impl Core {
         }
     }
 
-    /// Whether what a name stands for is an inode of this core, without stripes: removing it concerns no other inodes.
+    /// Whether a name refers to an inode of this core without stripes, so that its removal involves no other
+    /// inodes.
     fn is_alone_here(&self, found: Found) -> bool {
         self.is_here(found.inode) && !(found.is_directory() && self.cores().striped().has(found.inode))
     }
@@ -335,7 +341,7 @@ impl Core {
         renaming: Renaming,
     ) -> Result<()> {
         if to.1.len() > from.1.len() {
-            // Names take space in the tree.
+            // A name takes space in the tree.
             self.check_space_for_item()?;
         }
         let new_name = to.1.to_vec();
@@ -346,7 +352,8 @@ impl Core {
         self.cores().at_holder(from.0, from.1, rename).await
     }
 
-    /// As [`rename`](Self::rename), on the core of the holder of the old name; nothing is done if others hold the names by then.
+    /// As [`rename`](Self::rename), on the core of the old name's holder; `None`, without a change, if a name
+    /// has another holder now.
     async fn rename_in(
         self: &Rc<Self>,
         (old, old_name): (Holder, &[u8]),
@@ -369,7 +376,8 @@ impl Core {
                     true => directory::find(&metadata.items, to.0, to.1)?,
                     false => return Ok(None),
                 };
-                // The directories above may change on other cores.
+                // The directories above may change on other cores, so a move of a directory is always a joint
+                // operation.
                 let moves_directory =
                     [Some(moved), replaced].into_iter().flatten().any(|it| it.is_directory());
                 if self.totals.cores() > 1 && from.0 != to.0 && moves_directory
@@ -405,7 +413,8 @@ impl Core {
         }
     }
 
-    /// As [`rename_in`](Self::rename_in), of inodes of several cores. Returns whether it is done: it isn't if other inodes are concerned by now.
+    /// As [`rename_in`](Self::rename_in), for inodes of several cores. Returns false, without a change, if
+    /// the operation now involves other inodes.
     async fn rename_jointly(
         self: &Rc<Self>,
         (old, old_name): (Holder, &[u8]),
@@ -469,7 +478,8 @@ impl Core {
         Ok(Some(is_done))
     }
 
-    /// Names that an inode of this core has, a directory or a stripe, from an offset on, as many as `visit` takes. Returns whether that were all.
+    /// Visits names of an inode of this core, a directory or a stripe, at or after an offset, until `visit`
+    /// returns false. Returns whether all were visited.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -489,7 +499,8 @@ impl Core {
     }
 }
 
-/// Looks a name up: the file and its type, if it is there. `.` and `..` are names, too.
+/// Looks a name up, which may be `.` or `..`. Returns the inode and its type; `None` if the name doesn't
+/// exist.
 ///
 /// # Errors
 /// ENOTDIR, ENAMETOOLONG.

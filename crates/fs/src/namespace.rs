@@ -1,6 +1,7 @@
-//! Operations on names, with the rules of POSIX: plain functions from the metadata to the changes that carry an operation out.
+//! Operations on names, with the rules of POSIX: functions from the metadata to the changes that carry an
+//! operation out.
 //!
-//! Permissions aren't checked here: a mount lets the kernel do it.
+//! Permissions aren't checked here: for a mount, the kernel checks them.
 
 use crate::change::{Attributes, Change, Changes, Value};
 use crate::directory::{self, Found, MOST_NAME, check_name, show};
@@ -14,12 +15,12 @@ use smallvec::smallvec;
 
 /// Most names of an inode.
 pub const MOST_LINKS: u32 = 1 << 30;
-/// Longest target of a symbolic link in bytes: it is in one record with the name and the inode.
+/// Longest target of a symbolic link in bytes: it fits in one record with the name and the inode.
 pub const MOST_TARGET: usize = 3072;
-/// Bytes of a target that an item holds.
+/// Most bytes of a target in one item.
 const TARGET_ITEM: usize = 1024;
 
-/// A new file.
+/// Attributes of a new file.
 #[derive(Debug, Clone, Default)]
 pub struct New {
     /// Type and permissions.
@@ -34,13 +35,13 @@ pub struct New {
     pub target: Vec<u8>,
 }
 
-/// Behaviour of a rename where the new name exists.
+/// Condition of a rename on whether the new name exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Renaming {
     /// Replaces the file of that name.
     #[default]
     Replace,
-    /// Fails.
+    /// Fails if the new name exists.
     NoReplace,
     /// Exchanges the names of both files.
     Exchange,
@@ -72,8 +73,9 @@ fn not_a_directory(name: &[u8]) -> Error {
     os(libc::ENOTDIR, format!("\"{}\" isn't a directory", show(name)))
 }
 
-/// Shard of a new file: that of its directory, so that making it concerns one shard. Directories in the root are spread over all
-/// shards, as the Orlov allocator of ext does it: files of one top-level directory are expected to be used together, those of several aren't.
+/// Chooses the shard of a new file: that of its directory, so that creating it involves one shard.
+/// Directories in the root are distributed over all shards, as in the Orlov allocator of ext2: files of one
+/// top-level directory are likely to be used together, files of several aren't.
 pub fn shard_for(items: &Forest, directory: InodeNumber, name: &[u8], new: &New) -> Shard {
     match directory == ROOT && FileType::of(new.mode) == Some(FileType::Directory) {
         true => (directory::hash(name) % u64::from(items.shards())) as Shard,
@@ -86,13 +88,13 @@ fn directory_of(metadata: &Metadata, directory: InodeNumber) -> Result<Inode> {
     let inode = metadata.inode(directory)?;
     match inode.is_directory() {
         false => Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory"))),
-        // It was removed while it was open.
+        // The directory was removed while it was open.
         true if inode.links == 0 => Err(Error::not_found(format!("directory {directory} was removed"))),
         true => Ok(inode),
     }
 }
 
-/// Looks a name up; `None` if it isn't there.
+/// Looks a name up; `None` if it doesn't exist.
 ///
 /// # Errors
 /// ENOTDIR, ENAMETOOLONG; ESTALE.
@@ -101,7 +103,7 @@ pub fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<
         check_name(name)?;
     }
     let found = directory::find(&metadata.items, directory, name)?;
-    // An inode with names is a directory.
+    // An inode with entries is a directory.
     if found.is_none() && !metadata.inode(directory)?.is_directory() {
         return Err(os(libc::ENOTDIR, format!("inode {directory} isn't a directory")));
     }
@@ -111,12 +113,12 @@ pub fn find(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<
 /// Looks a name up.
 ///
 /// # Errors
-/// [`Error::NotFound`]; as [`find`].
+/// [`Error::NotFound`]; errors of [`find`].
 pub fn lookup(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Found> {
     find(metadata, directory, name)?.ok_or_else(|| missing(directory, name))
 }
 
-/// Returns the change of the times of an inode whose data changes, and of its link count.
+/// Returns the change of the times and the link count of an inode whose data changes.
 fn touched(inode: InodeNumber, now: Time, links: Option<u32>) -> Change {
     if links.is_none() {
         return Change::Touch { inode, time: now };
@@ -134,7 +136,7 @@ fn put_entry(key: Key, inode: InodeNumber, code: u8, name: &[u8]) -> Change {
     Change::Put { key, value: directory::encode(inode, code, name) }
 }
 
-/// The changes that make a file without a name, to be opened, with this number.
+/// Returns the changes that create a file without a name, with this inode number, to be opened.
 ///
 /// # Errors
 /// As [`create`].
@@ -151,7 +153,7 @@ pub fn create_unnamed(
     Ok(changes)
 }
 
-/// The changes of a new inode.
+/// Returns the changes that create an inode.
 fn make(
     number: InodeNumber,
     parent: &Inode,
@@ -208,10 +210,10 @@ fn vacant(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Result<Ke
     }
 }
 
-/// The changes that make a file with this number.
+/// Returns the changes that create a file with this inode number.
 ///
 /// # Errors
-/// [`Error::AlreadyExists`], [`Error::NotFound`] for a directory that was removed, ENOTDIR, ENAMETOOLONG, EMLINK,
+/// [`Error::AlreadyExists`]; [`Error::NotFound`] for a removed directory; ENOTDIR, ENAMETOOLONG, EMLINK;
 /// [`Error::Invalid`] for an invalid name or mode.
 pub fn create(
     metadata: &Metadata,
@@ -227,10 +229,11 @@ pub fn create(
     }
 }
 
-/// Looks a name up. Returns the file, or the changes that make a file of this name with this number.
+/// Looks a name up. Returns the existing file, or the changes that create a file of this name with this inode
+/// number.
 ///
 /// # Errors
-/// As [`create`], but for [`Error::AlreadyExists`].
+/// As [`create`], except for [`Error::AlreadyExists`].
 pub fn find_or_create(
     metadata: &Metadata,
     number: InodeNumber,
@@ -266,7 +269,7 @@ pub fn find_or_create(
 /// Target of a symbolic link.
 ///
 /// # Errors
-/// [`Error::Invalid`] for another file.
+/// [`Error::Invalid`] for a file of another type.
 pub fn target(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<u8>> {
     if metadata.inode(inode)?.file_type() != FileType::Link {
         return Err(Error::invalid(format!("inode {inode} isn't a symbolic link")));
@@ -277,10 +280,10 @@ pub fn target(metadata: &Metadata, inode: InodeNumber) -> Result<Vec<u8>> {
     Ok(parts.flat_map(|(_, bytes)| bytes.iter().copied()).collect())
 }
 
-/// The changes that give a file another name.
+/// Returns the changes that create another name of a file.
 ///
 /// # Errors
-/// As [`create`]; EPERM for a directory, [`Error::NotFound`] for an inode that is being removed.
+/// As [`create`]; EPERM for a directory; [`Error::NotFound`] for an inode that is being removed.
 pub fn link(
     metadata: &Metadata,
     inode: InodeNumber,
@@ -319,7 +322,7 @@ pub fn link(
     Ok(changes)
 }
 
-/// The changes of an inode that loses one name; a directory loses all of them.
+/// Returns the changes of an inode that loses a name; a directory loses all links.
 fn drop_name(inode: InodeNumber, old: &Inode, is_open: bool, now: Time) -> Changes {
     let links = if old.is_directory() { 0 } else { old.links.saturating_sub(1) };
     match (links, is_open) {
@@ -331,8 +334,8 @@ fn drop_name(inode: InodeNumber, old: &Inode, is_open: bool, now: Time) -> Chang
     }
 }
 
-/// The changes that remove a name, which was [looked up](lookup). An inode without names stays until it is
-/// closed: `stays` tells whether an inode is in use.
+/// Returns the changes that remove a name that was [looked up](lookup). An inode without names is kept until
+/// it is closed: `stays` returns whether an inode is in use.
 ///
 /// # Errors
 /// EISDIR.
@@ -359,7 +362,7 @@ fn check_empty(metadata: &Metadata, directory: InodeNumber, name: &[u8]) -> Resu
     }
 }
 
-/// The changes that remove an empty directory, whose name was looked up, as [`unlink`] does it.
+/// Returns the changes that remove an empty directory whose name was looked up; `stays` as in [`unlink`].
 ///
 /// # Errors
 /// ENOTDIR, ENOTEMPTY.
@@ -400,22 +403,23 @@ fn check_not_below(metadata: &Metadata, moved: InodeNumber, mut directory: Inode
     Err(Error::corrupt(format!("directory {directory} is below itself")))
 }
 
-/// Refuses names of a rename that no file can have.
+/// Refuses invalid names of a rename.
 ///
 /// # Errors
-/// As [`check_name`].
+/// Errors of [`check_name`].
 pub fn check_names(old: &[u8], new: &[u8]) -> Result<()> {
     check_name(old)?;
     check_name(new)
 }
 
-/// Source or target of a rename: the directory, its inode and the name.
+/// Source or target of a rename: directory and name.
 type Side<'a> = (InodeNumber, &'a [u8]);
 
-/// The changes that rename a file.
+/// Returns the changes that rename a file.
 ///
 /// # Errors
-/// As [`create`], [`unlink`] and [`remove_directory`]; [`Error::Invalid`] for a directory that would be below itself.
+/// As [`create`], [`unlink`] and [`remove_directory`]; [`Error::Invalid`] for moving a directory below
+/// itself.
 pub fn rename(
     metadata: &Metadata,
     from: Side<'_>,
@@ -434,7 +438,7 @@ pub fn rename(
     match (renaming, &replaced) {
         (Renaming::NoReplace, Some(_)) => return Err(exists(new_directory, new_name)),
         (Renaming::Exchange, None) => return Err(missing(new_directory, new_name)),
-        // Two names of one file: nothing is done.
+        // Both names refer to the same file: POSIX requires no change.
         (_, Some(other)) if other.inode == moved.inode => return Ok(Changes::new()),
         _ => {}
     }
@@ -444,7 +448,7 @@ pub fn rename(
         check_not_below(metadata, moved.inode, new_directory)?;
     }
     let mut changes = Changes::new();
-    // Subdirectories that each directory gains.
+    // Numbers of subdirectories that each directory gains.
     let (mut old_gain, mut new_gain) = (0_i64, 0_i64);
     if file.is_directory() && changes_parent {
         (old_gain, new_gain) = (-1, 1);

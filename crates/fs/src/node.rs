@@ -1,4 +1,4 @@
-//! Files in use: the ranges that are being written, and the number of times that each is open.
+//! Files in use: locks on ranges that are being written, and counts of how often each file is open.
 
 use crate::inode::InodeNumber;
 use runtime::range_lock::RangeLock;
@@ -11,54 +11,57 @@ use std::rc::Rc;
 /// Least number of entries at which entries of unused files are removed.
 const FEWEST_SWEPT: usize = 64;
 
-/// A file in use on its shard.
+/// A file in use on its core.
 #[derive(Debug)]
 pub struct Node {
-    /// The file.
+    /// Inode of the file.
     pub inode: InodeNumber,
-    /// Lock of the blocks that are being written or cut off.
+    /// Lock on the blocks that are being written or removed.
     pub lock: RangeLock,
-    /// Number of times that it is open.
+    /// Number of times that the file is open.
     opens: Cell<u32>,
-    /// Number of times that a mount has it open.
+    /// Number of times that a mount has the file open.
     pub mount_opens: Cell<u32>,
-    /// Number of times that a mount has it open for writing: the kernel's cache may have data that the server doesn't have.
+    /// Number of times that a mount has the file open for writing: the kernel's cache may have data that the
+    /// server doesn't have.
     pub writers: Cell<u32>,
-    /// Whether a write that a mount's kernel had cached found no space: the next write(2) fails, until there is space or no writer has the file open.
+    /// Whether a write that a mount's kernel had cached found no space. Then the next write(2) fails, until
+    /// there is space or no writer has the file open.
     pub has_lost_writes: Cell<bool>,
     /// Offset of the next append; beyond the size while appends are in flight.
     pub end: Cell<u64>,
-    /// Appends in flight.
+    /// Number of appends in flight.
     pub appends: Cell<u32>,
-    /// Whether it may be an inode without names, which is removed when it is closed.
+    /// Whether the file may have lost its last name: then the inode is removed when it is closed.
     pub has_lost_names: Cell<bool>,
-    /// Number of the last operation on it.
+    /// Number of the last operation on the file.
     pub ticket: Cell<u64>,
-    /// End of the appends in flight whose data is queued.
+    /// End of those appends in flight whose data is queued.
     queued_end: Cell<u64>,
-    /// Number of times that waiting appends got another offset: the file was cut off, or an append ended without its data.
+    /// Number of times that the offsets of waiting appends became invalid, because the file was truncated or
+    /// an append failed.
     cuts: Cell<u64>,
 }
 
-/// An append in flight, until this is dropped.
+/// An append in flight; dropping it ends the append.
 #[derive(Debug)]
 pub struct Appending<'a> {
     node: &'a Node,
     range: Range<u64>,
-    /// Value of [`Node::cuts`] when it began.
+    /// Value of [`Node::cuts`] when the append began.
     cuts: u64,
-    /// Whether its data is queued.
+    /// Whether the data of the append is queued.
     is_queued: Cell<bool>,
 }
 
 impl Appending<'_> {
-    /// Whether it no longer begins at the end of the file, whose present size is `size`: the file was cut off, or an append before this one has
-    /// ended without its data.
+    /// Whether the append's offset is no longer the end of the file, which has `size` bytes: the file was
+    /// truncated, or an earlier append ended without its data.
     pub fn is_misplaced(&self, size: u64) -> bool {
         self.cuts != self.node.cuts.get() || size > self.range.start
     }
 
-    /// Notes that its data is being queued: no other append gets its range any more.
+    /// Notes that the data is being queued, so that no other append gets this range.
     pub fn is_being_queued(&self) {
         self.is_queued.set(true);
         self.node.queued_end.set(self.node.queued_end.get().max(self.range.end));
@@ -69,7 +72,7 @@ impl Drop for Appending<'_> {
     fn drop(&mut self) {
         self.node.appends.set(self.node.appends.get() - 1);
         if !self.is_queued.get() && self.cuts == self.node.cuts.get() {
-            // Waiting appends begin here, or after the appends whose data is queued.
+            // Waiting appends restart here, or after the appends whose data is queued.
             self.node.end.set(self.range.start.max(self.node.queued_end.get()));
             self.node.cuts.set(self.node.cuts.get() + 1);
         }
@@ -77,7 +80,7 @@ impl Drop for Appending<'_> {
 }
 
 impl Node {
-    /// Begins an append to this range; the next one begins at its end while this one is in flight.
+    /// Begins an append to this range. The next one begins at its end while this one is in flight.
     pub fn begin_append(&self, range: Range<u64>) -> Appending<'_> {
         self.end.set(range.end);
         if self.appends.get() == 0 {
@@ -87,30 +90,30 @@ impl Node {
         Appending { node: self, range, cuts: self.cuts.get(), is_queued: Cell::new(false) }
     }
 
-    /// Notes that the file was cut off: waiting appends begin at the new size.
+    /// Notes that the file was truncated or cut: waiting appends restart at the new size.
     pub fn was_cut(&self, size: u64) {
         self.end.set(size);
         self.queued_end.set(0);
         self.cuts.set(self.cuts.get() + 1);
     }
 
-    /// Whether it is open.
+    /// Whether the file is open.
     pub fn is_open(&self) -> bool {
         self.opens.get() > 0
     }
 
-    /// Notes that it was opened once more.
+    /// Counts the file as opened once more.
     pub fn opened(&self) {
         self.opens.set(self.opens.get() + 1);
     }
 
-    /// Notes that it was closed; returns whether it is no longer open.
+    /// Counts the file as closed once. Returns whether it is no longer open.
     pub fn closed(&self) -> bool {
         self.opens.set(self.opens.get() - 1);
         self.opens.get() == 0
     }
 
-    /// Notes the number of an operation on it.
+    /// Notes the number of an operation on the file.
     pub fn note(&self, ticket: u64) {
         self.ticket.set(self.ticket.get().max(ticket));
     }
@@ -120,7 +123,7 @@ impl Node {
 #[derive(Debug, Default)]
 pub struct Nodes {
     nodes: RefCell<BTreeMap<InodeNumber, Rc<Node>>>,
-    /// References of a mount's kernel, which may use these inodes without opening them.
+    /// Numbers of references of a mount's kernel, which may use these inodes without opening them.
     references: RefCell<BTreeMap<InodeNumber, u64>>,
     /// Number of entries at which entries of unused files are removed.
     sweep_at: Cell<usize>,
@@ -132,8 +135,8 @@ impl Nodes {
         self.nodes.borrow().get(&inode).cloned()
     }
 
-    /// Returns a file, which is in use as long as it is open or the result is held. `issued` is the number of the last operation: it may have been
-    /// an operation on this file.
+    /// Returns the node of a file, which is in use while it is open or the node is held. `issued` is the
+    /// number of the last operation, which may have been on this file.
     pub fn get(&self, inode: InodeNumber, issued: u64) -> Rc<Node> {
         let mut nodes = self.nodes.borrow_mut();
         let entry = match nodes.entry(inode) {
@@ -163,13 +166,13 @@ impl Nodes {
         node
     }
 
-    /// Whether a file is open, or referenced by a kernel.
+    /// Whether a file is open, or the kernel refers to it.
     pub fn is_open(&self, inode: InodeNumber) -> bool {
         let is_open = self.nodes.borrow().get(&inode).is_some_and(|node| node.is_open());
         is_open || self.references.borrow().contains_key(&inode)
     }
 
-    /// Adds a reference: the inode stays until all of them have been dropped.
+    /// Adds a reference: the inode is kept until all references have been dropped.
     pub fn refer(&self, inode: InodeNumber) {
         *self.references.borrow_mut().entry(inode).or_default() += 1;
     }
@@ -195,7 +198,7 @@ impl Nodes {
         }
     }
 
-    /// Closes all files as often as the mount has them open, and drops all references: the mount has ended.
+    /// Closes each file as often as an ended mount has it open, and drops all references.
     pub fn end_mount(&self) {
         self.references.borrow_mut().clear();
         for node in self.nodes.borrow().values() {
@@ -217,7 +220,7 @@ mod tests {
         assert!(nodes.is_open(7) && !nodes.is_open(8));
         assert!(!nodes.unrefer(7, 2) && nodes.is_open(7));
         assert!(nodes.unrefer(7, 1) && !nodes.is_open(7));
-        assert!(!nodes.unrefer(7, 1), "there is none");
+        assert!(!nodes.unrefer(7, 1), "no reference is left");
         nodes.refer(7);
         nodes.end_mount();
         assert!(!nodes.is_open(7));

@@ -1,4 +1,4 @@
-//! Operations on inodes. Those on names are in [`crate::names`], and the data of files is in [`crate::data`].
+//! Operations on inodes. Operations on names are in [`crate::names`], those on data in [`crate::data`].
 
 use crate::attributes;
 use crate::change::{Attributes, Change, Changes};
@@ -20,31 +20,32 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Blocks of a removed file that are taken from it at a time.
+/// Blocks of a removed file that are unmapped at a time.
 const REMOVED_AT_ONCE: usize = 512;
-/// Names of a removed directory that are taken from it at a time.
+/// Names of a removed directory that are removed at a time.
 const NAMES_REMOVED_AT_ONCE: usize = 64;
-/// Files with more blocks than this are removed piece by piece, in the background.
+/// Most blocks of a file that is removed in one operation; larger files are removed in steps, in the
+/// background.
 const REMOVED_WHOLE: u64 = 4096;
 
-/// Time between attempts to remove an inode, or to close the file system, while no record can be written for lack of space.
+/// Time between attempts to remove an inode, or to close the file system, while records wait for space.
 pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 
-/// Sizes of a file system.
+/// Sizes and counts of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {
-    /// Blocks of 4 KiB for data.
+    /// Capacity for data in blocks of 4 KiB.
     pub blocks: u64,
-    /// Of these, the free ones.
+    /// Number of free blocks of the capacity.
     pub free: u64,
     /// Number of files.
     pub inodes: u64,
-    /// Number of records that were replayed when it was opened; 0 after a clean end.
+    /// Number of records that were replayed when the file system was opened; 0 after a clean close.
     pub replayed: u64,
 }
 
 impl Core {
-    /// Carries out an operation that `decide` finds the changes of.
+    /// Carries out an operation with the changes that `decide` returns.
     pub(crate) async fn change<T>(
         &self,
         decide: impl Fn(&Metadata) -> Result<(T, Changes)>,
@@ -53,7 +54,8 @@ impl Core {
         done.ok_or_else(|| Error::io("an operation on one core was decided for several"))
     }
 
-    /// As [`change`](Self::change); nothing is done if `decide` returns nothing: inodes of other cores are concerned.
+    /// As [`change`](Self::change); without a change if `decide` returns `None`, because the operation
+    /// involves inodes of other cores.
     pub(crate) async fn change_here<T>(
         &self,
         decide: impl Fn(&Metadata) -> Result<Option<(T, Changes)>>,
@@ -76,12 +78,12 @@ impl Core {
     /// Attributes of an inode.
     ///
     /// # Errors
-    /// ESTALE for one that isn't there.
+    /// ESTALE for an inode that doesn't exist.
     pub fn inode(&self, inode: InodeNumber) -> Result<Inode> {
         self.metadata.borrow().inode(inode)
     }
 
-    /// Makes a file without a name and opens it.
+    /// Creates a file without a name and opens it.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -98,15 +100,15 @@ impl Core {
         Ok(node)
     }
 
-    /// Notes an operation on files that are in use, so that making one of them durable waits for it.
+    /// Notes an operation on files, if they are in use, so that a sync of one of them waits for it.
     pub(crate) fn note(&self, inodes: &[InodeNumber], ticket: u64) {
         inodes.iter().filter_map(|inode| self.nodes.find(*inode)).for_each(|node| node.note(ticket));
     }
 
-    /// Makes the operations on an inode of this core durable; for a directory, those on its names as well.
+    /// Makes the operations on an inode of this core durable; for a directory, also those on its names.
     ///
     /// # Errors
-    /// The failure of the log, which stays.
+    /// The failure of the log, which is permanent.
     pub async fn sync_inode(&self, inode: InodeNumber) -> Result<()> {
         self.cores().sync_stripes(inode).await?;
         match self.nodes.find(inode) {
@@ -115,7 +117,7 @@ impl Core {
         }
     }
 
-    /// Whether an inode without names stays for now: it is open, or so large that it is removed piece by piece.
+    /// Whether an inode without names is kept for now: it is open, or so large that it is removed in steps.
     pub(crate) fn stays(&self, number: InodeNumber, inode: &Inode) -> bool {
         inode.blocks > REMOVED_WHOLE || self.nodes.is_open(number)
     }
@@ -123,12 +125,12 @@ impl Core {
     /// Target of a symbolic link.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for another file.
+    /// [`Error::Invalid`] for a file of another type.
     pub fn read_link(&self, inode: InodeNumber) -> Result<Vec<u8>> {
         namespace::target(&self.metadata.borrow(), inode)
     }
 
-    /// Opens a file: it stays until it is [closed](Self::close), whatever becomes of its names.
+    /// Opens a file: the inode is kept until it is [closed](Self::close), even without names.
     ///
     /// # Errors
     /// ESTALE.
@@ -137,7 +139,7 @@ impl Core {
         Ok(self.open_present(inode))
     }
 
-    /// Opens a file that is there.
+    /// Opens a file that exists.
     pub(crate) fn open_present(&self, inode: InodeNumber) -> Rc<Node> {
         let node = self.node(inode);
         node.opened();
@@ -146,7 +148,7 @@ impl Core {
 
     /// Closes a file that was [opened](Self::open).
     pub fn close(self: &Rc<Self>, node: &Rc<Node>) {
-        // It may have lost its names while it was open.
+        // The file may have lost its last name while it was open.
         if node.closed() && node.has_lost_names.get() {
             self.remove_unused(node.inode);
         }
@@ -170,7 +172,7 @@ impl Core {
             loop {
                 let permit = match core.admit().await {
                     Ok(permit) => permit,
-                    // Nothing else would remove it before the file system is opened again.
+                    // Retries, since otherwise the inode would remain until the file system is opened again.
                     Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
                         runtime::sleep(BETWEEN_ATTEMPTS).await;
                         continue;
@@ -205,7 +207,7 @@ impl Core {
         self.kit.tasks.spawn(removing).detach();
     }
 
-    /// Removes inodes that have no names: they were open when the file system was last closed or lost.
+    /// Removes inodes without names, which were open when the file system was closed or lost power.
     pub fn remove_orphans(self: &Rc<Self>) {
         if self.breaks(Broken::KeepsOrphans) {
             return;
@@ -214,7 +216,7 @@ impl Core {
         orphans.into_iter().for_each(|inode| self.remove_unused(inode));
     }
 
-    /// Sets attributes but the size.
+    /// Sets attributes other than the size.
     ///
     /// # Errors
     /// ESTALE; the failure of the log.
@@ -227,8 +229,8 @@ impl Core {
         self.decide_attributes(inode, sets_modified, move |_| Some(attributes)).await
     }
 
-    /// Sets the attributes that `decide` returns for the present ones, in the turn in which they are set; `None` changes nothing. `sets_modified`: they
-    /// may have the time of the last change of the data.
+    /// Sets the attributes that `decide` returns for the present ones, within one turn; `None` changes
+    /// nothing. `sets_modified` is true if they may include the modification time.
     ///
     /// # Errors
     /// As [`set_attributes`](Self::set_attributes).
@@ -238,7 +240,7 @@ impl Core {
         sets_modified: bool,
         decide: impl Fn(&Inode) -> Option<Attributes> + Clone + 'static,
     ) -> Result<Inode> {
-        // A write in flight sets the time when its record is written.
+        // A write in flight sets the time when its record is written, so the file is locked.
         let node = sets_modified.then(|| self.node(inode));
         let _held = match &node {
             Some(node) => Some(node.lock.ask(0..u64::MAX).await),
@@ -278,7 +280,7 @@ impl Core {
             let Some(attributes) = decide(&view.metadata.inode(directory)?).map(with_time) else {
                 return Ok(Some(((), Changes::new())));
             };
-            // Those of a directory that was removed are gone.
+            // Stripes of a removed directory no longer exist.
             let there = all.iter().filter(|inode| view.metadata.inode(**inode).is_ok());
             Ok(Some(((), there.map(|inode| Change::set(*inode, attributes)).collect())))
         };
@@ -296,17 +298,17 @@ impl Core {
         }
     }
 
-    /// Sets the size of a file: cuts off what is behind it, or adds zeros.
+    /// Sets the size of a file: removes the data after it, or adds zeros.
     ///
     /// # Errors
-    /// EFBIG, EISDIR, [`Error::Invalid`]; as [`write`](Self::write) where the end is within a block.
+    /// EFBIG, EISDIR, [`Error::Invalid`]; errors of [`write`](Self::write) if the new end is within a block.
     pub async fn truncate(self: &Rc<Self>, node: &Rc<Node>, size: u64) -> Result<()> {
         end_of(size, 0)?;
         self.check_regular(node.inode)?;
         self.cut_out(node, Cut::From(size), Times::Present).await
     }
 
-    /// Frees the blocks of a range, which reads as zeros then.
+    /// Frees the blocks of a range, which then reads as zeros.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -328,7 +330,8 @@ impl Core {
         }
     }
 
-    /// Reserves space for a range, so that writes to it find some. With `grows`, the file has at least the bytes up to the end of the range then.
+    /// Reserves space for later writes to a range. With `grows`, raises the size of the file to at least the
+    /// end of the range.
     ///
     /// # Errors
     /// EFBIG, [`Error::NoSpace`].
@@ -360,7 +363,7 @@ impl Core {
             }
             let mut changes: Changes = smallvec![Change::Preallocate { inode, from, to }];
             if grows {
-                // Writes in flight to other blocks may make it larger than it is now.
+                // Writes in flight to other blocks may raise the size further.
                 changes.push(Change::Grow { inode, size: range.end });
             }
             if let Some(changed) = times.to_set() {
@@ -374,10 +377,11 @@ impl Core {
         Ok(())
     }
 
-    /// The first offset from this one on with data, or without.
+    /// First offset at or after `offset` with data (`SEEK_DATA`) or, if `data` is false, in a hole
+    /// (`SEEK_HOLE`).
     ///
     /// # Errors
-    /// ENXIO where the file ends before.
+    /// ENXIO if `offset` isn't below the size of the file, or if no data follows.
     pub fn seek(&self, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
         seek(&self.metadata.borrow(), inode, offset, data)
     }
@@ -428,7 +432,7 @@ impl Core {
         Ok(())
     }
 
-    /// Sizes of the file system.
+    /// Sizes and counts of the file system.
     pub fn statistics(&self) -> Statistics {
         let (blocks, used) = (self.capacity(), self.used());
         let inodes = self.totals.sum(|used| &used.inodes);
@@ -436,15 +440,16 @@ impl Core {
     }
 }
 
-/// Attributes with the time of the last change of the inode, which is now unless it is given.
+/// Adds the time of the last change of the inode: the present, unless it is given.
 fn with_time(attributes: Attributes) -> Attributes {
     Attributes { changed: attributes.changed.or(Some(now())), ..attributes }
 }
 
-/// The first offset of a file from this one on with data, or without.
+/// First offset of a file at or after `offset` with data (`SEEK_DATA`) or, if `data` is false, in a hole
+/// (`SEEK_HOLE`).
 ///
 /// # Errors
-/// ENXIO where the file ends before.
+/// ENXIO if `offset` isn't below the size of the file, or if no data follows.
 pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) -> Result<u64> {
     let size = metadata.inode(inode)?.size;
     let none =
@@ -473,9 +478,9 @@ pub fn seek(metadata: &Metadata, inode: InodeNumber, offset: u64, data: bool) ->
     }
 }
 
-/// The next changes that remove an inode, and whether they are the last.
+/// Returns the next changes that remove an inode, and whether they are the last.
 fn next_removal(metadata: &Metadata, inode: InodeNumber) -> Result<(Changes, bool)> {
-    // A stripe that its directory didn't get, or a directory with leftovers.
+    // A stripe that isn't in use, or a directory with leftovers, still has names.
     let names = directory::removal(&metadata.items, inode, NAMES_REMOVED_AT_ONCE);
     if !names.is_empty() {
         return Ok((names, false));

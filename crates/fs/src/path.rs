@@ -1,4 +1,4 @@
-//! Paths: from the root through directories and symbolic links, on the cores that have them.
+//! Resolution of paths, from the root through directories and symbolic links, on the cores that have them.
 
 use crate::core::Core;
 use crate::inode::{FileType, InodeNumber, ROOT};
@@ -8,12 +8,12 @@ use crate::snapshots::SnapshotNumber;
 use crate::stripes::{self, Holder};
 use block::{Error, Result};
 
-/// Most symbolic links that a path leads through.
+/// Most symbolic links that are followed in one path.
 const MOST_LINKS_FOLLOWED: u32 = 40;
 /// Longest path in bytes.
 const MOST_PATH: usize = 4096;
 
-/// A file, and its type.
+/// Inode at the end of a path, and its type.
 pub type End = (InodeNumber, FileType);
 
 fn check_length(path: &str) -> Result<()> {
@@ -26,7 +26,7 @@ fn check_length(path: &str) -> Result<()> {
     }
 }
 
-/// The file that a path names; nothing if it leads through symbolic links, or to other cores on the way.
+/// Resolves a path on this core; `None` if it leads through symbolic links or to other cores.
 ///
 /// # Errors
 /// [`Error::NotFound`], ENOTDIR, ENAMETOOLONG.
@@ -47,15 +47,15 @@ pub fn walk_here(core: &Core, path: &str) -> Result<Option<End>> {
     Ok(Some(at))
 }
 
-/// A path that is being followed.
+/// State of a path resolution.
 #[derive(Debug)]
 pub struct Walk {
     at: End,
-    /// Stripe of `at` that holds the next name, once it is known that a stripe does.
+    /// Stripe of `at` that holds the next name, if it is known that `at` is striped.
     stripe: Option<InodeNumber>,
-    /// Directory that the link is in, if `at` is one.
+    /// Directory that contains the link, if `at` is a symbolic link.
     directory: InodeNumber,
-    /// Names that are left, the next one last.
+    /// Remaining names, the next one last.
     rest: Vec<Vec<u8>>,
     followed: u32,
     version: Option<SnapshotNumber>,
@@ -66,7 +66,7 @@ fn names(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
 }
 
 impl Walk {
-    /// Begins at the root.
+    /// Begins a resolution at the root.
     ///
     /// # Errors
     /// ENAMETOOLONG.
@@ -74,7 +74,7 @@ impl Walk {
         Self::begin_in(None, path)
     }
 
-    /// Begins at the root of a snapshot; `None` for the present version.
+    /// Begins a resolution at the root of a snapshot; `None` for the present version.
     ///
     /// # Errors
     /// ENAMETOOLONG.
@@ -91,12 +91,13 @@ impl Walk {
         })
     }
 
-    /// The inode on whose core it goes on.
+    /// Inode on whose core the resolution continues.
     pub fn place(&self) -> InodeNumber {
         self.stripe.unwrap_or(self.at.0)
     }
 
-    /// The inode that holds the next name: the directory, or a stripe of it. Of a snapshot, the core of the directory knows.
+    /// Returns the inode that holds the next name: the directory, or a stripe of it. For a snapshot, only the
+    /// core of the directory can find the stripe.
     fn holder_of_next(&mut self, core: &Core) -> Result<InodeNumber> {
         if self.stripe.is_none()
             && self.at.1 == FileType::Directory
@@ -115,7 +116,7 @@ impl Walk {
         Ok(self.place())
     }
 
-    /// Goes on as far as inodes of this core lead. Returns the end of the path once it is reached.
+    /// Continues as far as the path has inodes of this core. Returns the end of the path once it is reached.
     ///
     /// # Errors
     /// [`Error::NotFound`], ENOTDIR; ELOOP for too many links.
@@ -148,14 +149,14 @@ impl Walk {
                 None => core.find_in(Holder { directory: self.at.0, inode: holder }, name)?,
             };
             self.stripe = None;
-            // Else another one holds the name by now.
+            // If nothing is found, the name has another holder now.
             if let Some(found) = found {
                 self.directory = self.at.0;
                 self.at = found.ok_or_else(|| namespace::missing(self.directory, name))?;
                 self.rest.pop();
             }
         }
-        // The end may be an inode of another core.
+        // The inode at the end may be on another core.
         Ok((self.rest.is_empty() && self.at.1 != FileType::Link).then_some(self.at))
     }
 }

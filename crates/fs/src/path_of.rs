@@ -1,7 +1,8 @@
-//! Paths of inodes, for messages: by the names that stand for them, from the file up to the root.
+//! Paths of inodes, for messages: found from names, from the file up to the root.
 //!
-//! Files have no items that name their directories, so all names of a version are read once, a batch at a time, until each of the files
-//! has one. Of a file with several names, one is found. The result is a view of no single moment where names change meanwhile.
+//! Inodes of files don't refer to their directories, so all names of a version are read once, in batches,
+//! until each of the files has one. Only one name of a file is found. If names change meanwhile, the result
+//! doesn't reflect a single point in time.
 
 use crate::core::Core;
 use crate::cores::core_of;
@@ -18,17 +19,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Items that are read at a time on a core.
+/// Items of one batch on a core.
 const ITEMS_AT_ONCE: usize = 1024;
-/// Most directories above a file; paths of files below more aren't found.
+/// Most directories above a file; paths that are deeper aren't found.
 const MOST_LEVELS: usize = 2048;
-/// Most bytes of a path that are shown, the last ones.
+/// Most bytes of a path that are shown; a longer path is shown without its beginning.
 const MOST_SHOWN: usize = 4096;
 
-/// Inode that a name stands for, inode that holds the name (a directory or a stripe of one), and the name.
+/// Inode that a name refers to, inode that holds the name (a directory or a stripe of one), and the name.
 type Name = (InodeNumber, InodeNumber, Vec<u8>);
 
-/// A version of the metadata, whose shards may be on several cores.
+/// A version of the metadata, with its shards on one or several cores.
 pub(crate) trait Version {
     /// Number of shards.
     fn shards(&self) -> u32;
@@ -80,7 +81,7 @@ impl Version for Opened<'_> {
         shard: Shard,
         work: impl FnOnce(&Metadata) -> Result<R> + Send + 'static,
     ) -> Result<R> {
-        // A search may have many steps on this core.
+        // The search may have many steps on this core.
         runtime::yield_now().await;
         let (cores, version) = (self.0.cores(), self.1);
         let core = &cores.all()[core_of(shard, cores.count()) as usize];
@@ -88,7 +89,7 @@ impl Version for Opened<'_> {
     }
 }
 
-/// Finds the paths of inodes, relative to the root. Those that no name leads to have none.
+/// Finds the paths of inodes, relative to the root. Inodes that no name refers to have none.
 ///
 /// # Errors
 /// [`block::Error::Closed`]; ESTALE for a deleted snapshot.
@@ -117,7 +118,7 @@ pub(crate) async fn paths_of(
     Ok(paths)
 }
 
-/// The path of an inode; `names` has the names of files, and gets those of directories.
+/// Returns the path of an inode; `names` has the names of files, and directories are added to it.
 async fn path_up(
     version: &impl Version,
     inode: InodeNumber,
@@ -136,7 +137,7 @@ async fn path_up(
                 };
                 if own.is_stripe() {
                     at = own.parent;
-                    // Damage may have made a circle.
+                    // The metadata is damaged: the directories may form a cycle.
                     parts.push(String::new());
                     continue;
                 }
@@ -154,7 +155,7 @@ async fn path_up(
     Ok(Some(if from == 0 { path } else { format!("…{}", &path[from..]) }))
 }
 
-/// The name of a directory, and the inode that holds it: `parent`, or a stripe of that.
+/// Returns the name of a directory, and the inode that holds the name: `parent`, or a stripe of it.
 async fn name_of_directory(
     version: &impl Version,
     inode: InodeNumber,
@@ -180,7 +181,8 @@ async fn inode_of(version: &impl Version, inode: InodeNumber) -> Result<Option<I
     version.with_inode(inode, move |metadata| Ok(metadata.inode(inode).ok())).await
 }
 
-/// Names in a shard from a key on that stand for inodes that are sought, which are removed from `sought`; with `holder`, only names that it holds.
+/// Returns names in a shard at or after a key that refer to inodes in `sought`, and removes these from
+/// `sought`; with `holder`, only names that it holds.
 async fn names_from(
     version: &impl Version,
     shard: Shard,
@@ -202,7 +204,7 @@ async fn names_from(
     Ok(names)
 }
 
-/// The next names of [`names_from`], and the key from which further ones begin.
+/// Returns the next names of [`names_from`], and the key at which to continue.
 fn some_names(
     metadata: &Metadata,
     shard: Shard,
@@ -229,21 +231,23 @@ fn some_names(
     (names, next)
 }
 
-/// Whether the names that an inode holds are copies, of a directory that is being made striped or has leftovers.
+/// Whether the names of an inode are copies: it is a stripe that is being made, or a striped directory with
+/// leftovers.
 fn has_copies(metadata: &Metadata, holder: InodeNumber) -> bool {
     let is_new_stripe = metadata.inode(holder).is_ok_and(|it| it.is_stripe() && it.links == 0);
     let striped = stripes::read(&metadata.items, holder).ok().flatten();
     is_new_stripe || striped.is_some_and(|it| it.has_leftovers)
 }
 
-/// An inode with its path, for messages.
+/// Text for an inode with its path, for messages.
 pub(crate) fn show(metadata: &Metadata, inode: InodeNumber, path: &str) -> String {
     let is_directory = metadata.inode(inode).is_ok_and(|it| it.is_directory());
     let what = if is_directory { "directory" } else { "file" };
     format!("{what} \"{path}\" (inode {inode})")
 }
 
-/// Finds the files that have blocks of zones, and the number of the block in the file; of shared blocks, one of the files.
+/// Finds the files that have blocks of zones, and the number of the block in the file. For a shared block,
+/// one of the files is found.
 pub(crate) fn owners_of(
     metadata: &Metadata,
     wanted: &BTreeSet<Place>,

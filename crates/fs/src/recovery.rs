@@ -1,4 +1,5 @@
-//! Making and opening file systems: the trees of the newest checkpoint, and the records after it. Each core loads its own shards.
+//! Creating and opening file systems: reads the trees of the newest checkpoint, and replays the records after
+//! it. Each core loads its own shards.
 
 use crate::change::{Change, Recorded};
 use crate::checkpoint::unseal;
@@ -30,7 +31,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Pages that are read at a time.
+/// Pages of one batch of reads.
 const READS: usize = 64;
 
 fn policy(settings: &Settings, layout: &Layout) -> Result<Box<dyn Policy>> {
@@ -38,8 +39,8 @@ fn policy(settings: &Settings, layout: &Layout) -> Result<Box<dyn Policy>> {
     make(name, parameters.unwrap_or_else(|| Parameters::for_zones(layout.zones)))
 }
 
-/// Number of cores among which shards are divided: the requested number, or that of the runtime's shards, limited by the numbers of shards and
-/// of zones.
+/// Number of cores among which shards are divided: the requested number, or that of the runtime's shards,
+/// limited by the numbers of shards and of zones.
 fn number_of_cores(settings: &Settings, layout: &Layout, shards: u32) -> u32 {
     let wanted = settings.cores.unwrap_or(runtime::shard_count() as u32);
     let has_zones = |cores: &u32| reserved_zones(settings.appends_in_flight, *cores) <= layout.zones / 4;
@@ -47,7 +48,7 @@ fn number_of_cores(settings: &Settings, layout: &Layout, shards: u32) -> u32 {
     most.unwrap_or(1)
 }
 
-/// Makes a file system on zones, whose contents are lost. Lanes and cleaner aren't started.
+/// Makes a file system on zones, whose contents are lost. Doesn't start lanes and cleaner.
 ///
 /// # Errors
 /// [`Error::Invalid`] for zones that are too small or too few; errors of resetting and writing.
@@ -89,10 +90,11 @@ pub async fn format(
     Ok(cores)
 }
 
-/// Opens the file system on these zones. Lanes and cleaner aren't started.
+/// Opens the file system on these zones. Doesn't start lanes and cleaner.
 ///
 /// # Errors
-/// [`Error::Protocol`] for zones without a file system, [`Error::Corrupt`] for a damaged one; errors of reading and writing.
+/// [`Error::Protocol`] for zones without a file system; [`Error::Corrupt`] for a damaged one; errors of
+/// reading and writing.
 pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cores> {
     let handle = zones.open().await?;
     let settings = &settings.clone().for_zones(handle.geometry());
@@ -100,7 +102,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     let lost = std::mem::take(&mut opening.lost);
     lost.iter().for_each(|line| tracing::error!("salvaging the file system: {line}"));
     let cores = number_of_cores(settings, &opening.layout, properties.shards);
-    // The next root has the present version of the format.
+    // The next root has the current version of the format.
     let own = std::mem::replace(&mut opening.root.own, properties.encode());
     let is_older = own != opening.root.own;
     let source = Arc::new(Source::of(&mut opening, properties, state));
@@ -138,7 +140,8 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
         if is_salvage {
             return Ok(());
         }
-        // Records belong to the streams of the cores that the newest checkpoint names, and are of the version that the root names.
+        // Records belong to the streams of the cores in the newest checkpoint, and have the version in the
+        // root. So a new division or version needs a checkpoint first.
         match core.kit.checkpoints.is_due_at_open() || is_divided_otherwise || is_older {
             true => core.write_checkpoint(false).await,
             false => Ok(()),
@@ -148,7 +151,7 @@ pub async fn open(zones: &Arc<dyn ZonesPart>, settings: &Settings) -> Result<Cor
     Ok(cores)
 }
 
-/// The shards of a core, until its part of the log is made.
+/// Shards of a core, until the core is created.
 struct Loaded {
     metadata: RefCell<Option<LoadedShards>>,
     /// Number of records that were replayed.
@@ -163,20 +166,20 @@ impl Loaded {
 
 async fn forget(loaded: &[Home<Loaded>]) {
     for home in loaded {
-        // A shard that has ended has dropped it.
+        // An ended shard has dropped the state.
         home.forget().await.ok();
     }
 }
 
-/// The shard of the runtime on which a core is.
+/// Shard of the runtime on which a core runs.
 fn place_of(core: u32) -> ShardIndex {
     ShardIndex((runtime::current_shard().0 + core as usize) % runtime::shard_count())
 }
 
-/// Makes a core's part of the log, with these settings.
+/// Creates the log kit of a core with these settings.
 type MakeKit = Box<dyn FnOnce(Box<dyn Policy>, logkit::Settings) -> Rc<Kit>>;
 
-/// Makes the cores from the loaded shards.
+/// Creates the cores from the loaded shards.
 async fn start(
     (zones, handle): (&Arc<dyn ZonesPart>, Rc<dyn Zones>),
     parts: Parts,
@@ -248,7 +251,7 @@ async fn start(
     Ok(cores)
 }
 
-/// Finds the file system on zones: its log, and its state at the newest checkpoint. Nothing is written.
+/// Finds the file system on zones: its log, and its state at the newest checkpoint. Writes nothing.
 async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>, Properties, State)> {
     let opening: Opening<Found> = recovery::open(zones, OWNER, settings.goal).await?;
     let properties = Properties::decode(&opening.root.own)?;
@@ -273,24 +276,24 @@ async fn find(zones: &dyn Zones, settings: &Settings) -> Result<(Opening<Found>,
     Ok((opening, properties, state))
 }
 
-/// A file system that was read, without any change of the medium.
+/// A file system that was read, without changing the medium.
 pub(crate) struct Recovered {
     /// The log.
     pub opening: Opening<Found>,
     /// State after the last record.
     pub metadata: Metadata,
-    /// The snapshots, the oldest first.
+    /// Snapshots, oldest first.
     pub snapshots: Vec<SnapshotInfo>,
-    /// Places of pages of the checkpoint that the state no longer has.
+    /// Places of pages of the checkpoint that the state no longer uses.
     pub released: Released,
-    /// What can't be read, with [`Goal::Salvage`].
+    /// Losses, with [`Goal::Salvage`].
     pub lost: LostParts,
 }
 
-/// Reads the file system on these zones: its newest checkpoint, with the records after it. Nothing is written.
+/// Reads the file system on these zones: its newest checkpoint and the records after it. Writes nothing.
 ///
 /// # Errors
-/// As [`open`].
+/// Errors of [`open`].
 pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Recovered> {
     let (mut opening, properties, state) = find(zones, settings).await?;
     let source = Source::of(&mut opening, properties, state);
@@ -302,10 +305,10 @@ pub(crate) async fn read(zones: &dyn Zones, settings: &Settings) -> Result<Recov
     Ok(Recovered { opening, metadata, snapshots, released, lost })
 }
 
-/// A file system that was loaded: its metadata, the places of pages that it no longer has, and what can't be read.
+/// Loaded shards: the metadata, places of pages that it no longer uses, and losses.
 type LoadedShards = (Metadata, Released, LostParts);
 
-/// No blocks are counted of a file system that is salvaged: it takes no changes.
+/// Observer that counts nothing: a salvage doesn't change blocks.
 struct Uncounted;
 
 impl Blocks for Uncounted {
@@ -324,13 +327,13 @@ struct Source {
     layout: Layout,
     identity: Identity,
     pool: Arc<ZonePool>,
-    /// Last record of each stream that the checkpoint covers.
+    /// Last record of each stream that the checkpoint includes.
     covered: Sequences,
     properties: Properties,
     state: State,
-    /// The records after the checkpoint.
+    /// Records after the checkpoint.
     records: Vec<Found>,
-    /// Clock after them.
+    /// Clock after the records.
     clock: u64,
 }
 
@@ -353,7 +356,7 @@ impl Source {
         }
     }
 
-    /// Loads the shards that are wanted, and replays the records for them.
+    /// Loads the wanted shards, and replays their records.
     async fn load(&self, zones: &dyn Zones, is_wanted: impl Fn(Shard) -> bool) -> Result<LoadedShards> {
         let mut lost = LostParts::default();
         let released = Released::new();
@@ -367,7 +370,7 @@ impl Source {
             let is_next = check_next(&tree, shard, self.properties.shards, state.inodes.next);
             self.tolerate(is_next, &mut lost)?;
             metadata.set_shard(shard, tree, state.inodes);
-            // Neighbours share most pages.
+            // Neighbouring snapshots share most pages.
             for (snapshot, stored) in snapshots.iter_mut().zip(&self.state.snapshots).rev() {
                 let stored = &stored.trees[shard as usize];
                 let tree;
@@ -399,7 +402,8 @@ impl Source {
         Ok((metadata, released, lost))
     }
 
-    /// Marks what was in zones that were reset since, in all versions. A record after the checkpoint may name where it was moved.
+    /// Marks extents in zones that were reset after the checkpoint, in all versions. A record after the
+    /// checkpoint may contain their new place.
     fn mark_gone(&self, metadata: &mut Metadata, lost: &mut LostParts) {
         let mut mark = |items: &mut Forest| {
             let strange = salvage::mark_gone(items, &self.layout, &self.reset_since);
@@ -409,7 +413,8 @@ impl Source {
         metadata.snapshots.visit_all(|snapshot| mark(&mut snapshot.items));
     }
 
-    /// Lets a change of a record take effect, to salvage. A move may be of blocks whose old zone was reset after it.
+    /// Applies a change of a record in a salvage. A move may be of blocks whose old zone was reset after the
+    /// move.
     fn salvage_change(metadata: &mut Metadata, change: &Change, at: Place) -> Result<()> {
         metadata.apply(change, at, &mut Uncounted)?;
         if let Change::Move { inode, block, blocks, from } = *change {
@@ -419,7 +424,7 @@ impl Source {
         Ok(())
     }
 
-    /// An outcome without which the file system isn't whole ([`Goal::tolerate`]).
+    /// Converts an error that a salvage tolerates ([`Goal::tolerate`]) into a loss and `None`.
     fn tolerate<T>(&self, outcome: Result<T>, lost: &mut LostParts) -> Result<Option<T>> {
         let mut lines = Vec::new();
         let found = self.goal.tolerate(outcome, &mut lines)?;
@@ -427,7 +432,8 @@ impl Source {
         Ok(found)
     }
 
-    /// Reads a tree from the medium, beside empty ones and trees whose pages are known; with [`Goal::Salvage`], as much of a damaged one as can be read.
+    /// Reads the tree of a shard from the medium, sharing known pages; with [`Goal::Salvage`], the readable
+    /// parts of a damaged one.
     async fn load_tree(
         &self,
         zones: &dyn Zones,
@@ -443,7 +449,7 @@ impl Source {
         }
     }
 
-    /// Makes a tree of the items of the pages that can be read.
+    /// Builds a tree from the items of the readable pages.
     async fn salvage_tree(
         &self,
         zones: &dyn Zones,
@@ -498,7 +504,7 @@ impl Source {
         SinglePage::decode(bytes, place, level, keys)
     }
 
-    /// Reads a tree from the medium, beside empty ones and trees whose pages are known.
+    /// Reads the tree of a shard from the medium, sharing known pages.
     async fn load_whole_tree(
         &self,
         zones: &dyn Zones,
@@ -557,7 +563,7 @@ impl Source {
         Ok(())
     }
 
-    /// Refuses blocks out of the bounds of the zones.
+    /// Refuses an extent outside of the zones.
     fn check_extent(&self, inode: InodeNumber, extent: &Extent) -> Result<()> {
         match extent.is_within(&self.layout) {
             true => Ok(()),
@@ -568,7 +574,7 @@ impl Source {
         }
     }
 
-    /// Replays the records for the shards that are wanted. A shard was changed by the records of one core.
+    /// Replays the records for the wanted shards. Only the core of a shard has records that change it.
     fn replay(
         &self,
         metadata: &mut Metadata,
@@ -588,7 +594,7 @@ impl Source {
             let mut shown = *shown;
             for record in records {
                 let mut at = Place { zone: record.header.zone, position: record.header.position + 1 };
-                // In a later epoch there are other operations.
+                // The checkpoint includes only changes of its own epoch.
                 let is_of_checkpoint = record.header.epoch == self.state.epoch;
                 let decoded = Change::decode_record(&record.meta, record.header.blocks);
                 for Recorded { change, is_submitted } in self.tolerate(decoded, lost)?.unwrap_or_default() {
@@ -616,13 +622,13 @@ impl Source {
     }
 }
 
-/// The bytes of a page.
+/// Bytes of a whole page.
 fn page_of(buffer: &mut Buffer) -> Result<&mut [u8; PAGE]> {
     buffer.filled_mut().try_into().map_err(|_| Error::io("a page of the tree was read in part"))
 }
 
-/// Refuses a number for the next inode of a shard that isn't the shard's, or that isn't larger than all others: a new file would take the place
-/// of another one.
+/// Refuses a number for the next inode that doesn't belong to the shard, or that isn't larger than all used
+/// ones: a new file would replace an existing one.
 fn check_next(tree: &Tree, shard: Shard, shards: u32, next: InodeNumber) -> Result<()> {
     let last =
         tree.last_before(&Key::new(FIRST_KEEPER - 1, u8::MAX, u64::MAX)).map_or(0, |(key, _)| key.inode);
@@ -661,7 +667,7 @@ mod tests {
             (next(1, 13), next(1, 41), next(0, 4), next(1, 5).is_err()),
             (Ok(()), Ok(()), Ok(()), true)
         );
-        assert!(next(1, 9).is_err() && next(1, 14).is_err(), "it is there, and another shard's");
-        assert!(next(2, 1).is_err() && next(0, 0).is_err() && next(0, FIRST_KEEPER).is_err(), "no file's");
+        assert!(next(1, 9).is_err() && next(1, 14).is_err(), "a used number, and one of another shard");
+        assert!(next(2, 1).is_err() && next(0, 0).is_err() && next(0, FIRST_KEEPER).is_err(), "invalid");
     }
 }

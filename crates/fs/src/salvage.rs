@@ -1,12 +1,14 @@
-//! Salvage of a damaged file system: read-only access to its intact files, and a list of the losses.
+//! Salvage of a damaged file system: read-only access to intact files, and a list of the losses.
 //!
-//! Such a file system takes no changes, and none of its background work runs. A page of metadata that can't be read costs the items in
-//! it: names, attributes or blocks of files. Each is told. What is left is reachable:
-//! - Blocks in zones that were reset after the checkpoint that was read are errors, and never what is there now ([`GONE`]).
-//! - A file or directory without attributes gets some.
-//! - A file or directory without a name gets one in `lost+found`.
+//! A salvaged file system refuses changes and runs no background work. An unreadable page of metadata loses
+//! its items: names, attributes or blocks of files. Each loss is listed. The remaining files are accessible
+//! as follows:
+//! - Reads of blocks in zones that were reset after the checkpoint are errors: such zones may have other
+//!   data now ([`GONE`]).
+//! - A file or directory whose attributes are lost gets default ones.
+//! - A file or directory whose name is lost gets a name in `lost+found`.
 //!
-//! Left to others: reading the trees (`recovery`), and pages (`tree`).
+//! In other modules: reading the trees (`recovery`), and pages (`tree`).
 
 use crate::core::Core;
 use crate::directory;
@@ -24,36 +26,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Limit of what opening writes, which stays in memory: roots.
+/// Most bytes that opening may write; they stay in memory: roots.
 pub(crate) const MOST_BYTES: u64 = 64 << 20;
 
-/// Most parts that are described; others are counted.
+/// Most losses that are described; further ones are only counted.
 const MOST_LINES: usize = 1000;
 
-/// Directory in the root with the files whose names can't be read, each named `#` and its inode.
+/// Directory in the root for files whose names are lost; each is named `#` and its inode number.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// Bit of the zone of an extent whose blocks are gone: its zone was reset after the checkpoint that was read. No zone has it, so a
-/// read of the extent is an error, and not the data that is in the zone now.
+/// Flag in the zone number of an extent whose blocks are lost, because its zone was reset after the
+/// checkpoint that was read. No zone has such a number, so reading the extent is an error and doesn't return
+/// the data that is in the zone now.
 pub(crate) const GONE: u32 = 1 << 31;
 
-/// Most blocks of an extent for blocks that are lost.
+/// Most blocks of an extent for lost blocks.
 const MOST_GONE: u64 = 1 << 30;
 
-/// Most extents for lost blocks on a core, beside one for each hole: the size of a damaged inode may be any number.
+/// Most extents for lost blocks on a core, in addition to one for each hole: the size of a damaged inode may
+/// be any number.
 pub(crate) const MOST_MARKS: u64 = 1 << 16;
 
-/// The parts that couldn't be read.
+/// Losses found by a salvage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LostParts {
-    /// The first of them, in words.
+    /// Descriptions of the first losses.
     pub lines: Vec<String>,
-    /// Number of all.
+    /// Number of all losses.
     pub count: u64,
 }
 
 impl LostParts {
-    /// Adds a part.
+    /// Adds a loss.
     pub fn note(&mut self, line: String) {
         self.count += 1;
         if self.lines.len() < MOST_LINES {
@@ -61,7 +65,7 @@ impl LostParts {
         }
     }
 
-    /// Adds other parts.
+    /// Adds other losses.
     pub fn append(&mut self, others: LostParts) {
         let described = others.lines.len() as u64;
         others.lines.into_iter().for_each(|line| self.note(line));
@@ -69,8 +73,8 @@ impl LostParts {
     }
 }
 
-/// Marks the extents and runs of a version that are in zones that were reset since, or out of the bounds of the zones. Returns what is
-/// wrong with items that can't be decoded.
+/// Marks the extents and runs of a version in zones that were reset after the checkpoint, or outside of the
+/// zones. Returns errors of items that can't be decoded.
 pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]) -> Vec<String> {
     let is_gone = |extent: &Extent| {
         let is_reset = !extent.is_preallocated() && reset_since.binary_search(&extent.zone).is_ok();
@@ -104,7 +108,8 @@ pub(crate) fn mark_gone(items: &mut Forest, layout: &Layout, reset_since: &[u32]
     strange
 }
 
-/// Blocks of files that are [`GONE`] or in offline zones, in words, a line for each file and zone; not those that were `told` before.
+/// Describes blocks of files that are [`GONE`] or in offline zones, one line for each file and zone. Files
+/// and zones in `told` are omitted, and the others are added to it.
 pub(crate) fn tell_unreadable(
     items: &Forest,
     offline: &[u32],
@@ -113,7 +118,7 @@ pub(crate) fn tell_unreadable(
     let mut unreadable: BTreeMap<(InodeNumber, u32), u64> = BTreeMap::new();
     for (key, value) in items.items().filter(|(key, _)| key.kind == kind::EXTENT && key.inode != 0) {
         if let Ok(extent) = Extent::decode(key, value)
-            // Holes that may be lost blocks are told with their file.
+            // Holes that may be lost blocks are described with their file.
             && extent.zone != GONE
             && !extent.is_preallocated()
             && (extent.zone & GONE != 0 || offline.binary_search(&extent.zone).is_ok())
@@ -131,18 +136,19 @@ pub(crate) fn tell_unreadable(
     unreadable.into_iter().filter(|(place, _)| told.insert(*place)).map(line).collect()
 }
 
-/// What is left of an inode.
+/// Remaining parts of an inode.
 struct Remains {
     inode: Option<Inode>,
-    /// Its type by other items, where the inode is missing.
+    /// Type of the file by other items, if the inode is missing.
     file_type: FileType,
-    /// The blocks that it has, in rising order.
+    /// Blocks of the file, in ascending order.
     present: Vec<Range<u64>>,
 }
 
-/// Puts inodes where they are missing and their names or blocks aren't: a directory, or a file as long as its blocks. Where a file has
-/// fewer blocks than it should have, its holes can't be told from lost blocks, and become [`GONE`]: an extent for each hole, and more for long ones
-/// as long as there are `marks`; then the file is cut off. Returns all of that in words. With `has_root`, the root directory is of these shards.
+/// Adds missing inodes that have names or blocks: a directory, or a file with a size that covers its blocks.
+/// If a file has fewer blocks than its inode counts, any of its holes may be lost blocks. Each hole then
+/// becomes an extent that is [`GONE`]; a long hole takes more of these, limited by `marks`, after which the
+/// file is truncated. Returns descriptions. `has_root` is true if these shards include the root directory.
 pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &mut u64) -> Vec<String> {
     let nothing = |file_type| Remains { inode: None, file_type, present: Vec::new() };
     let mut found: BTreeMap<InodeNumber, Remains> = BTreeMap::new();
@@ -226,17 +232,17 @@ pub(crate) fn replace_missing(metadata: &mut Metadata, has_root: bool, marks: &m
     lines
 }
 
-/// Inodes of a core, and the inodes that its directories name.
+/// Inodes of a core, and the inodes that names in its directories refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     /// Inodes that should have a name, with their types.
     inodes: Vec<(InodeNumber, FileType)>,
-    /// Inodes that have one.
+    /// Inodes that have a name.
     named: BTreeSet<InodeNumber>,
 }
 
 impl Names {
-    /// The inodes and names of these items.
+    /// Returns the inodes and names of these items.
     pub fn of(items: &Forest) -> Self {
         let mut names = Names::default();
         for (key, value) in items.items() {
@@ -253,13 +259,13 @@ impl Names {
         names
     }
 
-    /// Adds those of another core.
+    /// Adds the inodes and names of another core.
     pub fn append(&mut self, mut other: Names) {
         self.inodes.append(&mut other.inodes);
         self.named.append(&mut other.named);
     }
 
-    /// Inodes without a name.
+    /// Returns the inodes without a name.
     pub fn unnamed(self) -> Vec<(InodeNumber, FileType)> {
         let Names { mut inodes, named } = self;
         inodes.retain(|(inode, _)| !named.contains(inode));
@@ -267,10 +273,10 @@ impl Names {
     }
 }
 
-/// Makes an empty directory without a name in the shard of the root, in memory. Returns its inode.
+/// Creates an empty directory without a name in the shard of the root, in memory. Returns its inode.
 pub(crate) fn make_directory(metadata: &mut Metadata) -> InodeNumber {
     let shard = metadata.items.shard_of(ROOT);
-    // The next number may be one that is taken: what says so may be damaged.
+    // The next number may be in use, if the stored one is damaged.
     let mut directory = metadata.take_number(shard);
     while metadata.inode(directory).is_ok() {
         directory = metadata.take_number(shard);
@@ -280,10 +286,11 @@ pub(crate) fn make_directory(metadata: &mut Metadata) -> InodeNumber {
     directory
 }
 
-/// Gives a file a name in a directory, in memory. Returns false where the name is there, which stays.
+/// Adds a name of a file to a directory, in memory. Returns false if the name exists, without changing it.
 ///
 /// # Errors
-/// [`block::Error::Corrupt`] for damaged items of the directory; [`block::Error::NoSpace`] for too many of one hash.
+/// [`block::Error::Corrupt`] for damaged items of the directory; [`block::Error::NoSpace`] for too many names
+/// with one hash.
 pub(crate) fn put_name(
     metadata: &mut Metadata,
     directory: InodeNumber,
@@ -298,7 +305,8 @@ pub(crate) fn put_name(
 }
 
 impl FileSystem {
-    /// Gives inodes whose names can't be read names in the directory `lost+found`, in memory; in `lost+found.1` and so on where there is one.
+    /// Adds names in the directory `lost+found` for inodes whose names are lost, in memory. If that exists,
+    /// the directory is `lost+found.1` and so on.
     pub(crate) async fn name_lost(&self) -> Result<()> {
         let mut names = Names::default();
         for core in self.cores().all() {
@@ -339,7 +347,7 @@ impl FileSystem {
         self.cores().of(directory).with(fill).await
     }
 
-    /// Whether it is open to be salvaged.
+    /// Whether the file system is open for salvage.
     ///
     /// # Errors
     /// [`block::Error::Closed`].
@@ -347,7 +355,7 @@ impl FileSystem {
         self.with(|core: Rc<Core>| async move { Ok(core.is_salvaged) }).await
     }
 
-    /// What can't be read of a file system that is open to be salvaged.
+    /// Losses of a file system that is open for salvage.
     ///
     /// # Errors
     /// [`block::Error::Closed`].
@@ -370,7 +378,7 @@ mod tests {
         const FILES: u64 = 40;
         let mut metadata = Metadata::empty(Forest::new(1, &Released::new()));
         for number in 2..2 + FILES {
-            // A block is missing.
+            // One block is missing.
             let mode = FileType::Regular as u32 | 0o600;
             let inode = Inode { mode, size: u64::MAX >> 1, blocks: 1, ..Inode::root_directory(0) };
             metadata.put(&Inode::key(number), &inode.encode());

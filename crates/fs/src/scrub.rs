@@ -1,8 +1,8 @@
-//! Scrubbing: everything that files and the trees have on the medium is read and compared with its checksums, while the file system
-//! is in use.
+//! Scrub: reads all blocks of files and pages of trees on the medium and verifies their checksums, while the
+//! file system is in use.
 //!
-//! Blocks that several files share are read once, for one of their owners. Damage is reported and not repaired. [`check`](mod@crate::check) checks
-//! the rules for items, too, of a file system that isn't mounted.
+//! A shared block is read once, for one of its owners. Damage is reported, not repaired. For a file system
+//! that isn't mounted, [`check`](mod@crate::check) also checks the rules for items.
 
 use crate::checkpoint::unseal;
 use crate::classes::fair_queue::BACKGROUND;
@@ -19,13 +19,13 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most extents that are looked up at a time.
+/// Most extents of one lookup.
 const AT_ONCE: usize = 64;
-/// Pages that are looked up and read at a time, while no zone is reset.
+/// Pages that are looked up and read at a time; no zone is reset meanwhile.
 const PAGES_AT_ONCE: usize = 16;
-/// Most blocks that are read at a time.
+/// Most blocks of one read.
 const BLOCKS_AT_ONCE: u32 = 256;
-/// Most damage that is described; the rest is only counted.
+/// Most problems that are described; further ones are only counted.
 const MOST_DESCRIBED: usize = 100;
 
 /// Result of a scrub.
@@ -41,21 +41,21 @@ pub struct Scrubbed {
     pub damaged: u64,
 }
 
-/// Result of a core, and the files of its damage.
+/// Result of a core, with the files of its damage.
 #[derive(Debug, Default)]
 struct Findings {
     scrubbed: Scrubbed,
     files: Vec<DamagedFile>,
 }
 
-/// File of damage that is described.
+/// File that a description of damage concerns.
 #[derive(Debug)]
 struct DamagedFile {
     /// Index of the description.
     described: usize,
     version: Option<SnapshotNumber>,
     inode: InodeNumber,
-    /// The description after the file.
+    /// Description after the file.
     rest: String,
 }
 
@@ -72,11 +72,11 @@ impl Findings {
         }
     }
 
-    /// Notes that blocks of a file from `block` on can't be read.
+    /// Notes that blocks of a file at and after `block` can't be read.
     fn note_file(&mut self, version: Option<SnapshotNumber>, inode: InodeNumber, block: u64, error: &Error) {
         let own = format!("inode {inode}, ");
         let rest = match error.detail().strip_prefix(&own) {
-            // Wrong checksums name the block themselves.
+            // Errors about checksums include the block.
             Some(rest) => rest.to_owned(),
             None => format!("from block {block} on: {}", error.detail()),
         };
@@ -103,7 +103,7 @@ impl Core {
     /// Reads all blocks and pages of this core on the medium. Adds the number of blocks read to `progress`.
     ///
     /// # Errors
-    /// [`Error::Closed`] once the file system is being closed. Damage isn't an error.
+    /// [`Error::Closed`] if the file system is being closed. Damage is part of the result, not an error.
     pub async fn scrub(self: &Rc<Self>, progress: &AtomicU64) -> Result<Scrubbed> {
         let mut found = Findings::default();
         let shards = self.metadata.borrow().items.shards();
@@ -130,13 +130,13 @@ impl Core {
         Ok(found.scrubbed)
     }
 
-    /// Puts the paths of files into the descriptions of damage, where names lead to the files.
+    /// Adds the paths of files to the descriptions of damage, if names refer to the files.
     async fn name_files(&self, found: &mut Findings) -> Result<()> {
         let versions: BTreeSet<_> = found.files.iter().map(|it| it.version).collect();
         for version in versions {
             let of_version = || found.files.iter().filter(|it| it.version == version);
             let inodes = of_version().map(|it| it.inode).collect();
-            // A snapshot may be deleted meanwhile.
+            // A snapshot may have been deleted meanwhile.
             let Ok(paths) = path_of::paths_of(&Opened(self, version), &inodes).await else {
                 self.check_alive()?;
                 continue;
@@ -155,7 +155,7 @@ impl Core {
         Ok(())
     }
 
-    /// A snapshot in a message, before a file of it; its number if it has been deleted.
+    /// Text for a snapshot in a message, before a file of it; its number if it has been deleted.
     async fn show_snapshot(&self, number: SnapshotNumber) -> Result<String> {
         let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
         let there = self.cores().first().with(list).await?;
@@ -163,7 +163,8 @@ impl Core {
         Ok(format!("snapshot \"{}\": ", name.unwrap_or_else(|| number.to_string())))
     }
 
-    /// Reads the blocks and pages of a shard that a snapshot has and the next newer version doesn't. It may be deleted meanwhile.
+    /// Reads the blocks and pages of a shard that a snapshot has and the next newer version doesn't. The
+    /// snapshot may be deleted meanwhile.
     async fn scrub_snapshot(
         &self,
         number: SnapshotNumber,
@@ -180,7 +181,8 @@ impl Core {
         Ok(())
     }
 
-    /// Extents of a snapshot that the version after it doesn't have, with the inodes that have them; `None` if it was deleted.
+    /// Returns extents of a snapshot that the next newer version doesn't have, with their inodes; `None` if
+    /// the snapshot was deleted.
     fn own_of(
         &self,
         number: SnapshotNumber,
@@ -199,7 +201,7 @@ impl Core {
         Some(extents)
     }
 
-    /// Returns the next extents with data of a shard, and the key at which further ones begin, if there may be any.
+    /// Returns the next extents with data of a shard, and the key at which to continue; `None` at the end.
     fn extents_from(
         &self,
         shard: u32,
@@ -239,7 +241,7 @@ impl Core {
             let length = (count * BLOCK) as usize;
             match self.read_in(BACKGROUND, version, inode, block * BLOCK, length).await {
                 Ok(_) => {}
-                // It was removed meanwhile.
+                // The file was removed meanwhile.
                 Err(_) if self.in_version(version, |metadata| metadata.inode(inode)).is_err() => return,
                 Err(error) => found.note_file(version, inode, block, &error),
             }
@@ -249,8 +251,8 @@ impl Core {
         }
     }
 
-    /// Reads the pages of a tree that the newest checkpoints have written; of a snapshot, those that the next newer version doesn't have. It may be
-    /// deleted meanwhile.
+    /// Reads the pages of a tree on the medium; for a snapshot, those that the next newer version doesn't
+    /// have. The snapshot may be deleted meanwhile.
     async fn scrub_pages(
         &self,
         version: Option<SnapshotNumber>,
@@ -260,9 +262,10 @@ impl Core {
         let mut from = Some(Key::MIN);
         while let Some(first) = from {
             self.check_alive()?;
-            // The turn comes before zones are kept from being reset: writes that wait for zones hold turns.
+            // The turn is taken before zones are kept from being reset: writes that wait for zones hold
+            // turns.
             let _turn = self.classes.take(BACKGROUND, (PAGES_AT_ONCE * PAGE) as u64).await;
-            // Until these pages have been read, no zone with one of them is reset. Writers may wait for that.
+            // No zone with these pages is reset until they are read. Writers may wait for that.
             let _reading = self.reads.begin();
             let mut places = Vec::with_capacity(PAGES_AT_ONCE);
             from = self.places_from(version, shard, &first, &mut places);
@@ -276,7 +279,7 @@ impl Core {
         Ok(())
     }
 
-    /// Finds the next pages of a tree to read. Returns the key from which further ones begin, if there are any.
+    /// Finds the next pages of a tree to read. Returns the key at which to continue; `None` at the end.
     fn places_from(
         &self,
         version: Option<SnapshotNumber>,

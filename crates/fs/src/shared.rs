@@ -1,17 +1,20 @@
-//! Shared blocks: blocks of zones with several owners, because files were cloned.
+//! Shared blocks: blocks of zones with several owners, as a result of cloning files.
 //!
-//! A record writes a block of a zone for a block of a file, which the record's header names: its *written owner*. A move of the cleaner keeps it.
-//! Normally this is the only owner. Neighbouring blocks that have, or had, several owners are a *run*: an item by its place, in the tree of the
-//! shard of all its owners, with the written owner and the present owners. The extents of the present owners are marked
+//! A block of a zone is written for one block of a file, which the record's header names: its *written
+//! owner*. Moves of the cleaner don't change it. Usually this is the only owner. Contiguous blocks that have,
+//! or had, several owners are a *run*: an item keyed by its place, in the tree of the shard of all its
+//! owners, with the written owner and the present owners. The extents of the present owners are marked
 //! (`Extent::is_shared`), so files that weren't cloned need no lookup of runs.
 //!
 //! Invariants, in each version of a shard:
-//! - The marked extents are exactly those that the owners of runs have, and no other extent has a block of a run.
-//! - A run has 1 to [`MOST_OWNERS`] owners, all different. Its written owner needn't be one of them: blocks are found by their place.
-//! - A block dies with its last owner. With a single owner left, a run stays a run, and its extents stay marked.
+//! - The marked extents are exactly those of the owners of runs, and no other extent has a block of a run.
+//! - A run has 1 to [`MOST_OWNERS`] owners, all different. Its written owner needn't be one of them:
+//!   blocks are found by their place.
+//! - A block dies with its last owner. A run whose owners are reduced to one is still a run, and its
+//!   extents are still marked.
 //!
-//! So a version has a block in a place if its written owner's extent is there, or a run covers the place
-//! (`extents::visit_missing`), and only these two are asked.
+//! So a version has a block at a place if the written owner has an extent there, or if a run covers the
+//! place. `extents::visit_missing` checks only these two.
 
 #[cfg(test)]
 mod tests;
@@ -26,31 +29,33 @@ use logkit::leb128::{Numbers, put};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Most owners of a block; further ones get a copy.
+/// Most owners of a block; for a further one, the block is copied.
 pub const MOST_OWNERS: usize = 16;
 
-/// First number of the keepers, which no file has. A shard's keeper is the inode of the items of its runs.
+/// First inode number of the keepers, larger than those of files. A shard's keeper is the inode of the items
+/// of its runs.
 pub const FIRST_KEEPER: InodeNumber = 1 << 62;
 
 /// A block of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockOwner {
-    /// The file.
+    /// Inode of the file.
     pub inode: InodeNumber,
-    /// The block.
+    /// Number of the block in the file.
     pub block: u64,
 }
 
-/// Neighbouring blocks of a zone with the same owners. An owner is named by its first block; its other blocks follow.
+/// Contiguous blocks of a zone with the same owners. An owner is given by its first block; its other blocks
+/// are consecutive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
     /// Place of the first block.
     pub place: Place,
     /// Number of blocks.
     pub blocks: u32,
-    /// Owner that the blocks were written for.
+    /// Owner for which the blocks were written.
     pub written: BlockOwner,
-    /// Present owners, in rising order.
+    /// Present owners, in ascending order.
     pub owners: SmallVec<[BlockOwner; 2]>,
 }
 
@@ -65,7 +70,7 @@ impl Run {
         self.place.position + self.blocks
     }
 
-    /// Returns the part of it at these positions, which must overlap it.
+    /// Returns the part of the run at these positions, which must overlap it.
     fn part(&self, positions: &Range<u32>) -> Self {
         let (from, to) = (self.place.position.max(positions.start), self.end().min(positions.end));
         let skipped = from - self.place.position;
@@ -77,7 +82,7 @@ impl Run {
         }
     }
 
-    /// Whether `next` continues this one.
+    /// Whether `next` continues this run.
     fn is_before(&self, next: &Run) -> bool {
         self.place.zone == next.place.zone
             && self.end() == next.place.position
@@ -85,7 +90,7 @@ impl Run {
             && self.owners.iter().map(|owner| owner.after(self.blocks)).eq(next.owners.iter().copied())
     }
 
-    /// Returns its blocks as an extent of an owner.
+    /// Returns the blocks of the run as an extent of an owner.
     pub fn extent_of(&self, owner: BlockOwner) -> (InodeNumber, Extent) {
         let Place { zone, position } = self.place;
         let extent = Extent { block: owner.block, blocks: self.blocks, zone, position, is_shared: true };
@@ -140,7 +145,7 @@ fn keeper(items: &Forest, inode: InodeNumber) -> InodeNumber {
     FIRST_KEEPER.next_multiple_of(shards) + inode % shards
 }
 
-/// Whether an item is a run in the tree of the shard that it is in.
+/// Whether an item is a run of the shard that contains it.
 pub fn is_run(items: &Forest, key: &Key) -> bool {
     key.kind == kind::SHARED && key.inode == keeper(items, key.inode)
 }
@@ -153,7 +158,7 @@ fn positions(place: Place, blocks: u32) -> Range<u32> {
     place.position..place.position.saturating_add(blocks)
 }
 
-/// Returns the runs of an inode's shard that overlap a range of a zone, whole, in order.
+/// Returns the runs of an inode's shard that overlap a range of a zone, not clipped, in order.
 pub fn runs(
     items: &Forest,
     inode: InodeNumber,
@@ -166,7 +171,7 @@ pub fn runs(
     let is_own = move |key: &Key| {
         key.inode == keeper && key.kind == kind::SHARED && key.offset >> 32 == u64::from(place.zone)
     };
-    // A run that begins before the range may reach into it.
+    // A run that begins before the range may overlap it.
     let before = items.last_before(&first).filter(|(key, _)| is_own(key) && *key < first);
     let before = before.map(|(key, value)| Run::decode(key, value));
     let before =
@@ -175,7 +180,8 @@ pub fn runs(
     before.into_iter().chain(rest.map(|(key, value)| Run::decode(key, value)))
 }
 
-/// Changes the parts of runs in a range of a zone; a part without owners is removed. Returns the number of blocks of these parts.
+/// Changes the parts of runs in a range of a zone, and removes parts without owners. Returns the number of
+/// blocks of these parts.
 fn change(
     items: &mut Forest,
     inode: InodeNumber,
@@ -207,7 +213,7 @@ fn change(
     Ok(count)
 }
 
-/// Inserts a run that overlaps no other, and unites it with its neighbours.
+/// Inserts a run that doesn't overlap others, and merges it with its neighbours.
 fn insert(items: &mut Forest, keeper: InodeNumber, run: Run) -> Result<()> {
     let (at, mut whole) = (key(keeper, run.place), run);
     if let Some((before, value)) = items.last_before(&at).filter(|(key, _)| key.inode == keeper) {
@@ -228,10 +234,10 @@ fn insert(items: &mut Forest, keeper: InodeNumber, run: Run) -> Result<()> {
     Ok(())
 }
 
-/// Takes shared blocks from one of their owners. Blocks without an owner left are lost.
+/// Removes one owner of shared blocks. Blocks whose last owner is removed are reported as lost.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item, or where the file isn't an owner.
+/// [`Error::Corrupt`] for a damaged item, or if the file isn't an owner.
 pub fn lose(items: &mut Forest, inode: InodeNumber, gone: &Extent, blocks: &mut impl Blocks) -> Result<()> {
     let first = BlockOwner { inode, block: gone.block };
     let found = change(items, inode, (gone.place(), gone.blocks), |run| {
@@ -258,13 +264,15 @@ fn without_owner(inode: InodeNumber, extent: &Extent) -> Error {
     ))
 }
 
-/// Shares the blocks of a range of a file with a file of the same shard, or with the same file, from `block` on. They replace the blocks there.
-/// Holes and preallocated blocks become holes. Returns by how many blocks the file has grown.
+/// Shares the blocks of a range of a file with a file of the same shard, or with the same file, beginning at
+/// `block`. They replace the blocks there. Holes and preallocated blocks become holes. Returns by how many
+/// blocks the file has grown.
 ///
-/// `marks_source` is false only in tests that must notice it: the source isn't marked as shared.
+/// `marks_source` is false only in tests that must detect the fault: the source isn't marked as shared.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MOST_OWNERS`].
+/// [`Error::Corrupt`] for a damaged item, for files of different shards, and for more than [`MOST_OWNERS`]
+/// owners.
 pub fn share(
     items: &mut Forest,
     from: (InodeNumber, Range<u64>),
@@ -306,7 +314,7 @@ fn give(
     marks_source: bool,
 ) -> Result<()> {
     if !part.is_shared {
-        // Only the written owner has it.
+        // The written owner is the only owner so far.
         let written = BlockOwner { inode: source, block: part.block };
         let owners = SmallVec::from_elem(written, 1);
         let run = Run { place: part.place(), blocks: part.blocks, written, owners };
@@ -335,7 +343,7 @@ fn give(
     }
 }
 
-/// Number of blocks from the beginning of an extent that may get one more owner.
+/// Number of blocks from the beginning of an extent that may get another owner.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -351,7 +359,7 @@ pub fn shareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Result<
     Ok(extent.blocks)
 }
 
-/// Number of blocks from the beginning of an extent that have [`MOST_OWNERS`] owners already.
+/// Number of blocks from the beginning of an extent that already have [`MOST_OWNERS`] owners.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -369,7 +377,8 @@ pub fn unshareable(items: &Forest, inode: InodeNumber, extent: &Extent) -> Resul
     Ok((end - extent.position).min(extent.blocks))
 }
 
-/// Visits the parts of an extent that no other file has, with the file and the blocks that they were written for.
+/// Visits the parts of an extent without other owners, as the file and the blocks for which they were
+/// written.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -393,7 +402,8 @@ pub fn visit_sole(
     Ok(())
 }
 
-/// Visits the blocks of runs that were written for a file and are in a place, as `extents::visit_at` does for extents.
+/// Visits the blocks of runs that were written for a file and are at an expected place, as
+/// `extents::visit_at` does for extents.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -427,8 +437,8 @@ fn parts_at(
     Ok(parts)
 }
 
-/// Moves the blocks of runs that are in the old place. Adds them to the moved runs, as blocks of the file that they were written for, and the keys
-/// of changed items to `touched`.
+/// Moves the blocks of runs that are at the old place. Adds them to the moved runs, as blocks of the file for
+/// which they were written, and the keys of changed items to `touched`.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -459,7 +469,7 @@ pub fn move_runs(
     Ok(())
 }
 
-/// Visits the blocks of an extent, named by their written owner, with a present owner.
+/// Visits the blocks of an extent as blocks of their written owner, each with a present owner.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.

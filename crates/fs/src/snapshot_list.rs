@@ -1,13 +1,15 @@
-//! The snapshots of a file system: their names, and how they come and go. The list is on the home.
+//! List of the snapshots of a file system, with their creation and deletion. The list is on the home.
 //!
 //! A snapshot is taken in two steps:
-//! 1. All cores keep their trees of one moment, while their [gates](crate::gate) are shut: that is a clone of each tree.
-//! 2. A checkpoint whose state has the snapshot becomes durable. Before that there is no such snapshot.
+//! 1. All cores keep their trees of one point in time, while their [gates](crate::gate) are shut, by
+//!    cloning each tree.
+//! 2. A checkpoint that includes the snapshot becomes durable. Before that, the snapshot doesn't exist.
 //!
-//! It is deleted in two steps, too:
+//! It is also deleted in two steps:
 //! 1. A checkpoint without it becomes durable.
-//! 2. Each core removes its trees. The blocks that nothing else had *are dying*, and die with the next checkpoint: a removal of a file may not be
-//!    written yet, and a replay of the first checkpoint would find the file.
+//! 2. Each core removes its trees. Blocks that only the snapshot had *are dying*, and die with the next
+//!    checkpoint: the removal of a file may not be written yet, and a replay of the first checkpoint would
+//!    find the file.
 
 use crate::core::{Broken, Core, now};
 use crate::cores::core_of;
@@ -22,35 +24,35 @@ use runtime::sync::{Semaphore, oneshot};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// What is known of a snapshot.
+/// Name, number and time of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotInfo {
-    /// Its number, by which cores know it.
+    /// Number of the snapshot, by which cores identify it.
     pub number: SnapshotNumber,
-    /// Its name.
+    /// Name of the snapshot.
     pub name: String,
     /// Time at which it was taken.
     pub created: Time,
 }
 
-/// Whether a snapshot is on the medium.
+/// State of a snapshot on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The next checkpoint has it.
+    /// The next checkpoint will include it.
     New,
-    /// The durable checkpoint has it.
+    /// The durable checkpoint includes it.
     There,
-    /// The next checkpoint doesn't have it.
+    /// The next checkpoint won't include it.
     Deleted,
 }
 
-/// The snapshots of a file system, the oldest first.
+/// Snapshots of a file system, oldest first.
 #[derive(Debug)]
 pub struct SnapshotList {
     all: RefCell<Vec<(SnapshotInfo, Stage)>>,
     /// Number of the next snapshot.
     next: Cell<SnapshotNumber>,
-    /// Snapshots are taken and deleted one after the other.
+    /// Serializes taking and deleting snapshots.
     alone: Rc<Semaphore>,
 }
 
@@ -60,7 +62,7 @@ impl Default for SnapshotList {
     }
 }
 
-/// Refuses a name that no snapshot can have.
+/// Refuses an invalid name of a snapshot.
 ///
 /// # Errors
 /// ENAMETOOLONG, [`Error::Invalid`].
@@ -76,30 +78,30 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 impl SnapshotList {
-    /// Sets those that the newest checkpoint has, and the number of the next one.
+    /// Sets the snapshots of the newest checkpoint, and the number of the next one.
     pub fn set(&self, found: impl Iterator<Item = SnapshotInfo>, next: SnapshotNumber) {
         self.next.set(next);
         *self.all.borrow_mut() = found.map(|info| (info, Stage::There)).collect();
     }
 
-    /// Those that are on the medium, the oldest first.
+    /// Returns the snapshots on the medium, oldest first.
     pub fn there(&self) -> Vec<SnapshotInfo> {
         let all = self.all.borrow();
         all.iter().filter(|(_, stage)| *stage == Stage::There).map(|(info, _)| info.clone()).collect()
     }
 
-    /// Those that a checkpoint which begins now has.
+    /// Returns the snapshots that a checkpoint includes if it begins now.
     pub fn of_checkpoint(&self) -> Vec<SnapshotInfo> {
         let all = self.all.borrow();
         all.iter().filter(|(_, stage)| *stage != Stage::Deleted).map(|(info, _)| info.clone()).collect()
     }
 
-    /// Number of the next snapshot: it is larger than those of all that there have been.
+    /// Number of the next snapshot, larger than those of all earlier ones.
     pub fn next_number(&self) -> SnapshotNumber {
         self.next.get()
     }
 
-    /// Notes that a checkpoint with these is durable.
+    /// Notes that a checkpoint with these snapshots is durable.
     pub fn are_durable(&self, written: &[SnapshotInfo]) {
         for (info, stage) in self.all.borrow_mut().iter_mut().filter(|(_, stage)| *stage == Stage::New) {
             if written.iter().any(|it| it.number == info.number) {
@@ -111,7 +113,7 @@ impl SnapshotList {
     /// Finds a snapshot by its name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] with the names that there are.
+    /// [`Error::NotFound`] with the existing names.
     pub fn find(&self, name: &str) -> Result<SnapshotInfo> {
         let there = self.there();
         there.iter().find(|it| it.name == name).cloned().ok_or_else(|| {
@@ -136,7 +138,7 @@ impl SnapshotList {
         self.all.borrow_mut().retain(|(info, _)| info.number != number);
     }
 
-    /// A snapshot that can be taken under this name. Its number isn't given again, whether it is taken or not.
+    /// Returns a new snapshot with this name. Its number isn't reused, even if the snapshot isn't taken.
     fn new_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
         check_name(name)?;
         let all = self.all.borrow();
@@ -165,12 +167,12 @@ impl SnapshotList {
 }
 
 impl Core {
-    /// Runs a task to its end, even if its caller is dropped.
+    /// Runs a task to completion, even if its caller is dropped.
     async fn to_the_end<T: 'static>(&self, task: impl Future<Output = Result<T>> + 'static) -> Result<T> {
         self.check_open()?;
         let (sender, mut receiver) = oneshot();
         let run = async move {
-            // Its caller may have been dropped.
+            // The caller may have been dropped.
             sender.send(task.await).ok();
         };
         self.kit.tasks.spawn(run).detach();
@@ -181,14 +183,15 @@ impl Core {
     /// Takes a snapshot, which is durable when this returns. Runs on the home.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`], [`Error::Invalid`], ENAMETOOLONG for the name; [`Error::NoSpace`]; the failure of the log.
+    /// [`Error::AlreadyExists`], [`Error::Invalid`] or ENAMETOOLONG for the name; [`Error::NoSpace`]; the
+    /// failure of the log.
     pub(crate) async fn create_snapshot(self: &Rc<Self>, name: String) -> Result<SnapshotInfo> {
         let core = self.clone();
         self.to_the_end(async move {
             let _alone = core.snapshot_list.alone.acquire(1).await;
             core.check_open()?;
             let info = core.snapshot_list.new_snapshot(&name)?;
-            // All pages may have to be copied, and written.
+            // All pages may have to be copied and written.
             let copied = match core.metadata.borrow().snapshots.is_empty() {
                 true => 3 * core.totals.sum(|used| &used.pages),
                 false => 1,
@@ -203,7 +206,7 @@ impl Core {
                 Ok(()) => core.write_checkpoint(false).await,
                 Err(error) => Err(error),
             };
-            // Another checkpoint may have it, or be about to.
+            // A checkpoint in progress may include the snapshot.
             let _ended = core.kit.checkpointing.acquire(1).await;
             if core.snapshot_list.stage(number) == Some(Stage::There) {
                 return Ok(info);
@@ -215,7 +218,7 @@ impl Core {
         .await
     }
 
-    /// Lets all cores keep their trees of one moment.
+    /// Makes all cores keep their trees of one point in time.
     async fn keep_versions(&self, number: SnapshotNumber) -> Result<()> {
         let mut outcome = match self.breaks(Broken::SnapshotsApart) {
             true => Ok(()),
@@ -237,7 +240,7 @@ impl Core {
         self.open_gates().await.and(outcome)
     }
 
-    /// Shuts the gates of all cores, one after another. No operation is in progress then.
+    /// Shuts the gates of all cores, one after another. Afterwards no operation is in progress.
     ///
     /// # Errors
     /// [`Error::NoSpace`] while an operation on several cores waits for space.
@@ -245,7 +248,7 @@ impl Core {
         let mut outcome = Ok(());
         for core in self.cores().all() {
             let shut = |core: Rc<Core>| async move {
-                // An operation that was answered with ENOSPC waits for space, perhaps for ever.
+                // An operation that was answered with ENOSPC may wait for space forever.
                 core.gate.shut(|| core.kit.space.check()).await
             };
             outcome = outcome.and(core.with(shut).await);
@@ -265,10 +268,11 @@ impl Core {
         outcome
     }
 
-    /// Runs `work` while no operation is in progress on any core, and everything is written. Runs on the home.
+    /// Runs `work` while no operation is in progress on any core and all records are written. Runs on the
+    /// home.
     ///
     /// # Errors
-    /// The failure of the log; what `work` returns.
+    /// The failure of the log; errors of `work`.
     pub(crate) async fn at_one_moment<R: 'static>(
         self: &Rc<Self>,
         work: impl AsyncFnOnce(&Rc<Core>) -> Result<R> + 'static,
@@ -297,10 +301,11 @@ impl Core {
         self.publish();
     }
 
-    /// Deletes a snapshot. What it alone kept alive is free when this returns. Runs on the home.
+    /// Deletes a snapshot. Space that only it used is free when this returns. Runs on the home.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], with which the snapshot stays.
+    /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], after which the snapshot still
+    /// exists.
     pub(crate) async fn delete_snapshot(self: &Rc<Self>, name: String) -> Result<()> {
         let core = self.clone();
         self.to_the_end(async move {
@@ -314,7 +319,7 @@ impl Core {
             }
             core.snapshot_list.remove(number);
             core.drop_versions(number).await?;
-            // It frees the blocks and pages of the snapshot.
+            // This checkpoint frees the blocks and pages of the snapshot.
             core.write_checkpoint(false).await
         })
         .await
@@ -339,7 +344,7 @@ impl Core {
         Ok(())
     }
 
-    /// Removes the tree of a shard of a snapshot. The blocks that it alone had begin to die.
+    /// Removes the tree of a shard of a snapshot. Blocks that only this tree had start dying.
     fn drop_shard(&self, number: SnapshotNumber, shard: Shard) -> Result<()> {
         let removed = {
             let mut metadata = self.metadata.borrow_mut();
@@ -355,10 +360,10 @@ impl Core {
         Ok(())
     }
 
-    /// Reads the metadata of a snapshot; `None` for the present version.
+    /// Runs `work` with the metadata of a snapshot; `None` for the present version.
     ///
     /// # Errors
-    /// ESTALE for a deleted snapshot; what `work` returns.
+    /// ESTALE for a deleted snapshot; errors of `work`.
     pub(crate) fn in_version<R>(
         &self,
         version: Option<SnapshotNumber>,
@@ -391,7 +396,7 @@ mod tests {
         }
         assert!(list.find("d").unwrap_err().detail().contains("a, b, c"));
         let number = |name: &str| list.new_snapshot(name).unwrap().number;
-        assert_eq!((number("d"), number("d"), list.next_number()), (12, 13, 14), "also one that isn't taken");
+        assert_eq!((number("d"), number("d"), list.next_number()), (12, 13, 14), "a number was reused");
         list.set(std::iter::empty(), LARGEST_NUMBER);
         assert_eq!(number("d"), LARGEST_NUMBER);
         assert!(matches!(refused("e"), Some(Error::NoSpace(_))));

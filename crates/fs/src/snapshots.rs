@@ -1,13 +1,16 @@
-//! Snapshots of a core: the trees of its shards as they were at one moment, and which blocks they keep alive.
+//! Snapshots of a core: the trees of its shards as of one point in time, and the blocks that they keep alive.
 //!
-//! The versions of a shard are its snapshots, the oldest first, and its present tree, which alone changes. A place in a zone is written once before
-//! the zone is reset, so the versions that have a block of a file in a place follow one another. Hence:
-//! - A block that the present tree loses stays alive if the newest snapshot has it in the same place.
-//! - A snapshot alone keeps alive the blocks that neither its older nor its newer neighbour has in the same place.
-//! - A block that the cleaner moves is moved in all versions at once, and counts once.
+//! The versions of a shard are its snapshots, oldest first, and its present tree, the only one that changes.
+//! A place in a zone is written once before the zone is reset, so the versions that have a block of a file at
+//! a place are consecutive. Hence:
+//! - A block that the present tree loses stays alive if the newest snapshot has it at the same place.
+//! - A snapshot is the only owner of the blocks that neither the next older nor the next newer version has
+//!   at the same place.
+//! - A block that the cleaner moves is moved in all versions at once, and is counted once.
 //!
-//! Blocks are named by the file and the block that they were written for. A version has a [shared] block as long as one of its owners is left. An
-//! owner is added only where the present tree has the block, so the versions with a block still follow one another.
+//! A block is identified by the file and the block for which it was written. A version has a [shared] block
+//! while one of its owners is left. An owner is added only if the present tree has the block, so the versions
+//! with a shared block are also consecutive.
 
 use crate::extents::{self, Blocks, Extent, Place, visit_at, visit_missing};
 use crate::forest::{Forest, Shard};
@@ -18,7 +21,8 @@ use crate::shared::{self, Run};
 use crate::tree::{Key, Tree, visit_differences};
 use block::{Error, Result};
 
-/// Number of a snapshot, from 1 on. Numbers grow, and are never given again as long as the file system exists.
+/// Number of a snapshot, at least 1. Numbers increase, and aren't reused during the lifetime of the file
+/// system.
 pub type SnapshotNumber = u32;
 
 /// Most snapshots of a file system.
@@ -31,14 +35,14 @@ pub const LARGEST_NUMBER: SnapshotNumber = u32::MAX - 1;
 pub struct Snapshot {
     /// Number of the snapshot.
     pub number: SnapshotNumber,
-    /// The metadata of that moment, without snapshots.
+    /// Metadata as of the snapshot, without snapshots.
     pub metadata: Metadata,
-    /// Shards whose tree has been removed: the snapshot is being deleted.
+    /// Shards whose tree has been removed, while the snapshot is being deleted.
     removed: Vec<bool>,
 }
 
 impl Snapshot {
-    /// A snapshot with this metadata.
+    /// Returns a snapshot with this metadata.
     pub fn new(number: SnapshotNumber, metadata: Metadata) -> Self {
         let removed = vec![false; metadata.items.shards() as usize];
         Snapshot { number, metadata, removed }
@@ -49,20 +53,20 @@ impl Snapshot {
     }
 }
 
-/// The snapshots of a core, the oldest first.
+/// Snapshots of a core, oldest first.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshots {
     list: Vec<Snapshot>,
-    /// Fault for tests that must notice it: snapshots keep no blocks alive.
+    /// Fault for tests that must detect it: snapshots keep no blocks alive.
     pub(crate) keeps_nothing: bool,
-    /// Fault for tests that must notice it: the cleaner asks only the written owners of blocks.
+    /// Fault for tests that must detect it: the cleaner considers only the written owners of blocks.
     pub(crate) ignores_shared: bool,
 }
 
 /// Blocks that the cleaner has moved from one place to another.
 #[derive(Debug, Clone, Copy)]
 pub struct Moved {
-    /// The file.
+    /// Inode of the file.
     pub inode: InodeNumber,
     /// First block of the file.
     pub block: u64,
@@ -75,30 +79,30 @@ pub struct Moved {
 }
 
 impl Snapshots {
-    /// Whether there are none.
+    /// Whether there are no snapshots.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Snapshots, the oldest first.
+    /// Snapshots, oldest first.
     pub fn all(&self) -> &[Snapshot] {
         &self.list
     }
 
-    /// Adds a snapshot as the newest.
+    /// Adds a snapshot as the newest one.
     pub fn add(&mut self, snapshot: Snapshot) {
         self.list.push(snapshot);
     }
 
-    /// Visits the metadata of all snapshots, to be changed.
+    /// Visits the mutable metadata of all snapshots.
     pub(crate) fn visit_all(&mut self, mut visit: impl FnMut(&mut Metadata)) {
         self.list.iter_mut().for_each(|snapshot| visit(&mut snapshot.metadata));
     }
 
-    /// The metadata of a snapshot.
+    /// Metadata of a snapshot.
     ///
     /// # Errors
-    /// ESTALE for one that was deleted.
+    /// ESTALE for a deleted snapshot.
     pub fn get(&self, number: SnapshotNumber) -> Result<&Metadata> {
         let found = self.list.iter().find(|it| it.number == number && !it.removed.contains(&true));
         found.map(|it| &it.metadata).ok_or_else(|| {
@@ -106,7 +110,7 @@ impl Snapshots {
         })
     }
 
-    /// The newest version of a shard before the present one.
+    /// Newest version of a shard before the present one.
     pub fn newest(&self, shard: Shard) -> Option<&Forest> {
         let newest = self.list.iter().rev().find(|it| it.has(shard));
         newest.filter(|_| !self.keeps_nothing).map(|it| &it.metadata.items)
@@ -137,18 +141,18 @@ impl Snapshots {
         Ok(lost)
     }
 
-    /// Forgets a snapshot whose shards have all been removed.
+    /// Removes a snapshot from the list after all its shards have been removed.
     pub fn forget(&mut self, number: SnapshotNumber) {
         self.list.retain(|it| it.number != number);
     }
 
-    /// The versions of all shards, the newest first, each with the one that is newer.
+    /// Versions of all shards, newest first, each with the next newer version.
     pub fn with_newer<'a>(&'a self, present: &'a Forest) -> impl Iterator<Item = (&'a Forest, &'a Forest)> {
         let versions = || self.list.iter().rev().map(|it| &it.metadata.items);
         versions().zip(std::iter::once(present).chain(versions()))
     }
 
-    /// A snapshot that isn't being deleted, with the version that is newer.
+    /// Returns a snapshot that isn't being deleted, with the next newer version.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -162,8 +166,8 @@ impl Snapshots {
         Ok((items, newer.map_or(present, |it| &it.metadata.items)))
     }
 
-    /// Moves blocks in the snapshots. `runs` has the runs that the present version had in the old place, and gets those of the snapshots. Pages
-    /// that have become equal are shared.
+    /// Moves blocks in the snapshots. `runs` has the runs that the present version had at the old place, and
+    /// gets those of the snapshots. Pages that have become equal are shared.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -180,7 +184,8 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Visits the blocks that any version has in a place, of a file and of runs that were written for it, as `extents::visit_at` does.
+    /// Visits the blocks that any version has at an expected place, of a file and of runs that were written
+    /// for it, as `extents::visit_at` does.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -205,7 +210,8 @@ impl Snapshots {
     }
 }
 
-/// Moves the blocks of one version that are in the old place, and adds them to `runs`. Returns the keys of items that may have changed.
+/// Moves the blocks of one version that are at the old place, and adds them to `runs`. Returns the keys of
+/// items that may have changed.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -222,13 +228,13 @@ pub fn move_in(items: &mut Forest, moved: &Moved, runs: &mut Vec<(u64, u32)>) ->
         let zone = moved.to.zone;
         let extent = Extent { block: *first, blocks: *count, zone, position, is_shared: false };
         extents::replace(items, moved.inode, extent)?;
-        // The extent that has the run may begin before it, and one that begins after it may have changed.
+        // The extent that has the run may begin before it, and the one after it may have changed.
         touched.extend([extent.block, extent.end()].map(|block| Extent::key(moved.inode, block)));
     }
     Ok(touched)
 }
 
-/// Sorts runs of blocks, and unites those that overlap.
+/// Sorts runs of blocks, and merges those that overlap.
 fn merge(runs: &mut Vec<(u64, u32)>) {
     runs.sort_unstable();
     let mut merged: Vec<(u64, u32)> = Vec::with_capacity(runs.len());
@@ -244,8 +250,8 @@ fn merge(runs: &mut Vec<(u64, u32)>) {
     *runs = merged;
 }
 
-/// Visits the blocks with data of a shard that a newer version doesn't have in the same place, each block once, with the file that it was
-/// written for.
+/// Visits the blocks with data of a shard that a newer version doesn't have at the same place, each block
+/// once, with the file for which it was written.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item; errors of `visit`.
@@ -274,7 +280,8 @@ pub fn visit_own_blocks(
     outcome
 }
 
-/// Returns the blocks with data that an item counts, with the file that they were written for: those of an extent that isn't shared, or of a run.
+/// Returns the blocks with data that are counted for an item: those of an extent that isn't shared, or of a
+/// run. The inode is the file for which they were written.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.

@@ -1,15 +1,17 @@
-//! Striped directories: the names of a large directory are divided among stripes on all cores by their hashes, so that no core is in the
-//! way of all creates.
+//! Striped directories: the names of a large directory are divided by their hashes among stripes on all
+//! cores, so that creates aren't limited by one core.
 //!
-//! A stripe is a directory without a name, of another shard, whose parent is the striped directory. To operations on names it is a directory like
-//! any other: the holder of the name is the stripe. So creating a file in a striped directory concerns one core.
+//! A stripe is a directory without a name, in another shard, whose parent is the striped directory.
+//! Operations on names treat it as a directory: it is the holder of the name. So creating a file in a striped
+//! directory involves one core.
 //!
-//! Each stripe has a range of hashes, in their order. Keys of names are the same in a directory and in its stripes, so a listing has the same
-//! order and the same offsets before and after the names are divided (`striping`).
+//! Each stripe has a range of hashes; stripes are in the order of their ranges. Keys of names are the same in
+//! a directory and in its stripes, so a listing has the same order and the same offsets before and after the
+//! names are divided (`striping`).
 //!
-//! A directory stays striped until it is removed. Its item ([`key`]) says which inodes its stripes are; while a file system is open, all cores
-//! know them ([`StripedDirectories`]). The mode, the owner and the times that are set are those of the directory and of all stripes; a
-//! change of names sets the times of one stripe.
+//! A directory is striped until it is removed. Its item ([`key`]) lists the inodes of its stripes; while a
+//! file system is open, all cores know these ([`StripedDirectories`]). Setting the mode, the owner or times
+//! of the directory also sets those of all stripes; a change of names sets the times of one stripe.
 
 use crate::change::{Change, Changes, Value};
 use crate::core::Core;
@@ -27,23 +29,24 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Most stripes of a directory: at least two for each core, and changes of all of them are one record.
+/// Most stripes of a directory: at least two for each core. Changes of all stripes fit in one record.
 pub const MOST_STRIPES: usize = 32;
-/// Names that are counted at a time to estimate how many a directory has.
+/// Names that are counted at a time to estimate the size of a directory.
 const COUNTED: u64 = 64;
-/// One of this many new names has the names counted.
+/// The size is estimated at one of this number of new names.
 const COUNTS_EVERY: u64 = 16;
 
-/// The stripes of a directory, in the order of the hashes of their names.
+/// Stripes of a directory, in the order of their hash ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stripes(Arc<[InodeNumber]>);
 
-/// What the item of a striped directory says.
+/// Item of a striped directory, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Striped {
-    /// Its stripes.
+    /// Stripes of the directory.
     pub stripes: Stripes,
-    /// The directory itself may still have the names that were copied to the stripes. They mean nothing, and are being removed.
+    /// Whether the directory itself may still have names that were copied to the stripes. These are ignored,
+    /// and are being removed.
     pub has_leftovers: bool,
 }
 
@@ -58,51 +61,51 @@ impl Stripes {
         Stripes(inodes.into())
     }
 
-    /// Their inodes.
+    /// Inodes of the stripes.
     pub fn all(&self) -> &[InodeNumber] {
         &self.0
     }
 
-    /// Number of the stripe with a hash; for hashes beyond the largest one, the number of stripes.
+    /// Index of the stripe with a hash; for hashes above the largest one, the number of stripes.
     fn index_of(&self, hash: u64) -> usize {
         let index = (u128::from(hash) * self.0.len() as u128) >> HASH_BITS;
         (index as usize).min(self.0.len())
     }
 
-    /// The stripe that has a name, or gets it.
+    /// Stripe that holds a name, or would hold it.
     pub fn of_name(&self, name: &[u8]) -> InodeNumber {
         self.0[self.index_of(hash(name))]
     }
 
-    /// The stripe that has the name with this offset.
+    /// Stripe that holds the name with this offset; `None` after the last one.
     pub fn at(&self, offset: u64) -> Option<InodeNumber> {
         self.0.get(self.index_of(hash_at(offset))).copied()
     }
 
-    /// Offset at which the names of a stripe begin, by its number.
+    /// Offset at which the names of a stripe begin, by its index.
     pub fn first_offset(&self, index: usize) -> u64 {
         let first = (index as u128) << HASH_BITS;
         directory::offset_of(first.div_ceil(self.0.len() as u128) as u64)
     }
 
-    /// The stripes with names from an offset on.
+    /// Stripes with names at or after an offset.
     pub fn from(&self, offset: u64) -> &[InodeNumber] {
         &self.0[self.index_of(hash_at(offset))..]
     }
 }
 
 impl Striped {
-    /// Value of the item: a byte that is 1 while there may be leftovers, and the inodes of the stripes.
+    /// Encodes the item: a byte that is 1 if there may be leftovers, and the inodes of the stripes.
     pub fn encode(&self) -> Value {
         let mut bytes = vec![u8::from(self.has_leftovers)];
         self.stripes.all().iter().for_each(|inode| put(&mut bytes, *inode));
         Value::from_vec(bytes)
     }
 
-    /// Decodes the value of an item.
+    /// Decodes the item.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for bytes that no striped directory has.
+    /// [`Error::Corrupt`] for bytes that aren't a valid item.
     pub fn decode(value: &[u8]) -> Result<Self> {
         let mut numbers = Numbers::new(value, "the item of a striped directory");
         let has_leftovers = match numbers.byte()? {
@@ -131,7 +134,7 @@ pub fn read(items: &Forest, directory: InodeNumber) -> Result<Option<Striped>> {
     items.get(&key(directory)).map(Striped::decode).transpose()
 }
 
-/// Whether a directory has no names, in its stripes if it is striped.
+/// Whether a directory has no names, including those in its stripes.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -142,7 +145,8 @@ pub fn is_empty(items: &Forest, directory: InodeNumber) -> Result<bool> {
     })
 }
 
-/// The changes that remove the stripes of a directory that is being removed, if it is striped. Its item goes with its inode.
+/// Returns the changes that remove the stripes of a directory that is being removed, if it is striped. The
+/// directory's item is removed with its inode.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged item.
@@ -152,7 +156,8 @@ pub fn removal(items: &Forest, directory: InodeNumber) -> Result<Changes> {
     Ok(stripes.map(|stripe| Change::Remove { inode: *stripe }).collect())
 }
 
-/// The changes that make a directory striped once its stripes have all its names; `subdirectories` are the numbers of directories in each.
+/// Returns the changes that make a directory striped, once its stripes have all names; `subdirectories` has
+/// the number of directories in each stripe.
 pub fn switch(directory: (InodeNumber, &Inode), stripes: &Stripes, subdirectories: &[u32]) -> Changes {
     let (number, own) = directory;
     let striped = Striped { stripes: stripes.clone(), has_leftovers: true };
@@ -174,8 +179,8 @@ pub fn switch(directory: (InodeNumber, &Inode), stripes: &Stripes, subdirectorie
     changes
 }
 
-/// Whether a directory has more names than this, about: names are counted in the part of the hashes that begins with that of a new name.
-/// Up to 64, all are counted.
+/// Estimates whether a directory has more than `above` names: names are counted in the part of the hashes
+/// that begins with that of a new name. The result is exact for `above` up to 64.
 pub fn is_large(items: &Forest, directory: InodeNumber, name: &[u8], above: u64) -> bool {
     let keys = |from: u64| {
         let first = Key { inode: directory, kind: kind::ENTRY, offset: from };
@@ -194,20 +199,22 @@ pub fn is_large(items: &Forest, directory: InodeNumber, name: &[u8], above: u64)
     end <= 1 << HASH_BITS && counted.take(COUNTED as usize).count() as u64 == COUNTED
 }
 
-/// Attributes of a striped directory: its own, with what its stripes have of its times and subdirectories.
+/// Merges the times and the number of subdirectories of a stripe into the attributes of its directory.
 pub fn merge(own: &mut Inode, stripe: &Inode) {
     own.modified = own.modified.max(stripe.modified);
     own.changed = own.changed.max(stripe.changed);
     own.links = own.links.saturating_add(stripe.links.saturating_sub(2));
 }
 
-/// The striped directories of an open file system, for all cores: which core has a name is known without asking the directory's core.
+/// Striped directories of an open file system, shared by all cores, so that each core finds the holder of a
+/// name without a request to the directory's core.
 ///
-/// The core of a directory adds it before it unlocks it, so there this is exact. A core that looks earlier sends its request to the directory's core,
-/// which looks again. It has about 400 bytes for each striped directory.
+/// The core of a directory adds it before unlocking it, so this is exact on that core. A core that reads
+/// earlier sends its request to the directory's core, which reads again. Takes about 400 bytes for each
+/// striped directory.
 #[derive(Debug, Default)]
 pub struct StripedDirectories {
-    /// Number of them: file systems without any don't look further.
+    /// Number of striped directories: if it is 0, lookups end here.
     count: AtomicUsize,
     all: RwLock<BTreeMap<InodeNumber, Stripes>>,
 }
@@ -231,7 +238,7 @@ impl StripedDirectories {
         self.look(directory, |_| ()).is_some()
     }
 
-    /// Notes the stripes of a directory, or that it isn't striped.
+    /// Sets the stripes of a directory; `None` if it isn't striped.
     pub fn set(&self, directory: InodeNumber, stripes: Option<Stripes>) {
         if stripes.is_none() && !self.has(directory) {
             return;
@@ -245,17 +252,17 @@ impl StripedDirectories {
     }
 }
 
-/// What holds a name: the directory that the name is in for programs, or the stripe of it.
+/// Holder of a name: the directory, or the stripe of it that stores the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
-    /// The directory.
+    /// Directory of the name.
     pub directory: InodeNumber,
-    /// The inode whose items have the name: the directory itself, or a stripe.
+    /// Inode whose items include the name: the directory itself, or a stripe.
     pub inode: InodeNumber,
 }
 
 impl Cores {
-    /// What holds a name.
+    /// Returns the holder of a name.
     #[inline]
     pub fn holder(&self, directory: InodeNumber, name: &[u8]) -> Holder {
         let stripe = match name {
@@ -265,7 +272,8 @@ impl Cores {
         Holder { directory, inode: stripe.unwrap_or(directory) }
     }
 
-    /// Carries an operation on a name out on the core of its holder. `work` returns nothing if that isn't the holder by then.
+    /// Runs an operation on a name on the core of its holder. `work` returns `None` if that is no longer the
+    /// holder; then it is run again.
     pub(crate) async fn at_holder<R, Fut>(
         &self,
         directory: InodeNumber,
@@ -286,7 +294,7 @@ impl Cores {
         }
     }
 
-    /// Carries `work` out on each core that has some of these inodes, with those.
+    /// Runs `work` on each core that has some of these inodes, with these.
     async fn at_each<R, Fut>(
         &self,
         inodes: &[InodeNumber],
@@ -323,7 +331,7 @@ impl Cores {
         Ok(self.of(directory).with(read).await?.map(|striped| striped.stripes))
     }
 
-    /// The inode that holds a name of a directory of a snapshot.
+    /// Returns the inode that holds a name of a directory of a snapshot.
     ///
     /// # Errors
     /// As [`stripes_in`](Self::stripes_in).
@@ -340,10 +348,11 @@ impl Cores {
         Ok(stripes.map_or(directory, |stripes| stripes.of_name(name)))
     }
 
-    /// Attributes of an inode of a snapshot, or of the present version: of a striped directory, with those of its stripes.
+    /// Attributes of an inode of a snapshot or of the present version; those of a striped directory are
+    /// merged with its stripes.
     ///
     /// # Errors
-    /// ESTALE for an inode that isn't there, or a deleted snapshot.
+    /// ESTALE for an inode that doesn't exist, or for a deleted snapshot.
     pub(crate) async fn attributes_in(
         &self,
         version: Option<SnapshotNumber>,
@@ -354,7 +363,7 @@ impl Cores {
         let Some(stripes) = stripes else { return Ok(own) };
         let read_all = move |core: Rc<Core>, stripes: Vec<InodeNumber>| async move {
             core.in_version(version, |metadata| {
-                // A directory that was removed has none any more.
+                // A removed directory has no stripes.
                 Ok(stripes.iter().filter_map(|stripe| metadata.inode(*stripe).ok()).collect::<Vec<_>>())
             })
         };
@@ -363,7 +372,7 @@ impl Cores {
         Ok(own)
     }
 
-    /// All names of a directory of a snapshot, or of the present version.
+    /// Names of a directory of a snapshot or of the present version.
     ///
     /// # Errors
     /// As [`attributes_in`](Self::attributes_in); ENOTDIR.
@@ -406,7 +415,7 @@ impl Cores {
         }
     }
 
-    /// Makes everything durable that was done to the names of a directory, if it is striped.
+    /// Makes the operations on the names of a directory durable, if it is striped.
     ///
     /// # Errors
     /// The failure of the log.
@@ -422,10 +431,10 @@ impl Cores {
 }
 
 impl Core {
-    /// Whether this is still the holder of a name, which is an inode of this core.
+    /// Whether `holder`, an inode of this core, is still the holder of a name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where the stripe was removed with its directory.
+    /// [`Error::NotFound`] if the stripe was removed with its directory.
     pub(crate) fn holds(&self, holder: Holder, metadata: &Metadata, name: &[u8]) -> Result<bool> {
         if self.cores().holder(holder.directory, name) != holder {
             return Ok(self.breaks(crate::core::Broken::ForgetsStripes));
@@ -436,7 +445,7 @@ impl Core {
         }
     }
 
-    /// Attributes of an inode of this core without those of stripes, and its stripes.
+    /// Returns attributes of an inode of this core, not merged with stripes, and its stripes.
     async fn own_attributes(
         &self,
         version: Option<SnapshotNumber>,
@@ -457,7 +466,7 @@ impl Core {
         }
     }
 
-    /// Notes for all cores whether a directory of this one is striped.
+    /// Publishes to all cores whether a directory of this core is striped.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -513,7 +522,7 @@ mod tests {
         let inode = Inode { mode: u32::MAX, uid: u32::MAX, gid: u32::MAX, ..Inode::stripe(1 << 47, 0o40755) };
         let changes = switch((1 << 47, &inode), &stripes, &[u32::MAX - 2; MOST_STRIPES]);
         let length: usize = changes.iter().map(Change::length).sum();
-        // A header has a block; beside the changes it has links of 16 bytes for 16 cores.
+        // A header has one block. In addition to the changes it has links of 16 bytes for 16 cores.
         assert!(length <= 4096 - 96 - 17 * 16, "{length}");
     }
 
@@ -529,7 +538,7 @@ mod tests {
             let name = add(&mut items, *number);
             is_large(&items, 7, &name, 4096)
         });
-        let first = first.expect("it never is");
+        let first = first.expect("the directory becomes large");
         assert!((2500..5500).contains(&first), "{first}");
         let mut few = Forest::new(1, &Released::new());
         for number in 0..6 {

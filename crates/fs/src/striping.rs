@@ -1,14 +1,15 @@
-//! Makes a directory striped once it has many names.
+//! Makes a directory striped when it has many names.
 //!
-//! 1. Its stripes are made, one in each of several shards. They are inodes without names as yet: opening the file system removes them after a
-//!    power cut.
-//! 2. The directory and the stripes are locked. Names can be looked up and listed meanwhile; changes of them wait.
-//! 3. The names are copied to the stripes, on all cores at the same time, and the copies are written.
-//! 4. One record on all cores makes the directory striped ([`switch`](stripes::switch)). Until it is there, the names are those of the directory,
-//!    and from then on those of the stripes.
-//! 5. The directory's own copies mean nothing any more, and are removed in the background; opening the file system goes on with it.
+//! 1. Its stripes are created, one in each of several shards. They are inodes without names at first:
+//!    after a power cut, opening the file system removes them.
+//! 2. The directory and the stripes are locked. Lookups and listings continue; changes wait.
+//! 3. The names are copied to the stripes, on all cores in parallel, and the copies are written.
+//! 4. One record on all cores makes the directory striped ([`switch`](stripes::switch)). Before it
+//!    commits, the names are those of the directory; afterwards, those of the stripes.
+//! 5. The directory's own copies are now ignored, and are removed in the background; opening the file
+//!    system continues the removal.
 //!
-//! Without space, the directory stays as it is, and a later new name begins anew.
+//! If there is no space, the directory doesn't become striped, and a later new name tries again.
 
 use crate::change::{Change, Changes, Value};
 use crate::core::{Broken, Core};
@@ -27,16 +28,16 @@ use std::rc::Rc;
 
 /// Names that are copied to a stripe at a time.
 const COPIED_AT_ONCE: usize = 256;
-/// Names that are one entry of the log: those of 255 bytes fit a record, too.
+/// Names in one entry of the log: even names of 255 bytes fit in a record.
 const COPIED_TOGETHER: usize = 8;
 /// Leftovers that are removed at a time.
 const REMOVED_AT_ONCE: usize = 64;
 
-/// A name of a directory, to be copied: its offset and value.
+/// A name of a directory to copy: offset and value.
 type Copied = (u64, Value);
 
 impl Core {
-    /// Begins to make a directory striped if it has many names. It has just got this one.
+    /// Starts making a directory striped if it has many names; called when the name `name` was added.
     #[inline]
     pub(crate) fn note_name(self: &Rc<Self>, holder: Holder, name: &[u8]) {
         let is_candidate = holder.inode == holder.directory && !self.is_striping.get();
@@ -96,14 +97,14 @@ impl Core {
                     core.remove_unused(stripe);
                     Ok(())
                 };
-                // Where the core has ended, the next opening removes it.
+                // If the core has ended, the next opening removes the stripe.
                 self.cores().of(stripe).with(remove).await.ok();
             }
         }
         outcome
     }
 
-    /// Makes a stripe, which has no names and isn't one of its directory yet.
+    /// Creates an inode without names that can become a stripe of a directory.
     async fn make_stripe(&self, shard: Shard, directory: InodeNumber, mode: u32) -> Result<InodeNumber> {
         self.check_space_for_item()?;
         let decide = |metadata: &Metadata| {
@@ -126,7 +127,7 @@ impl Core {
         };
         let (core, to_fill) = (self.clone(), stripes.clone());
         let fill = async move |view: &View| {
-            // An unmount may have removed stripes that weren't locked yet, as files without a name.
+            // An unmount may have removed stripes before they were locked, as files without names.
             for stripe in to_fill.all() {
                 view.metadata.inode(*stripe)?;
             }
@@ -143,14 +144,15 @@ impl Core {
         let outcome = Cell::new(Ok(()));
         let answer = |answer: Result<Option<()>>| outcome.set(answer.map(drop));
         self.carry_out(Wanted { inodes, ..Wanted::default() }, fill, answer).await;
-        // A record that was answered with an error for want of space may have taken effect since.
+        // The record may have taken effect after it was answered with an error for lack of space.
         match stripes::read(&self.metadata.borrow().items, directory)? {
             Some(striped) if striped.stripes == stripes => Ok(()),
             _ => outcome.into_inner(),
         }
     }
 
-    /// Copies the names of a directory to its stripes, and waits until they are written. Returns the number of directories in each.
+    /// Copies the names of a directory to its stripes, and waits until they are written. Returns the number
+    /// of directories in each stripe.
     async fn copy_names(&self, directory: InodeNumber, stripes: &Stripes) -> Result<Vec<u32>> {
         let copies = (0..stripes.all().len()).map(|index| self.copy_to(directory, stripes, index));
         runtime::join_all(copies).await.into_iter().collect()
@@ -181,7 +183,7 @@ impl Core {
         }
     }
 
-    /// Takes copies of names into a stripe of this core, and waits until they are written.
+    /// Adds copies of names to a stripe of this core, and waits until they are written.
     async fn take_names(&self, stripe: InodeNumber, names: Vec<Copied>) -> Result<()> {
         self.check_open()?;
         self.check_space_for_item()?;
@@ -196,12 +198,13 @@ impl Core {
         }
         match self.breaks(Broken::StripesEarly) {
             true => Ok(()),
-            // The record that makes the directory striped has a later number then, on this core too.
+            // Ensures that the record that makes the directory striped has a later number, also on this core.
             false => self.written(self.issued()).await.map(drop),
         }
     }
 
-    /// Tells all cores of the striped directories of this one, which has just been opened, and goes on with the removal of leftovers.
+    /// Publishes the striped directories of this core to all cores after opening, and continues the removal
+    /// of leftovers.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged item.
@@ -214,14 +217,15 @@ impl Core {
         Ok(())
     }
 
-    /// Removes what a striped directory itself still has of its names, in the background.
+    /// Removes the leftovers of a striped directory in the background.
     fn remove_leftovers(self: &Rc<Self>, directory: InodeNumber) {
         let core = self.clone();
         let removing = async move {
             loop {
                 let permit = match core.admit().await {
                     Ok(permit) => permit,
-                    // Nothing else would remove them before the file system is opened again.
+                    // Retries, since otherwise the leftovers would remain until the file system is opened
+                    // again.
                     Err(Error::NoSpace(_)) if core.kit.failure().is_none() => {
                         runtime::sleep(BETWEEN_ATTEMPTS).await;
                         continue;
@@ -252,7 +256,7 @@ impl Core {
     }
 }
 
-/// The next changes that remove leftovers of a directory; none once there are none, or it isn't striped.
+/// Returns the next changes that remove leftovers of a directory; none at the end, or if it isn't striped.
 fn next_leftovers(metadata: &Metadata, directory: InodeNumber) -> Result<Changes> {
     let striped = match stripes::read(&metadata.items, directory)? {
         Some(striped) if striped.has_leftovers => striped,

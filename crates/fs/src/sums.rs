@@ -1,7 +1,7 @@
-//! Cache of the checksums of data blocks, by which every read is checked: those of zones that were written or read lately, in
-//! bounded memory. The checksums of other zones are read from the zones when they are needed.
+//! Cache of the checksums of data blocks, which every read verifies: those of recently written or read zones,
+//! in bounded memory. The checksums of other zones are read from the zones when needed.
 //!
-//! Left to others: reading them ([`logkit::scan`]).
+//! In other crates: reading the checksums ([`logkit::scan`]).
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,12 +9,12 @@ use std::rc::Rc;
 /// Checksums of one zone, by block; undefined for blocks without data.
 type Zone = Rc<Vec<u32>>;
 
-/// Checksums of zones.
+/// Cached checksums of zones.
 #[derive(Debug)]
 pub struct Sums {
     zones: BTreeMap<u32, (Zone, u64)>,
     zone_blocks: u32,
-    /// Most zones that are kept, beside zones that are being written.
+    /// Most zones in the cache, not counting zones that are being written.
     most: usize,
     clock: u64,
 }
@@ -26,7 +26,7 @@ impl Sums {
         Sums { zones: BTreeMap::new(), zone_blocks, most, clock: 0 }
     }
 
-    /// Notes the checksums of blocks that were written to a zone.
+    /// Adds the checksums of blocks that were written to a zone.
     pub fn note(&mut self, zone: u32, position: u32, sums: &[u32]) {
         self.clock += 1;
         let empty = || (Rc::new(vec![0; self.zone_blocks as usize]), 0);
@@ -50,8 +50,8 @@ impl Sums {
         self.zones.insert(zone, (sums, self.clock));
     }
 
-    /// Evicts the checksums of the least recently used zones above the limit, except those of zones that are being written: they can't be read
-    /// from the zone yet.
+    /// Evicts the checksums of the least recently used zones above the limit, except zones that are being
+    /// written: their checksums can't be read from the zone yet.
     pub fn shrink(&mut self, is_written: impl Fn(u32) -> bool) {
         if self.zones.len() <= self.most {
             return;

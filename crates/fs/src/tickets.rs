@@ -1,13 +1,14 @@
-//! Tickets: numbers of operations, and the greatest number up to which all operations have ended. They end in about the order of their numbers.
+//! Tickets: numbers of operations, and the greatest number up to which all operations have ended. Operations
+//! end roughly in the order of their numbers.
 
 use std::collections::VecDeque;
 
-/// Operations from the first that hasn't ended on.
+/// Operations beginning with the first that hasn't ended.
 #[derive(Debug)]
 pub struct Tickets {
     /// Number of the first operation that hasn't ended.
     first: u64,
-    /// Whether each operation has ended, from the first on.
+    /// Whether each operation has ended, beginning with `first`.
     ended: VecDeque<bool>,
 }
 
@@ -18,7 +19,7 @@ impl Default for Tickets {
 }
 
 impl Tickets {
-    /// Begins an operation. Returns its number, from 1 on.
+    /// Begins an operation. Returns its number, at least 1.
     pub fn issue(&mut self) -> u64 {
         self.ended.push_back(false);
         self.issued()
@@ -34,7 +35,7 @@ impl Tickets {
         self.first - 1
     }
 
-    /// Notes that an operation has ended; 0 stands for none.
+    /// Notes that an operation has ended; 0 means none.
     pub fn end(&mut self, ticket: u64) {
         let Some(at) = ticket.checked_sub(self.first) else { return };
         if let Some(ended) = self.ended.get_mut(at as usize) {

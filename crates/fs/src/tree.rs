@@ -1,19 +1,21 @@
 //! Ordered maps from [`Key`]s to bytes: path-copying B+trees of packed pages.
 //!
-//! - A clone of a [`Tree`] takes O(1), and no change to one shows in the other: they share nodes, and a shared node is copied
-//!   with the path to it before it changes.
+//! - Cloning a [`Tree`] takes O(1), and changes to one clone don't affect the other: they share nodes, and
+//!   a shared node is copied with the path to it before it is changed.
 //! - A node is a page of [`PAGE`] bytes, and leaves are packed in memory as on the medium.
-//! - A page that was written has a [`Place`]. It loses it when it changes, and so do its ancestors, which name the places of
-//!   their children. The place is released ([`Released`]) once no tree has the page any more.
+//! - A page that was written has a [`Place`]. When the page changes, it loses its place, and so do its
+//!   ancestors, which contain the places of their children. The place is released ([`Released`]) once no
+//!   tree has the page any more.
 //!
 //! A checkpoint of a tree:
-//! 1. `frozen = tree.clone()` and `batch = released.take()`, at one moment.
-//! 2. [`Tree::unstored`] on `frozen` yields the pages to write. Changes to `tree` go on meanwhile.
-//! 3. [`Tree::stored`] of `frozen` names the tree on the medium. Once that is durable, the places of `batch` are dead. If the
-//!    checkpoint fails, they belong to the next one's batch.
-//! 4. `drop(frozen)`, which releases places that the next checkpoint makes dead.
+//! 1. `frozen = tree.clone()` and `batch = released.take()`, without a change in between.
+//! 2. [`Tree::unstored`] on `frozen` yields the pages to write. `tree` may change meanwhile.
+//! 3. [`Tree::stored`] of `frozen` describes the tree on the medium. Once it is durable, the places of
+//!    `batch` are dead. If the checkpoint fails, they are added to the next checkpoint's batch.
+//! 4. `drop(frozen)` releases places that die with the next checkpoint.
 //!
-//! [`Load`] reads a tree from the medium; its caller does the I/O. Left to others: writing, checksums, and what items mean.
+//! [`Load`] reads a tree from the medium; its caller does the I/O. In other modules: writing, checksums, and
+//! the meaning of items.
 
 mod balance;
 mod branch;
@@ -48,10 +50,10 @@ use node::{Family, Node};
 use std::rc::Rc;
 use ways::Ways;
 
-/// Ordered map from keys to values of 0 to [`MAX_VALUE`] bytes. A clone takes O(1).
+/// Ordered map from keys to values of 0 to [`MAX_VALUE`] bytes. Cloning takes O(1).
 #[derive(Debug, Clone)]
 pub struct Tree {
-    /// `None` for an empty tree: every leaf has an item.
+    /// Root; `None` for an empty tree: every leaf has an item.
     root: Option<Node>,
     /// Level of the root.
     level: u8,
@@ -61,14 +63,14 @@ pub struct Tree {
     ways: Ways,
 }
 
-/// Levels of branches for which a way has space: more than a tree can grow to from the greatest level that is loaded.
+/// Most branch levels in a path: more than a tree can grow to from the greatest level that is loaded.
 const MAX_HEIGHT: usize = page::MAX_LEVEL as usize + 4;
 
-/// The way from the root to a leaf: the index of the child at each branch, the root's first.
+/// Path from the root to a leaf: the index of the child at each branch, beginning at the root.
 #[derive(Debug, Clone, Copy)]
 struct Path {
     indexes: [u16; MAX_HEIGHT],
-    /// Whether the leaf is the tree's last.
+    /// Whether the leaf is the last one of the tree.
     is_last: bool,
 }
 
@@ -84,7 +86,8 @@ impl Tree {
         Self::empty(Family::new(released))
     }
 
-    /// Returns an empty tree beside this one: their pages are counted together, and released to the same list.
+    /// Returns an empty tree of this tree's family: their pages are counted together, and released to the
+    /// same list.
     pub fn beside(&self) -> Self {
         Self::empty(self.family.clone())
     }
@@ -98,7 +101,7 @@ impl Tree {
         self.items
     }
 
-    /// Whether there are no items.
+    /// Whether the tree has no items.
     pub fn is_empty(&self) -> bool {
         self.items == 0
     }
@@ -108,8 +111,9 @@ impl Tree {
         self.pages
     }
 
-    /// Number of pages without a place, of this tree, its clones and the trees loaded beside it. Without clones that is what the
-    /// next checkpoint writes; while a clone is being stored it is an upper bound.
+    /// Number of pages without a place, of this tree, its clones and the trees loaded beside it. Without
+    /// clones, this is the number of pages that the next checkpoint writes; while a clone is being stored, it
+    /// is an upper bound.
     pub fn unstored_pages(&self) -> usize {
         self.family.unstored()
     }
@@ -125,7 +129,7 @@ impl Tree {
         self.family.memory()
     }
 
-    /// Inserts an item or replaces its value. Returns whether there was an item with this key.
+    /// Inserts an item or replaces its value. Returns whether an item with this key existed.
     ///
     /// # Panics
     /// If the value is longer than [`MAX_VALUE`] bytes.
@@ -156,15 +160,15 @@ impl Tree {
         replaces
     }
 
-    /// Calls `change` with the value of an item, to be changed in place, and returns its result; `None` if there is no such
-    /// item.
+    /// Calls `change` with the mutable value of an item, and returns the result; `None` if the item doesn't
+    /// exist.
     pub fn update<R>(&mut self, key: &Key, change: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
         let (path, leaf, _) = self.find(key)?;
         let index = leaf.search(key).ok()?;
         Some(change(self.change_leaf(&path).value_mut(index)))
     }
 
-    /// Removes an item. Returns whether there was one with this key.
+    /// Removes an item. Returns whether it existed.
     pub fn remove(&mut self, key: &Key) -> bool {
         let Some((path, leaf, _)) = self.find(key) else { return false };
         let Ok(index) = leaf.search(key) else { return false };
@@ -177,8 +181,8 @@ impl Tree {
         true
     }
 
-    /// Returns the leaf that may have this key, the way to it, and the smallest permitted key of the leaf after it; `None` if the
-    /// tree is empty.
+    /// Returns the leaf that may have this key, the path to it, and the smallest permitted key of the next
+    /// leaf; `None` if the tree is empty.
     fn find(&self, key: &Key) -> Option<(Path, &Leaf, Option<Key>)> {
         let mut node = self.root.as_ref()?;
         if let Some((path, upper)) = self.ways.find(key) {
@@ -213,7 +217,7 @@ impl Tree {
         }
     }
 
-    /// Makes all nodes above this depth of a way unshared and without places, and returns the node there.
+    /// Makes all nodes of a path above `depth` unshared and without places, and returns the node at `depth`.
     fn node_mut(&mut self, path: &Path, depth: usize) -> &mut Node {
         let mut node = self.root.as_mut().expect("a way begins at a root");
         for depth in 0..depth {

@@ -1,4 +1,4 @@
-//! Snapshots for programs: taking, deleting and reading them.
+//! Snapshots for programs: taking, deleting and reading.
 
 use crate::attributes;
 use crate::classes::Class;
@@ -15,7 +15,7 @@ use crate::snapshots::SnapshotNumber;
 use block::{Error, Payload, Result};
 use std::rc::Rc;
 
-/// The file system as it was when a snapshot was taken. Nothing in it changes.
+/// The file system as it was when a snapshot was taken. It doesn't change.
 #[derive(Debug, Clone)]
 pub struct SnapshotView {
     files: FileSystem,
@@ -31,9 +31,10 @@ pub struct SnapshotFile {
 }
 
 impl FileSystem {
-    /// Takes a snapshot: the whole file system at one moment. It is durable with its contents when this returns; a power cut before leaves no
-    /// snapshot. It shows every operation that has returned before this call. Of a write in flight of more than 64 KiB it may show
-    /// a part.
+    /// Takes a snapshot of the whole file system at one point in time. The snapshot and its contents are
+    /// durable when this returns; after a power cut before that, there is no snapshot. It includes every
+    /// operation that returned before this call, and may include a part of a write in flight of more than 64
+    /// KiB.
     ///
     /// # Errors
     /// [`Error::AlreadyExists`], [`Error::Invalid`], ENAMETOOLONG for the name; [`Error::NoSpace`]; the failure of the log.
@@ -42,7 +43,7 @@ impl FileSystem {
         self.home().with(move |core: Rc<Core>| async move { core.create_snapshot(name).await }).await
     }
 
-    /// Deletes a snapshot. The space that it alone had is free when this returns.
+    /// Deletes a snapshot. Space that only it used is free when this returns.
     ///
     /// # Errors
     /// [`Error::NotFound`]; the failure of the log; [`Error::NoSpace`], after which the snapshot still exists.
@@ -51,7 +52,7 @@ impl FileSystem {
         self.home().with(move |core: Rc<Core>| async move { core.delete_snapshot(name).await }).await
     }
 
-    /// The snapshots, the oldest first.
+    /// Returns the snapshots, oldest first.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -104,10 +105,10 @@ impl SnapshotView {
         }
     }
 
-    /// Attributes of a file; of a symbolic link, those of the file that it leads to.
+    /// Attributes of a file. A symbolic link is followed.
     ///
     /// # Errors
-    /// ESTALE once the snapshot has been deleted; those of the path.
+    /// ESTALE after the snapshot was deleted; errors of resolving the path.
     pub async fn attributes(&self, path: &str) -> Result<Inode> {
         let (inode, _) = self.walk(path).await?;
         self.files.cores().attributes_in(Some(self.info.number), inode).await
@@ -128,7 +129,7 @@ impl SnapshotView {
     /// Target of a symbolic link.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for another file; as [`attributes`](Self::attributes).
+    /// [`Error::Invalid`] for a file of another type; as [`attributes`](Self::attributes).
     pub async fn read_link(&self, path: &str) -> Result<Vec<u8>> {
         let (above, name) = split(path);
         let above = self.walk(above).await?.0;
@@ -154,12 +155,12 @@ impl SnapshotView {
 }
 
 impl SnapshotFile {
-    /// Number of its inode.
+    /// Inode number of the file.
     pub fn inode(&self) -> InodeNumber {
         self.inode
     }
 
-    /// Returns the same file, whose reads are in a class.
+    /// Returns the same file with its reads in a class.
     pub fn in_class(self, class: &Class) -> Self {
         SnapshotFile { class: class.number, ..self }
     }
@@ -167,7 +168,7 @@ impl SnapshotFile {
     /// Attributes of the file.
     ///
     /// # Errors
-    /// ESTALE once the snapshot has been deleted.
+    /// ESTALE after the snapshot was deleted.
     pub async fn attributes(&self) -> Result<Inode> {
         let inode = self.inode;
         self.view.of(inode, move |metadata| metadata.inode(inode)).await
@@ -176,7 +177,7 @@ impl SnapshotFile {
     /// Names and values of the extended attributes of the file.
     ///
     /// # Errors
-    /// ESTALE once the snapshot has been deleted.
+    /// ESTALE after the snapshot was deleted.
     pub async fn extended_attributes(&self) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let inode = self.inode;
         let read = move |metadata: &Metadata| {
@@ -188,10 +189,11 @@ impl SnapshotFile {
         self.view.of(inode, read).await
     }
 
-    /// Reads at most `length` bytes; fewer only at the end of the file.
+    /// Reads `length` bytes, or fewer at the end of the file.
     ///
     /// # Errors
-    /// ESTALE once the snapshot has been deleted; [`Error::Corrupt`] for data with a wrong checksum; errors of reading.
+    /// ESTALE after the snapshot was deleted; [`Error::Corrupt`] for data with a wrong checksum; errors of
+    /// reading.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Payload> {
         let (class, inode) = (self.class, self.inode);
         let version: Option<SnapshotNumber> = Some(self.view.info.number);

@@ -1,4 +1,4 @@
-//! Load on the file system as a library, for plans: it prints fio's JSON.
+//! Load generator for the file system as a library, for performance plans: prints JSON in the format of fio.
 //!
 //! ```text
 //! fs-load --image=PATH [--format=BYTES] [--block_size=BYTES] [--zone_size=BYTES] [--rw=write] [--bs=BYTES]
@@ -8,26 +8,33 @@
 //!         [--stripe_above=NAMES]
 //! ```
 //!
-//! The image is a file, opened with O_DIRECT, or memory with `--ram=1`; with `--format` the file system is made anew, of that size, with
-//! blocks of `--block_size`. `--depth_bytes` bounds the I/O in flight where classes compete. `--cleaning` is one of the kit's policies; `--k`
-//! and `--m` are the parameters of `threshold`, S3's: zones with a smaller live share are cleaned, once they have about so many bytes of
-//! live data. `--victims` are read as the kit plans it, in fragments without the gaps between them, or as a whole. `--lanes` appends are in
-//! flight at a time on each of `--cores`, directories with more names than `--stripe_above` are striped, and every client runs on the core that has its directory. `--rw`:
-//! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a directory of its own, with
-//!   `--iodepth` requests in flight on each. The file is written first, where it isn't there; `write` begins again at its end.
-//! - `append`: files grow by requests that name no offset; a full one is cut off.
-//! - `append-sync`: as many files as `--iodepth`, each with one writer, which appends and makes it durable.
-//! - `create`, `unlink`: files in a directory for each writer, `--iodepth` writers. `unlink` makes 100 000 for each first, outside of the time.
-//! - `small-files`: as `create`, and each file gets one write of `--bs` bytes, which has completed before the next file is created.
-//!   Every writer makes at most 10 000 files, so that they fit with large blocks. Where the number of files is fixed, there is no ramp time,
-//!   and the run ends with the last file if that is earlier.
-//! - `commit-log`: `append-sync` beside a compaction: random reads of `--compaction_bs` bytes, `--compaction_depth` at a time, of a file of
-//!   `--size` bytes on the same core. With `--shares=LOG:COMPACTION` each has an I/O class. The latencies are those of the commits; what the
-//!   compaction read is in the last line of standard error.
-//! - `simulation`: a long run of a database's files by `--jobs` clients, on a disk that is aged first: see its module.
+//! The image is a file, opened with O_DIRECT, or memory with `--ram=1`. With `--format`, a file system of
+//! that size is created first, with blocks of `--block_size`. `--depth_bytes` bounds the I/O in flight where
+//! classes compete. `--cleaning` is one of the kit's policies. `--k` and `--m` are the parameters of its
+//! policy `threshold` (that of S3): zones with a live share below `--k` are cleaned once they have about
+//! `--m` bytes of live data. `--victims` are read as the kit plans it, in fragments without the gaps between
+//! them, or as a whole. Each of `--cores` has at most `--lanes` appends in flight. Directories with more
+//! names than `--stripe_above` are striped, and every client runs on the core that has its directory. `--rw`:
+//! - `write`, `randwrite`, `read`, `randread`: on one file of `--size` bytes for each of `--jobs`, in a
+//!   directory of its own, with `--iodepth` requests in flight on each. The file is written first if it
+//!   doesn't exist; `write` wraps around at its end.
+//! - `append`: files grow by requests without an offset; a full file is truncated.
+//! - `append-sync`: `--iodepth` files, each with one writer that appends and syncs it.
+//! - `create`, `unlink`: files in a directory for each of `--iodepth` writers. `unlink` first creates
+//!   100,000 files for each, before the measured time.
+//! - `small-files`: as `create`, and each file gets one write of `--bs` bytes, which completes before the
+//!   next file is created. Every writer creates at most 10,000 files, so that they fit with large blocks.
+//!   With a fixed number of files, there is no ramp time, and the run ends with the last file if that is
+//!   earlier.
+//! - `commit-log`: `append-sync` concurrently with a compaction: random reads of `--compaction_bs` bytes
+//!   of a file of `--size` bytes on the same core, with `--compaction_depth` in flight. With
+//!   `--shares=LOG:COMPACTION` each has an I/O class. The latencies are those of the commits; the last line
+//!   of standard error has the bytes that the compaction read.
+//! - `simulation`: a long run on a database's files by `--jobs` clients, on a disk that is aged first: see
+//!   its module.
 //!
-//! With `--directory=PATH` in the place of the image, threads do what the last four do to a mounted file system: the writes with
-//! O_DIRECT. `--disk` is its size, for `simulation`.
+//! With `--directory=PATH` instead of the image, threads run `create`, `unlink`, `small-files` or
+//! `simulation` on a mounted file system, with writes by O_DIRECT. `--disk` is its size, for `simulation`.
 
 mod simulation;
 
@@ -45,7 +52,7 @@ use std::sync::Arc;
 use std::sync::Barrier;
 use std::time::Duration;
 
-/// Files that a writer makes before they are removed again.
+/// Files that a writer creates before it removes them.
 const FILES: u64 = 100_000;
 /// Files of one writer of `small-files`.
 const SMALL_FILES: u64 = 10_000;
@@ -53,7 +60,7 @@ const SMALL_FILES: u64 = 10_000;
 #[derive(Debug, Clone)]
 struct Job {
     image: String,
-    /// A mounted file system to compare with.
+    /// Mounted file system to use instead of the library.
     directory: Option<std::path::PathBuf>,
     format: Option<u64>,
     block_size: Option<u64>,
@@ -73,7 +80,7 @@ struct Job {
     compaction_depth: u64,
     depth_bytes: u64,
     ram: bool,
-    /// Percent of the operations of a simulation that write, and of these that are small.
+    /// Percentage of writes among the operations of a simulation, and of small ones among the writes.
     writes: u64,
     small: u64,
     disk: u64,
@@ -198,12 +205,13 @@ impl Job {
         !matches!(self.rw.as_str(), "read" | "randread")
     }
 
-    /// Whether the load ends with a number of files.
+    /// Whether the load ends after a fixed number of files.
     fn has_fixed_files(&self) -> bool {
         matches!(self.rw.as_str(), "unlink" | "small-files")
     }
 
-    /// When the measured time begins and ends, if the load begins now. A ramp time would use up a fixed number of files.
+    /// Start and end of the measured time if the load begins now. With a fixed number of files there is no
+    /// ramp time, which would use them up.
     fn measured_time(&self) -> (Instant, Instant) {
         let from = now() + if self.has_fixed_files() { Duration::ZERO } else { self.ramp_time };
         (from, from + self.runtime)
@@ -215,17 +223,17 @@ impl Job {
     }
 }
 
-/// What was measured.
+/// Results of a measurement.
 #[derive(Default)]
 struct Measured {
     latencies: Histogram<7>,
-    /// Bytes, where requests differ in size.
+    /// Number of bytes, if requests differ in size; else `None`.
     bytes: Option<u64>,
     last: Option<Instant>,
 }
 
 impl Measured {
-    /// Notes a step of a simulation, and the bytes that it has written.
+    /// Notes a step of a simulation, and the number of bytes that it has written.
     fn note_step(&mut self, written: Option<u64>, begun: Instant) {
         let time = now();
         if let Some(bytes) = written {
@@ -242,7 +250,7 @@ impl Measured {
     }
 }
 
-/// The time of a run, and what is counted on a core.
+/// Measured time of a run, with the results of a core.
 struct Clock {
     from: Instant,
     end: Instant,
@@ -270,7 +278,7 @@ impl Clock {
 
 async fn open(job: &Job) -> Result<FileSystem> {
     if let Some(size) = job.format.filter(|_| !job.ram) {
-        // What is there stays allocated.
+        // Existing blocks stay allocated.
         let file = std::fs::File::options().create(true).truncate(false).write(true).open(&job.image);
         let file = file.and_then(|file| file.set_len(size));
         file.map_err(|error| Error::from_io(&error, &format!("making {}", job.image)))?;
@@ -295,7 +303,7 @@ async fn open(job: &Job) -> Result<FileSystem> {
     if let Some(policy) = &job.cleaning {
         let mut parameters = CleaningParameters::for_zones(zones.geometry().zones);
         parameters.live_share = job.live_share.unwrap_or(parameters.live_share);
-        // It counts blocks of the log.
+        // The parameter is in blocks of the log.
         parameters.read_at_once = job.read_at_once.map_or(parameters.read_at_once, |bytes| bytes / 4096);
         settings.cleaning = (policy.clone(), Some(parameters));
     }
@@ -315,7 +323,7 @@ fn pattern(bytes: usize, seed: u64) -> Data {
     buffer.freeze()
 }
 
-/// A directory of a client, made where it isn't there.
+/// Opens the directory of a client, creating it if it doesn't exist.
 async fn directory(files: &FileSystem, name: &str) -> Result<Directory> {
     match files.make_directory(name).await {
         Ok(()) | Err(Error::AlreadyExists(_)) => files.directory(name).await,
@@ -323,7 +331,7 @@ async fn directory(files: &FileSystem, name: &str) -> Result<Directory> {
     }
 }
 
-/// A file of the job's size, written where it isn't.
+/// Opens a file of the job's size, filling it if it is shorter.
 async fn filled(job: &Job, files: &FileSystem, number: u64) -> Result<File> {
     let options = OpenOptions { create: true, ..OpenOptions::default() };
     let file = directory(files, &format!("job-{number}")).await?.open_file("file", options).await?;
@@ -340,7 +348,7 @@ async fn filled(job: &Job, files: &FileSystem, number: u64) -> Result<File> {
     Ok(file)
 }
 
-/// Requests on one file.
+/// Sends requests on one file.
 async fn requests(job: Job, file: File, clock: Rc<Clock>, next: Rc<Cell<u64>>, seed: u64) -> Result<()> {
     let (mut random, data) = (Random::new(seed), pattern(job.bytes, seed));
     let bytes = job.bytes as u64;
@@ -393,7 +401,7 @@ async fn create(directory: Directory, clock: Rc<Clock>) -> Result<()> {
     Ok(())
 }
 
-/// Files with data: the creation and the write are one operation.
+/// Creates files with data: a creation and its write are one operation.
 async fn small_files(job: Job, directory: Directory, clock: Rc<Clock>, seed: u64) -> Result<()> {
     let options = OpenOptions { create: true, truncate: true, ..OpenOptions::default() };
     let data = pattern(job.bytes, seed);
@@ -421,7 +429,7 @@ async fn unlink(directory: Directory, clock: Rc<Clock>) -> Result<()> {
     Ok(())
 }
 
-/// The reads of a compaction. Returns their bytes.
+/// Reads as a compaction does. Returns the number of bytes.
 async fn compact(job: Job, file: File, clock: Rc<Clock>, seed: u64) -> Result<u64> {
     let (mut random, mut bytes) = (Random::new(seed), 0);
     let places = (job.size / job.compaction_bytes as u64).max(1);
@@ -435,10 +443,10 @@ async fn compact(job: Job, file: File, clock: Rc<Clock>, seed: u64) -> Result<u6
     Ok(bytes)
 }
 
-/// What a client works on.
+/// A client with its files.
 #[derive(Clone)]
 enum Client {
-    /// Requests on one file, so many at a time.
+    /// Requests on one file, and their number in flight.
     Requests(File, usize),
     Appends(File),
     Compaction(File),
@@ -454,7 +462,7 @@ impl Client {
     }
 }
 
-/// The clients, with what they need.
+/// Creates the clients, with their files.
 async fn clients(job: &Job, files: &FileSystem) -> Result<Vec<Client>> {
     let mut clients = Vec::new();
     match job.rw.as_str() {
@@ -546,7 +554,7 @@ async fn run_here(job: Job, clients: Vec<(u64, Client)>, time: (Instant, Instant
     Ok(clock.measured.take())
 }
 
-/// One thread's part of `create`, `small-files` or `unlink` on a mounted file system.
+/// Runs one thread of `create`, `small-files` or `unlink` on a mounted file system.
 fn on_mounted(job: &Job, clock: (Instant, Instant), folder: &std::path::Path) -> std::io::Result<Measured> {
     let mut measured = Measured::default();
     let data = pattern(job.bytes, 1);
@@ -577,7 +585,7 @@ fn on_mounted(job: &Job, clock: (Instant, Instant), folder: &std::path::Path) ->
     Ok(measured)
 }
 
-/// `create`, `small-files` or `unlink` on a mounted file system, by threads.
+/// Runs `create`, `small-files` or `unlink` on a mounted file system, with threads.
 fn run_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Duration)> {
     if job.rw == "simulation" {
         return simulate_mounted(job, directory);
@@ -616,7 +624,7 @@ fn run_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Dura
     Ok((whole, time))
 }
 
-/// A simulation on a mounted file system, by threads.
+/// Runs a simulation on a mounted file system, with threads.
 fn simulate_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured, Duration)> {
     simulation::check(job)?;
     let totals = simulation::Totals::default();
@@ -625,7 +633,7 @@ fn simulate_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured,
         let folder = directory.join(format!("job-{number}"));
         let client = std::fs::create_dir(&folder)
             .and_then(|()| simulation::MountedClient::aged(job, &folder, &totals, number + 1));
-        // The last one to be aged begins the time for all.
+        // The last thread to be aged begins the measured time for all.
         aged.wait();
         aged.wait();
         client?.run(job, &totals)
@@ -653,7 +661,7 @@ fn simulate_mounted(job: &Job, directory: &std::path::Path) -> Result<(Measured,
     Ok((whole, time))
 }
 
-/// A simulation on the library: each client on the core that has its directory.
+/// Runs a simulation on the library, each client on the core that has its directory.
 async fn simulate(job: &Job, files: &FileSystem) -> Result<(Measured, Duration)> {
     simulation::check(job)?;
     let totals = Arc::new(simulation::Totals::default());
@@ -684,7 +692,7 @@ async fn simulate(job: &Job, files: &FileSystem) -> Result<(Measured, Duration)>
     Ok((whole, time))
 }
 
-/// Ends the file system, and says what it did.
+/// Closes the file system, and prints its counters.
 async fn close(files: FileSystem) -> Result<()> {
     let of = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
     let counted = files.counters().clone();
@@ -728,11 +736,11 @@ async fn run(job: &Job) -> Result<(Measured, Duration)> {
     Ok((measured, ended - from))
 }
 
-/// Prints fio's JSON, as far as plans read it.
+/// Prints JSON in fio's format, with the fields that plans read.
 fn print(job: &Job, measured: &Measured, time: Duration, started: Instant) {
     let latencies = &measured.latencies;
     let bytes = measured.bytes.unwrap_or(latencies.count() * job.bytes as u64);
-    // Where the work is fixed, and not its time, the processor time is that of the whole program.
+    // If the work is fixed instead of the time, the processor time is that of the whole program.
     let wall = match measured.bytes.is_some() || job.has_fixed_files() {
         true => now() - started,
         false => job.runtime + job.ramp_time,

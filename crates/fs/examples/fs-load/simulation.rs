@@ -1,10 +1,14 @@
-//! `--rw=simulation`: the long run of a database's files in S3 (its `fs_perf`), on the library or on a mounted file system.
+//! `--rw=simulation`: a long run on a database's files as in S3 (its `fs_perf`), on the library or on a
+//! mounted file system.
 //!
-//! Each client has 16 files for small operations, of 8 to 128 KiB, and 16 for large ones, of 16 to 20 MiB. An operation is a write with
-//! `--writes` percent and a read otherwise, small with `--small` percent for writes and 10 % for reads, on a random file of its kind;
-//! writes append. Once its files have more than half of its part of the disk, they are cut off by the same amounts until they have less than
-//! a quarter.
-//! Before the time the disk is aged: filled by the same rules without reads, up to the first cut. The time is that of `--size` written bytes.
+//! Each client has 16 files for small operations, of 8 to 128 KiB, and 16 for large ones, of 16 to 20 MiB.
+//! `--writes` percent of the operations are writes, which append; the others are reads. `--small` percent of
+//! the writes and 10 % of the reads are small. Each operation is on a random file for its size. Once a
+//! client's files have more than half of its part of the disk, they are truncated by amounts of the same
+//! sizes until they have less than a quarter.
+//!
+//! Before the measurement the disk is aged: filled by the same rules without reads, up to the first
+//! truncation. The measurement ends after `--size` written bytes.
 
 use crate::{Job, Measured, pattern};
 use block::{Data, Error, Payload, Result};
@@ -13,22 +17,22 @@ use runtime::{Random, now};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Files of a client for operations of each size.
+/// Number of files of a client for operations of each size.
 const FILES: usize = 16;
-/// Unit of sizes: direct requests are whole blocks.
+/// Unit of sizes: direct I/O is in whole blocks.
 const BLOCK: u64 = 4096;
-/// Percent of small reads, and of small cuts.
+/// Percentage of small reads, and of small truncations.
 const SMALL_READS: u64 = 10;
 /// Bytes of a buffer.
 const PIECE: usize = 1 << 20;
 const SMALL: std::ops::Range<u64> = 8 << 10..128 << 10;
 const LARGE: std::ops::Range<u64> = 16 << 20..20 << 20;
 
-/// What all clients have written, in bytes.
+/// Number of bytes that all clients have written.
 #[derive(Debug, Default)]
 pub struct Totals(AtomicU64);
 
-/// What a client does next.
+/// Next operation of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Write { file: usize, bytes: u64 },
@@ -36,12 +40,12 @@ enum Step {
     Cut { file: usize, size: u64 },
 }
 
-/// What decides on the steps of a client.
+/// State from which the steps of a client are drawn.
 struct Plan {
     random: Random,
-    /// Sizes of the files: first those for small operations.
+    /// Sizes of the files; those for small operations first.
     sizes: [u64; 2 * FILES],
-    /// Bytes of the disk that are its.
+    /// Bytes of the client's part of the disk.
     disk: u64,
     writes: u64,
     small_writes: u64,
@@ -60,7 +64,7 @@ impl Plan {
         }
     }
 
-    /// A file and an amount, small with so many percent.
+    /// Draws a file and an amount, which is small with a probability of `small` percent.
     fn draw(&mut self, small: u64) -> (usize, u64) {
         let is_small = self.random.below(100) < small;
         let (first, range) = if is_small { (0, SMALL) } else { (FILES, LARGE) };
@@ -68,12 +72,12 @@ impl Plan {
         (first + self.random.below(FILES as u64) as usize, bytes / BLOCK * BLOCK)
     }
 
-    /// Whether half of its part of the disk is used.
+    /// Whether half of the client's part of the disk is used.
     fn is_filled(&self) -> bool {
         self.sizes.iter().sum::<u64>() > self.disk / 2
     }
 
-    /// The next step.
+    /// Draws the next step.
     fn next(&mut self, reads: bool) -> Step {
         let used: u64 = self.sizes.iter().sum();
         self.is_cutting = self.is_filled() || self.is_cutting && used >= self.disk / 4;
@@ -93,7 +97,7 @@ impl Plan {
 }
 
 impl Totals {
-    /// Notes what a step has changed.
+    /// Updates the plan and the totals after a step.
     fn note(&self, plan: &mut Plan, step: Step) {
         match step {
             Step::Write { file, bytes } => {
@@ -105,22 +109,23 @@ impl Totals {
         }
     }
 
-    /// Begins the time.
+    /// Begins the measurement.
     pub fn begin(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Whether less than this has been written since.
+    /// Whether fewer than `size` bytes have been written since the beginning.
     fn goes_on(&self, size: u64) -> bool {
         self.0.load(Ordering::Relaxed) < size
     }
 }
 
-/// A client on the library.
+/// A client that uses the library.
 pub struct Client {
     files: Vec<File>,
     plan: Plan,
-    /// What is written, again and again: large buffers would take the huge pages that reads need.
+    /// Data of all writes. The same buffer is reused: large buffers would take the huge pages that reads
+    /// need.
     data: Data,
 }
 
@@ -129,7 +134,7 @@ fn name(number: usize) -> String {
 }
 
 impl Client {
-    /// Makes its files, and fills its part of the disk.
+    /// Creates the files of a client, and fills its part of the disk.
     pub async fn aged(job: &Job, directory: &Directory, totals: &Totals, seed: u64) -> Result<Client> {
         let options = OpenOptions { create: true, ..OpenOptions::default() };
         let mut files = Vec::new();
@@ -162,7 +167,7 @@ impl Client {
         Ok(step)
     }
 
-    /// Runs it, until all clients have written enough.
+    /// Runs the client until all clients have written enough.
     pub async fn run(mut self, job: Job, totals: &Totals) -> Result<Measured> {
         let mut measured = Measured::default();
         while totals.goes_on(job.size) {
@@ -174,7 +179,7 @@ impl Client {
     }
 }
 
-/// Bytes that a step writes; `None` for one that isn't a write.
+/// Bytes that a step writes; `None` for other steps.
 fn step_bytes(step: Step) -> Option<u64> {
     match step {
         Step::Write { bytes, .. } => Some(bytes),
@@ -182,7 +187,7 @@ fn step_bytes(step: Step) -> Option<u64> {
     }
 }
 
-/// A client on a mounted file system.
+/// A client that uses a mounted file system.
 pub struct MountedClient {
     files: Vec<std::fs::File>,
     plan: Plan,
@@ -234,7 +239,7 @@ impl MountedClient {
     }
 }
 
-/// Refuses what can't be simulated.
+/// Refuses arguments out of range.
 pub fn check(job: &Job) -> Result<()> {
     match job.writes <= 100 && job.small <= 100 && job.disk() > 0 {
         true => Ok(()),

@@ -1,4 +1,4 @@
-//! The rules for items of the tree: plain functions of the metadata.
+//! Rules for items of the tree, as functions of the metadata.
 
 use super::places::SharedBlocks;
 use super::{Kind, Mapped, Report, Subject, check_totals};
@@ -13,22 +13,22 @@ use crate::tree::Key;
 use logkit::Layout;
 use std::collections::BTreeMap;
 
-/// What is known of an inode.
+/// Facts found about an inode.
 #[derive(Debug)]
 pub(super) struct Seen {
     inode: Inode,
-    /// Names that stand for it, and directories with such a name; of a directory, one is enough.
+    /// Number of names of the inode, and a directory with such a name. A directory has one name.
     names: u32,
     named_in: InodeNumber,
-    /// Of a directory, its subdirectories.
+    /// Number of subdirectories, for a directory.
     subdirectories: u32,
     is_orphan: bool,
-    /// Blocks of its extents, and the end of the last one.
+    /// Number of blocks of the extents, and the end of the last extent.
     blocks: u64,
     extents_end: u64,
-    /// Where its extents with data end.
+    /// End of the extents with data, in blocks of the file.
     data_end: u64,
-    /// Bytes of the target of a link.
+    /// Bytes of the target of a symbolic link.
     target: u64,
     has_attributes: bool,
 }
@@ -52,8 +52,8 @@ pub(super) fn check(metadata: &Metadata, layout: &Layout, report: &mut Report) -
     mapped
 }
 
-/// Checks the items of a snapshot, or of the present version, but for what is counted of them. Returns inodes, the blocks in zones with the
-/// files that they were written for, and the number of preallocated blocks.
+/// Checks the items of a snapshot or of the present version, except for counts. Returns the inodes, the
+/// blocks in zones with the files that they were written for, and the number of preallocated blocks.
 pub(super) fn check_version(
     metadata: &Metadata,
     layout: &Layout,
@@ -69,7 +69,7 @@ pub(super) fn check_version(
             continue;
         }
         if key.inode == 0 {
-            // Items of striped directories were checked with their stripes.
+            // Items of striped directories have been checked with their stripes.
             if key.kind != kind::STRIPES {
                 check_orphan(&key, &mut inodes, report);
             }
@@ -280,7 +280,7 @@ fn check_inode(
     }
 }
 
-/// Names, links and the parent of an inode.
+/// Checks names, link count and parent of an inode.
 fn check_names(
     number: InodeNumber,
     seen: &Seen,
@@ -347,14 +347,14 @@ fn is_below_root(number: InodeNumber, inodes: &SeenInodes) -> bool {
     false
 }
 
-/// The striped directories.
+/// Striped directories.
 #[derive(Debug, Default)]
 struct StripedDirectories {
     all: BTreeMap<InodeNumber, Striped>,
 }
 
 impl StripedDirectories {
-    /// Finds them, and checks them with their stripes.
+    /// Finds the striped directories, and checks them with their stripes.
     fn find(metadata: &Metadata, inodes: &SeenInodes, report: &mut Report) -> Self {
         let mut found = Self::default();
         for directory in metadata.striped_directories() {
@@ -374,7 +374,8 @@ impl StripedDirectories {
         self.all.get(&directory).is_some_and(|striped| striped.stripes.all().contains(&stripe))
     }
 
-    /// Whether names that an inode has mean nothing: they are copies, of a directory that was being made striped or has leftovers.
+    /// Whether the names of an inode are ignored: they are copies in a stripe that is being made, or
+    /// leftovers of a striped directory.
     fn is_meaningless(&self, holder: InodeNumber, inodes: &SeenInodes) -> bool {
         let is_new_stripe =
             inodes.get(&holder).is_some_and(|seen| seen.inode.is_stripe() && seen.inode.links == 0);
@@ -391,7 +392,7 @@ fn check_striped(directory: InodeNumber, stripes: &Stripes, inodes: &SeenInodes,
             return;
         }
     };
-    // Its stripes went with its name.
+    // The stripes of a removed directory are removed with its last name.
     if own.links == 0 {
         return;
     }

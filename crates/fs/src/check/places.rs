@@ -1,5 +1,5 @@
-//! The rules for shared blocks of one version: the owners of runs are the extents that are marked as shared, and no other extent has their
-//! blocks.
+//! Rules for shared blocks of one version: the owners of runs are exactly the extents that are marked as
+//! shared, and no other extent has their blocks.
 
 use super::{Kind, Mapped, Report, Subject};
 use crate::extents::Extent;
@@ -11,19 +11,19 @@ use logkit::Layout;
 /// Extents and runs of shared blocks of one version.
 #[derive(Debug, Default)]
 pub(super) struct SharedBlocks {
-    /// Extents that are marked.
+    /// Extents that are marked as shared.
     marked: Vec<Mapped>,
     /// Extents of the owners of runs.
     owned: Vec<Mapped>,
 }
 
 impl SharedBlocks {
-    /// Notes an extent that is marked as shared.
+    /// Adds an extent that is marked as shared.
     pub fn add_extent(&mut self, inode: u64, extent: Extent) {
         self.marked.push(Mapped { inode, extent });
     }
 
-    /// Notes a run. Returns its blocks as an extent of the file that they were written for.
+    /// Adds a run. Returns its blocks as an extent of the file that they were written for.
     pub fn add_run(
         &mut self,
         items: &Forest,
@@ -62,15 +62,15 @@ impl SharedBlocks {
         Some(Mapped { inode, extent })
     }
 
-    /// Compares the owners of runs with the extents that are marked, and looks in `mapped` for extents without the mark that have their blocks.
-    /// `mapped` has the extents without the mark, and one for each run.
+    /// Compares the owners of runs with the marked extents, and looks in `mapped` for unmarked extents that
+    /// have blocks of runs. `mapped` holds the unmarked extents, and one extent for each run.
     pub fn check(self, mapped: &[Mapped], report: &mut Report) {
         let (marked, owned) = (joined(self.marked), joined(self.owned));
         for (of, others, what) in [
             (&marked, &owned, "marked as shared, and no run names them"),
             (&owned, &marked, "named by a run, and the file has no such extent marked as shared"),
         ] {
-            // A difference shows in both lists, unless one has no extent in this place.
+            // A difference appears in both lists, unless one of them has no extent at this place.
             for Mapped { inode, extent } in of.iter().filter(|it| !others.contains(it)) {
                 report.note_of(
                     Kind::Shared,
@@ -88,7 +88,7 @@ impl SharedBlocks {
         for (zone, position, it) in places {
             let end = |it: &Mapped| (it.extent.zone, it.extent.position.saturating_add(it.extent.blocks));
             if let Some(before) = farthest.filter(|before| end(before) > (zone, position)) {
-                // Blocks that two files have without a run are found by the check of all versions for overlaps.
+                // Blocks of two files without a run are found by the check for overlaps over all versions.
                 if before.extent.is_shared != it.extent.is_shared {
                     let plain = if it.extent.is_shared { before } else { it };
                     report.note_of(
@@ -108,7 +108,7 @@ impl SharedBlocks {
     }
 }
 
-/// Sorts extents, and unites those that go on in the file and in the zone.
+/// Sorts extents, and merges those that are contiguous in the file and in the zone.
 fn joined(mut all: Vec<Mapped>) -> Vec<Mapped> {
     all.sort_unstable_by_key(|it| (it.inode, it.extent.block, it.extent.zone, it.extent.position));
     let mut joined: Vec<Mapped> = Vec::with_capacity(all.len());

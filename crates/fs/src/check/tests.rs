@@ -26,7 +26,7 @@ fn create(metadata: &mut Metadata, directory: u64, name: &str, mode: u32) -> u64
     number
 }
 
-/// Two directories, one in the other, with a file in each: inodes 2 to 5.
+/// Returns two nested directories with a file in each: inodes 2 to 5.
 fn sound() -> Metadata {
     let mut metadata = Metadata::new(Forest::new(1, &Released::new()), 1);
     let outer = create(&mut metadata, ROOT, "outer", FileType::Directory as u32 | 0o755);
@@ -46,7 +46,7 @@ fn report_of(metadata: &Metadata) -> Report {
     report
 }
 
-/// The kinds of problems after some changes of sound metadata.
+/// Returns the kinds of problems after a damage of sound metadata.
 fn kinds(damage: impl Fn(&mut Metadata)) -> Vec<Kind> {
     let mut metadata = sound();
     damage(&mut metadata);
@@ -106,7 +106,7 @@ fn every_kind_of_damage_is_found() {
     );
 }
 
-/// A sound one, in which inode 5 has cloned the first two blocks of inode 4 after its own.
+/// Returns sound metadata in which inode 5 has cloned the first two blocks of inode 4 after its own.
 fn with_clone() -> Metadata {
     let mut metadata = sound();
     let share = Change::Share {
@@ -132,7 +132,7 @@ fn damage_of_shared_blocks_is_found() {
         let found = metadata.items.items().find(|(key, _)| key.kind == kind::SHARED);
         found.map(|(key, value)| (key, value.to_vec())).expect("blocks are shared")
     };
-    // Two blocks at 5 of zone 3, written for block 0 of inode 4.
+    // Two blocks at position 5 of zone 3, written for block 0 of inode 4.
     assert_eq!(run, [2, 4, 0, 4, 0, 5, 3]);
     let kinds = |damage: &dyn Fn(&mut Metadata)| {
         let mut metadata = with_clone();
@@ -195,7 +195,7 @@ fn damaged_names_are_found() {
     assert_eq!(kinds(other(5, code, "other")), [Kind::Entry], "another hash");
     assert_eq!(kinds(other(5, code, "a/b")), [Kind::Entry], "no name");
     let ring = |metadata: &mut Metadata| {
-        // Both directories are in each other.
+        // Each directory is in the other one.
         let key = entry_of(metadata, ROOT, "outer");
         let value = metadata.items.get(&key).expect("it was found").to_vec();
         metadata.items.remove(&key);
@@ -232,7 +232,7 @@ fn counts_of_inodes_that_none_has_do_no_harm() {
     assert!(report_of(&metadata).has(Kind::Count));
 }
 
-/// A sound one, in which inode 2 is striped: its stripes are inodes 6 and 7, and it has leftovers.
+/// Returns sound metadata in which inode 2 is striped, with stripes 6 and 7 and leftovers.
 fn with_stripes() -> Metadata {
     let mut metadata = sound();
     let own = metadata.inode(2).expect("a directory");

@@ -1,10 +1,12 @@
-//! Start-time fair queueing with a bounded depth, SFQ(D): the order in which the requests of classes are started. It does no I/O and has no clock.
+//! Start-time fair queueing with bounded depth, SFQ(D): the order in which the requests of classes are
+//! started. Does no I/O and has no clock.
 //!
-//! Each class has a *tag*, a virtual time, which a request moves on by its cost divided by the shares of the class. Of the classes with waiting
-//! requests the one with the smallest tag is next. The virtual time of the queue is the largest tag at which a request was started; a class that
-//! begins to wait has at least this tag, so it saves nothing up while it is idle. A request is started while the cost of those in flight is below the
-//! depth. So a new request of a class with large shares waits at most until the requests in flight have moved on: these are bounded
-//! by the depth and the size of one request.
+//! Each class has a *tag*, a virtual time. A started request advances the tag of its class by its cost
+//! divided by the shares of the class. Among the classes with waiting requests, the one with the smallest tag
+//! is next. The virtual time of the queue is the largest tag at which a request was started. A class that
+//! begins to wait gets at least this tag, so an idle class saves up no credit. A request is started while the
+//! cost of requests in flight is below the depth. So a new request of a class with large shares waits at most
+//! for the requests in flight, whose cost is bounded by the depth and the size of one request.
 //!
 //! W. Jin, J. S. Chase, J. Kaur: Interposed Proportional Sharing for a Storage Service Utility, SIGMETRICS 2004.
 
@@ -29,9 +31,9 @@ struct Waiting<T> {
 #[derive(Debug)]
 struct Flow<T> {
     shares: u32,
-    /// Start tag of its next request.
+    /// Start tag of the next request of the class.
     tag: u128,
-    /// In order of arrival.
+    /// Waiting requests in order of arrival.
     waiting: VecDeque<Waiting<T>>,
 }
 
@@ -43,26 +45,26 @@ impl<T> Flow<T> {
     /// Starts a request. Returns its start tag.
     fn start(&mut self, cost: u64) -> u128 {
         let start = self.tag;
-        // Costs are below 2^54.
+        // Doesn't overflow: costs are below 2^54.
         self.tag += u128::from(cost * u64::from(MOST_SHARES) / u64::from(self.shares));
         start
     }
 }
 
-/// The queues of the classes; `T` is the type that stands for a waiting request.
+/// Queues of the classes; `T` identifies a waiting request to the caller.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     flows: Vec<Flow<T>>,
     virtual_time: u128,
     /// Cost of the requests in flight.
     in_flight: u64,
-    /// Part of it that belongs to the background class.
+    /// Cost of the requests in flight of the background class.
     background: u64,
     depth: u64,
     /// Number of waiting requests.
     waiting: usize,
     arrivals: u64,
-    /// Requests are started in order of arrival, for tests that must notice it.
+    /// Fault for tests that must detect it: requests are started in order of arrival.
     ignores_shares: bool,
 }
 
@@ -81,7 +83,7 @@ impl<T> FairQueue<T> {
             self.flows.push(Flow::new(shares, now));
         }
         let flow = &mut self.flows[class];
-        // The lead of the class over others is a number of bytes: it is rescaled to the new shares.
+        // The lead of a class over others is an amount of cost: it is rescaled to the new shares.
         let ahead = flow.tag.saturating_sub(now);
         flow.tag = flow.tag.min(now) + ahead * u128::from(flow.shares) / u128::from(shares);
         flow.shares = shares;
@@ -107,7 +109,8 @@ impl<T> FairQueue<T> {
         self.in_flight
     }
 
-    /// Whether the depth bounds the requests in flight. The default class isn't held back before another class can compete with it.
+    /// Whether the depth bounds the requests in flight. The default class isn't bounded while no other class
+    /// competes with it.
     #[inline]
     fn is_bounded(&self) -> bool {
         self.flows.len() > 2 || self.waiting > 0 || self.background > 0
@@ -117,7 +120,7 @@ impl<T> FairQueue<T> {
     #[inline]
     pub fn try_start(&mut self, class: ClassNumber, cost: u64) -> bool {
         if class == DEFAULT && !self.is_bounded() {
-            // Without competition a request doesn't move the tag of its class.
+            // Without competition, a request doesn't advance the tag of its class.
             self.in_flight += cost;
             return true;
         }
@@ -143,7 +146,7 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Queues a request. Returns its number, by which it is found.
+    /// Queues a request. Returns its number, for [`waiter`](Self::waiter) and [`leave`](Self::leave).
     pub fn wait(&mut self, class: ClassNumber, cost: u64, waiter: T) -> u64 {
         self.arrivals += 1;
         self.waiting += 1;
@@ -165,14 +168,14 @@ impl<T> FairQueue<T> {
         Some(&mut self.flows[class].waiting[place].waiter)
     }
 
-    /// Removes a request that no longer waits; `None` for one that has been started.
+    /// Removes a waiting request; `None` if it has been started.
     pub fn leave(&mut self, class: ClassNumber, number: u64) -> Option<T> {
         let place = self.place(class, number)?;
         self.waiting -= 1;
         self.flows[class].waiting.remove(place).map(|request| request.waiter)
     }
 
-    /// Starts the next request that may be started.
+    /// Starts the next request, if one is waiting and the depth permits it.
     #[inline]
     pub fn start_next(&mut self) -> Option<T> {
         if self.waiting == 0 || self.in_flight >= self.depth {

@@ -1,6 +1,8 @@
-//! A core as an owner of the log kit: its records take effect when they commit, and the cleaner finds and moves their live blocks.
+//! A core as an owner of the log kit: applies records when they commit, and finds and moves live blocks for
+//! the cleaner.
 //!
-//! The cleaner runs on the home. It asks each core for the live blocks of its files, and each core appends the moves of its own blocks.
+//! The cleaner runs on the home. It requests the live blocks from each core, and each core appends the moves
+//! of its own blocks.
 
 use super::{Core, REMOVAL_RESERVE};
 use crate::change::{Change, Changes, Recorded};
@@ -13,15 +15,15 @@ use logkit::{Appender, Joint, Kit, Mover, Owner, Piece, Victim, count, mover};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Counts the blocks that files get and lose as live blocks of zones.
+/// Updates the live counts of zones for blocks that files get and lose.
 pub(crate) struct Accounting<'a, 'b> {
     pub accounts: &'a mut Accounts<'b>,
-    /// Clock of the record that commits, or is replayed.
+    /// Clock of the record that commits or is replayed.
     pub clock: u64,
 }
 
 impl Accounting<'_, '_> {
-    /// Counts blocks that an operation freed when it was submitted.
+    /// Subtracts blocks that an operation freed on submission.
     fn dying(&mut self, zone: u32, blocks: u32) {
         self.accounts.remove_dying(zone, blocks, self.clock);
     }
@@ -37,7 +39,7 @@ impl Blocks for Accounting<'_, '_> {
     }
 }
 
-/// Name of data in a zone: a block of a file.
+/// Identity of data in a zone: a block of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
     inode: InodeNumber,
@@ -115,7 +117,7 @@ impl Owner for Core {
     }
 
     fn answer(&self, item: &mut Item, error: &Error) {
-        // The write may still take effect, so what it reserved stays until it does.
+        // The write may still take effect, so its range stays locked until then; its capacity is released.
         match &mut item.origin {
             Origin::Write { request, growth, held, .. } => {
                 self.growing.set(self.growing.get() - u64::from(*growth));
@@ -182,7 +184,7 @@ impl Owner for Core {
         Ok(live)
     }
 
-    /// Blocks of other cores count as live: a move of a block that has died meanwhile takes no effect.
+    /// Blocks of other cores are reported as live: a move of a block that has died meanwhile has no effect.
     fn still_live(&self, victim: &Victim, piece: &Piece<Name>, visit: &mut dyn FnMut(u32, u32)) {
         if !self.is_here(piece.name.inode) {
             return visit(0, piece.count);
@@ -209,7 +211,7 @@ impl Owner for Core {
     ) -> Result<()> {
         let class = self.class_of_moves(class);
         let start = |piece: &Piece<Name>| (piece.name.inode, piece.name.block + u64::from(piece.offset));
-        // Neighbours in a file become neighbours in a zone.
+        // Blocks that are contiguous in a file become contiguous in a zone.
         pieces.sort_by_key(|(piece, _)| start(piece));
         let mut moves: Vec<Vec<CleanerMove>> = self.cores().all().iter().map(|_| Vec::new()).collect();
         for (piece, data) in pieces {
@@ -248,7 +250,7 @@ fn item_of_move((change, data): CleanerMove) -> Item {
 }
 
 impl Core {
-    /// Returns the blocks that the records of a zone gave to files, for each core.
+    /// Returns, for each core, the blocks that the records of a zone mapped into files.
     fn pieces_of(&self, victim: &Victim) -> Result<Vec<Vec<Piece<Name>>>> {
         let mut pieces: Vec<Vec<Piece<Name>>> = self.cores().all().iter().map(|_| Vec::new()).collect();
         for (record, found) in victim.records().iter().enumerate() {
@@ -269,7 +271,7 @@ impl Core {
         Ok(pieces)
     }
 
-    /// Returns the live parts of these pieces of files of this core.
+    /// Returns the live parts of these pieces, which are of files of this core.
     fn live_here(&self, zone: u32, pieces: Vec<Piece<Name>>) -> Result<Vec<Piece<Name>>> {
         let (mut live, metadata) = (Vec::new(), self.metadata.borrow());
         for piece in pieces {
@@ -285,7 +287,7 @@ impl Core {
         Ok(live)
     }
 
-    /// The class under which blocks are moved for which the policy chose one.
+    /// Class for moves for which the policy chose `chosen`.
     fn class_of_moves(&self, chosen: u8) -> u8 {
         match self.is_limited {
             true => {
@@ -326,7 +328,7 @@ impl Core {
         flushed
     }
 
-    /// Whether a zone may still be written: its checksums can't be read from it.
+    /// Whether a zone is still written: its checksums can't be read from it yet.
     pub(crate) fn is_being_written(&self, zone: u32) -> bool {
         self.kit.pool.get(zone).usage == Usage::Open
     }

@@ -1,4 +1,4 @@
-//! What requests of a kernel do on the file system's shard, where that is more than one call.
+//! Requests of the kernel that take more than one call of the core.
 
 use super::convert::{self, CACHED};
 use crate::attributes::Setting;
@@ -17,13 +17,13 @@ use fuse::{
 };
 use std::rc::Rc;
 
-/// Most bytes that one request copies; the caller asks again for the rest.
+/// Most bytes that one request copies; the caller requests the rest again.
 const MOST_COPIED: u64 = 64 << 20;
 /// Most bytes that one request copies or shares.
 const MOST_SHARED: u64 = 1 << 30;
 /// Extended attribute that holds capabilities of an executable.
 const CAPABILITIES: &[u8] = b"security.capability";
-/// Offset in a directory after `.`, and after `..`; names have larger ones.
+/// Offset in a directory after `.`, and after `..`; names have larger offsets.
 const AFTER_SELF: u64 = 1;
 const AFTER_PARENT: u64 = 2;
 
@@ -34,22 +34,25 @@ pub(super) fn os(errno: i32, detail: impl Into<block::error::Detail>) -> Error {
 
 /// Handle of files that are open for writing; all others have 0.
 const WRITER: u64 = 1;
-/// Free blocks with which a file whose writes found no space may be written to again: those of two of the largest writes.
+/// Free blocks above which a file whose writes found no space may be written again: two of the largest
+/// writes.
 const FREE_AGAIN: u64 = 512;
 
-/// How a file is opened with these flags. The kernel has the only cache, so what it has stays valid when the file is opened again.
+/// Returns flags and handle of a file opened with `flags`. Only the kernel caches data, so its cache stays
+/// valid when the file is opened again.
 ///
-/// Writes that the kernel has cached can't be refused any more. So a file without data that is opened for writing while space is short is written
-/// through; the flag is for files that can't be mapped (O_WRONLY), because older kernels map no such file. The kernel sets no times at such
-/// writes, which matters little for a new file.
+/// Writes that the kernel has cached can't be refused any more. So a file without data that is opened for
+/// writing while space is short is written through. This flag is set only for files that can't be mapped
+/// (O_WRONLY), because older kernels refuse to map a file with it. The kernel sets no times at such writes,
+/// which matters little for a new file.
 pub(super) fn opened(flags: i32, is_empty: bool, is_short: bool) -> Opened {
     let is_direct = is_empty && is_short && flags & libc::O_ACCMODE == libc::O_WRONLY;
     let direct = if is_direct { open_flag::DIRECT_IO } else { 0 };
     Opened { handle: if is_writing(flags) { WRITER } else { 0 }, flags: open_flag::KEEP_CACHE | direct }
 }
 
-/// Attributes of an inode, for stat(2), or for a request on an open file. The kernel asks for those of a file that is open for writing before it caches
-/// a write, which fails with the error then.
+/// Attributes of an inode, for stat(2) or a request on an open file. Before the kernel caches a write to an
+/// open file, it requests the attributes; on an error the write fails with it.
 ///
 /// # Errors
 /// [`Error::NoSpace`] if an earlier write found no space.
@@ -81,18 +84,19 @@ fn entry_with((attributes, attributes_time): CachedAttributes) -> Entry {
     Entry { attributes, generation: 0, name_time: CACHED, attributes_time }
 }
 
-/// An entry without the reference that it stands for, of an inode of this core that isn't a striped directory.
+/// Returns an entry for an inode of this core that isn't a striped directory, without counting the kernel's
+/// reference.
 fn entry_of(core: &Core, inode: InodeNumber) -> Result<Entry> {
     Ok(entry_with(cached(core, inode, &core.inode(inode)?)))
 }
 
-/// Result of a lookup, to which the kernel refers from now on.
+/// Returns the result of a lookup, and counts the kernel's reference to it.
 pub(super) async fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
     let entry = match core.cores().striped().has(inode) {
         false => entry_of(core, inode)?,
         true => {
             let entry = entry_with(attributes(core, inode).await?);
-            // It may have been removed meanwhile.
+            // The inode may have been removed meanwhile.
             core.inode(inode)?;
             entry
         }
@@ -101,7 +105,7 @@ pub(super) async fn entry(core: &Core, inode: InodeNumber) -> Result<Entry> {
     Ok(entry)
 }
 
-/// Looks a name up; one that isn't there is cached, too.
+/// Looks a name up. The kernel also caches that a name doesn't exist.
 pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Result<Entry> {
     core.check_alive()?;
     loop {
@@ -111,7 +115,7 @@ pub(super) async fn lookup(core: &Core, parent: InodeNumber, name: &[u8]) -> Res
             Err(error) => return Err(error),
         };
         match entry_elsewhere(core, inode).await {
-            // It was removed on its core meanwhile.
+            // The inode was removed on its core meanwhile.
             Err(error)
                 if error.errno() == libc::ESTALE && core.lookup(parent, name).await.ok() != Some(inode) => {}
             entry => return entry,
@@ -140,7 +144,8 @@ pub(super) fn release(core: &Rc<Core>, inode: InodeNumber, flags: i32) {
     }
 }
 
-/// Closes all files that the mount has open, and drops the kernel's references: it has ended, and sends neither RELEASE nor FORGET for them.
+/// Closes all files that the mount has open, and drops the kernel's references: an ended mount sends neither
+/// RELEASE nor FORGET.
 pub(super) fn end_mount(core: &Rc<Core>) {
     core.nodes.end_mount();
     core.remove_orphans();
@@ -158,13 +163,13 @@ pub(super) fn note_open(node: &Node, flags: i32) {
     }
 }
 
-/// Makes a file and refers to it.
+/// Creates a file, and counts the kernel's reference.
 pub(super) async fn create(core: &Rc<Core>, parent: InodeNumber, name: &[u8], new: &New) -> Result<Entry> {
     let inode = core.create(parent, name, new).await?;
     entry_elsewhere(core, inode).await
 }
 
-/// As [`entry`], of an inode that may be on another core.
+/// As [`entry`], for an inode that may be on another core.
 pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<Entry> {
     match core.is_here(inode) {
         true => entry(core, inode).await,
@@ -175,7 +180,7 @@ pub(super) async fn entry_elsewhere(core: &Core, inode: InodeNumber) -> Result<E
     }
 }
 
-/// Makes and opens a regular file. One that is there is opened, unless the caller wants a new one.
+/// Creates and opens a regular file. An existing one is opened, unless the flags require a new file.
 pub(super) async fn create_and_open(
     core: &Rc<Core>,
     parent: InodeNumber,
@@ -187,7 +192,7 @@ pub(super) async fn create_and_open(
         Err(Error::AlreadyExists(_)) if flags & libc::O_EXCL == 0 => {
             (core.lookup(parent, name).await?, flags)
         }
-        // A new file has nothing to cut off.
+        // A new file needs no truncation.
         other => (other?, flags & !libc::O_TRUNC),
     };
     match core.is_here(inode) {
@@ -201,7 +206,7 @@ pub(super) async fn create_and_open(
 
 async fn open_entry(core: &Rc<Core>, inode: InodeNumber, flags: i32) -> Result<(Entry, Opened)> {
     let node = core.open(inode)?;
-    // Also without bytes: a write in flight may give it some.
+    // Also with size 0: a write in flight may add bytes.
     if flags & libc::O_TRUNC != 0
         && let Err(error) = core.truncate(&node, 0).await
     {
@@ -235,7 +240,7 @@ pub(super) fn open_directory(core: &Core, inode: InodeNumber) -> Result<()> {
     }
 }
 
-/// Sets attributes and, first, the size.
+/// Sets the size first, and then other attributes.
 pub(super) async fn set_attributes(
     core: &Rc<Core>,
     inode: InodeNumber,
@@ -262,7 +267,8 @@ async fn remove_capabilities(core: &Core, inode: InodeNumber) -> Result<()> {
     }
 }
 
-/// Clears the setuid and setgid bits and the capabilities of a file, if it has any: its data was changed by others than root.
+/// Clears the setuid and setgid bits and the capabilities of a file, after a change of its data by a user
+/// other than root.
 pub(super) async fn take_privileges(core: &Rc<Core>, inode: InodeNumber) -> Result<()> {
     let mode = core.inode(inode)?.mode;
     if convert::without_privileges(mode) != mode || core.attribute(inode, CAPABILITIES).is_ok() {
@@ -272,13 +278,13 @@ pub(super) async fn take_privileges(core: &Rc<Core>, inode: InodeNumber) -> Resu
     Ok(())
 }
 
-/// Writes. The file was opened, or is written back from the kernel's cache.
+/// Writes to a file that is open, or is written back from the kernel's cache.
 pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, data: Buffer) -> Result<u32> {
     let length = data.filled().len() as u32;
     let node = core.node(inode);
     if write.from_page_cache() {
         let written = core.write_back(&node, write.offset, data.into()).await;
-        // Nobody may wait for it: the kernel tells the next close(2) or fsync(2).
+        // The writer may not be waiting: the kernel reports the error at the next close(2) or fsync(2).
         if matches!(written, Err(Error::NoSpace(_))) && node.writers.get() > 0 {
             node.has_lost_writes.set(true);
         }
@@ -294,7 +300,7 @@ pub(super) async fn write(core: &Rc<Core>, inode: InodeNumber, write: Write, dat
     Ok(length)
 }
 
-/// How renameat2(2) names a rename.
+/// Converts flags of renameat2(2).
 pub(super) fn renaming(flags: u32) -> Result<Renaming> {
     match flags {
         0 => Ok(Renaming::Replace),
@@ -306,12 +312,12 @@ pub(super) fn renaming(flags: u32) -> Result<Renaming> {
     }
 }
 
-/// The answer to a request for the names of a directory, which takes as many as fit.
+/// Answer to a request for the names of a directory, which holds as many as fit.
 pub(super) trait Listing: Send + 'static {
     /// Adds a name; returns false if it doesn't fit.
     fn add_name(&mut self, next: u64, inode: InodeNumber, code: u8, name: &[u8]) -> bool;
 
-    /// Adds names that an inode of this core has, from an offset on. Returns whether all fit.
+    /// Adds names of an inode of this core at or after an offset. Returns whether all fit.
     fn add_all(&mut self, core: &Core, holder: InodeNumber, from: u64) -> Result<bool>;
 }
 
@@ -325,7 +331,8 @@ impl Listing for DirectoryEntries {
     }
 }
 
-/// With the attributes of files, to which the kernel refers from now on; of those on other cores, and of striped directories, without.
+/// Adds names with the attributes of their files, and counts the kernel's references. Files on other cores
+/// and striped directories are added without attributes.
 impl Listing for DirectoryEntriesPlus {
     fn add_name(&mut self, next: u64, inode: InodeNumber, code: u8, name: &[u8]) -> bool {
         DirectoryEntriesPlus::add_name(self, inode, next, code, name)
@@ -356,7 +363,7 @@ impl Listing for DirectoryEntriesPlus {
     }
 }
 
-/// Reads a directory of this core from an offset on, `.` and `..` first.
+/// Reads a directory of this core at or after an offset, beginning with `.` and `..`.
 pub(super) async fn read_directory<L: Listing>(
     core: &Rc<Core>,
     directory: InodeNumber,
@@ -393,7 +400,7 @@ pub(super) async fn read_directory<L: Listing>(
     Ok(found)
 }
 
-/// Name of an extended attribute that the file system keeps.
+/// Checks that the file system stores extended attributes of this namespace.
 pub(super) fn check_namespace(name: &[u8]) -> Result<()> {
     let kept = [b"user.".as_slice(), b"trusted.", b"security."];
     match kept.iter().any(|prefix| name.starts_with(prefix)) {
@@ -408,7 +415,7 @@ pub(super) fn check_namespace(name: &[u8]) -> Result<()> {
     }
 }
 
-/// What setxattr(2) does where the attribute exists, or doesn't.
+/// Converts flags of setxattr(2).
 pub(super) fn setting(flags: i32) -> Result<Setting> {
     match flags {
         0 => Ok(Setting::Any),
@@ -418,12 +425,12 @@ pub(super) fn setting(flags: i32) -> Result<Setting> {
     }
 }
 
-/// Names of extended attributes, each with a NUL. Those of administrators are shown to root alone.
+/// Names of extended attributes, each followed by a NUL. The `trusted.` namespace is listed only for root.
 pub(super) fn extended_names(core: &Core, inode: InodeNumber, is_root: bool) -> Result<Vec<u8>> {
     Ok(shown_names(core.attribute_names(inode)?, is_root))
 }
 
-/// As [`extended_names`], of these names.
+/// As [`extended_names`], for these names.
 pub(super) fn shown_names(all: Vec<Vec<u8>>, is_root: bool) -> Vec<u8> {
     let mut names = Vec::new();
     for name in all {
@@ -435,7 +442,7 @@ pub(super) fn shown_names(all: Vec<Vec<u8>>, is_root: bool) -> Vec<u8> {
     names
 }
 
-/// Allocates, frees or zeroes a range, as fallocate(2).
+/// Allocates, frees or zeroes a range, as fallocate(2) does.
 pub(super) async fn allocate(
     core: &Rc<Core>,
     inode: InodeNumber,
@@ -457,7 +464,7 @@ pub(super) async fn allocate(
     }
 }
 
-/// Whether lseek(2) looks for data, or for a hole.
+/// Whether lseek(2) looks for data or for a hole.
 pub(super) fn is_for_data(whence: i32) -> Result<bool> {
     match whence {
         libc::SEEK_DATA => Ok(true),
@@ -466,7 +473,8 @@ pub(super) fn is_for_data(whence: i32) -> Result<bool> {
     }
 }
 
-/// The next offset with data or in a hole. Data that the kernel hasn't written back yet would be missing: it is asked for first.
+/// Next offset with data or in a hole. The kernel first has to write back cached data, which would be missing
+/// in the answer otherwise.
 pub(super) async fn seek(
     core: &Core,
     notifier: Option<Notifier>,
@@ -483,7 +491,7 @@ pub(super) async fn seek(
     core.seek(inode, offset, data)
 }
 
-/// Copies a range, or shares its blocks. Returns the number of bytes, which may be fewer than asked for.
+/// Copies a range, or shares its blocks. Returns the number of bytes, at most the requested one.
 pub(super) async fn copy_range(core: &Rc<Core>, from: InodeNumber, copy: &CopyRange) -> Result<u64> {
     if copy.flags != 0 {
         return Err(Error::invalid(format!("copy_file_range with flags {:#x}; expected none", copy.flags)));

@@ -1,5 +1,5 @@
-//! Control of a mounted file system by its administrator, through extended attributes that no file has: the verbs of `siltstone fs`
-//! get and set them on the mount point or on a file.
+//! Control of a mounted file system by its administrator, through virtual extended attributes: the commands
+//! of `siltstone fs` get and set them on the mount point or on a file.
 
 use super::actions::os;
 use super::kind::status;
@@ -28,10 +28,10 @@ pub(super) enum Control {
 }
 
 impl Control {
-    /// Returns the control of this name; `None` for an attribute of a file.
+    /// Returns the control of this name; `None` for the name of an ordinary attribute.
     ///
     /// # Errors
-    /// ENODATA for an unknown one.
+    /// ENODATA for an unknown control.
     pub fn of(name: &[u8]) -> Result<Option<Self>> {
         let Some(rest) = name.strip_prefix(PREFIX) else { return Ok(None) };
         match rest {
@@ -49,17 +49,17 @@ impl Control {
     }
 }
 
-/// The last scrub.
+/// State of the last scrub.
 #[derive(Debug, Clone, Default)]
 struct Scrub {
     is_running: bool,
-    /// Number of blocks that it has read, of `blocks` in use when it began.
+    /// Number of blocks read so far, of `blocks` in use when the scrub began.
     progress: Arc<AtomicU64>,
     blocks: u64,
     ended: Option<Result<Scrubbed>>,
 }
 
-/// The file system of a mount, with the state of its controls.
+/// File system of a mount, with the state of its controls.
 #[derive(Debug, Clone)]
 pub(super) struct Controlled {
     files: FileSystem,

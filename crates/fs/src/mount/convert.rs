@@ -1,4 +1,4 @@
-//! Attributes as FUSE has them, and as the file system has them.
+//! Conversion of attributes between FUSE and the file system.
 
 use crate::change::Attributes;
 use crate::format::BLOCK;
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 /// Time for which the kernel may cache names, absent names and attributes. Only the kernel changes them.
 pub const CACHED: Duration = Duration::from_secs(24 * 3600);
-/// Time for which the kernel may cache attributes of regular files: the number of their blocks changes when it writes its cache back.
+/// Time for which the kernel may cache attributes of regular files: the number of blocks changes when it
+/// writes back its cache.
 pub const CACHED_REGULAR: Duration = Duration::from_secs(1);
 
 const SECOND: i64 = 1_000_000_000;
@@ -18,14 +19,15 @@ pub fn timestamp(time: Time) -> Timestamp {
     Timestamp { seconds: time.div_euclid(SECOND), nanoseconds: time.rem_euclid(SECOND) as u32 }
 }
 
-/// Converts a time of the kernel; a time before 1677 or after 2262 becomes the nearest one in this range.
+/// Converts a time of the kernel, clamped to the range from 1677 to 2262.
 pub fn time(timestamp: Timestamp) -> Time {
     let time = i128::from(timestamp.seconds) * i128::from(SECOND) + i128::from(timestamp.nanoseconds);
-    // The smallest value stands for times that stay.
+    // The smallest value is reserved for unchanged times.
     time.clamp(i128::from(Time::MIN + 1), i128::from(Time::MAX)) as Time
 }
 
-/// Converts the attributes of an inode for the kernel; `block_size` is the size of requests that programs are told to prefer.
+/// Converts the attributes of an inode for the kernel; `block_size` is the preferred size of requests in
+/// bytes.
 pub fn attributes(number: InodeNumber, inode: &Inode, block_size: u64) -> fuse::Attributes {
     fuse::Attributes {
         node: number,
@@ -43,7 +45,8 @@ pub fn attributes(number: InodeNumber, inode: &Inode, block_size: u64) -> fuse::
     }
 }
 
-/// Time for which the kernel may cache the attributes of an inode. Where space is short, it asks for those of a regular file before each write(2).
+/// Time for which the kernel may cache the attributes of an inode. When space is short, it requests those of
+/// a regular file before each write(2).
 pub fn cached_for(inode: &Inode, is_short: bool) -> Duration {
     match inode.mode & libc::S_IFMT {
         libc::S_IFREG if is_short => Duration::ZERO,
@@ -52,8 +55,9 @@ pub fn cached_for(inode: &Inode, is_short: bool) -> Duration {
     }
 }
 
-/// Whether a request takes privileges from a file: setuid and setgid bits, and capabilities. A change of the owner always does, one to the present owner
-/// too: it sets nothing but the time of the last change of the inode.
+/// Whether a request clears a file's privileges: setuid and setgid bits, and capabilities. A change of the
+/// owner always does. So does one to the present owner, which arrives as a request that only sets the time of
+/// the last change of the inode.
 pub fn takes_privileges(old: &Inode, set: &SetAttributes) -> bool {
     let SetAttributes { mode, uid, gid, size, accessed, modified, .. } = *set;
     let is_kept = uid.is_none() && gid.is_none();
@@ -63,8 +67,8 @@ pub fn takes_privileges(old: &Inode, set: &SetAttributes) -> bool {
     set.clear_set_id || is_given_away
 }
 
-/// Returns a mode without the bits that a write or a change of the owner clears: setuid; and setgid of a file that its group may execute, since
-/// on other files it stands for mandatory locks.
+/// Returns a mode without the bits that a write or a change of the owner clears: setuid, and setgid if the
+/// group may execute the file. Without this permission, setgid means mandatory locking.
 pub fn without_privileges(mode: u32) -> u32 {
     match mode & libc::S_IXGRP {
         0 => mode & !libc::S_ISUID,
@@ -72,9 +76,9 @@ pub fn without_privileges(mode: u32) -> u32 {
     }
 }
 
-/// Returns the attributes that a request of the kernel sets, the size excluded; `None` if it sets none.
+/// Returns the attributes that a request of the kernel sets, without the size; `None` if it sets none.
 ///
-/// The time of the last change of the inode is the kernel's if it sends one.
+/// The time of the last change of the inode is that of the kernel if the request has one.
 pub fn changes(old: &Inode, set: &SetAttributes, now: Time) -> Option<Attributes> {
     let mut mode = set.mode.map_or(old.mode, |mode| old.mode & libc::S_IFMT | mode & 0o7777);
     if takes_privileges(old, set) {
@@ -93,7 +97,7 @@ pub fn changes(old: &Inode, set: &SetAttributes, now: Time) -> Option<Attributes
         changed: set.changed.map(time),
         ..Attributes::default()
     };
-    // Setting the size has set the times already. A chown or chmod that changes nothing still sets one.
+    // Setting the size has already set the times. A chown or chmod that changes nothing still sets the time.
     match attributes == Attributes::default() && set.size.is_some() {
         true => None,
         false => Some(Attributes { changed: attributes.changed.or(Some(now)), ..attributes }),
@@ -145,9 +149,9 @@ mod tests {
         let mode = |old: u32, set| changes(&file(old), &set, now).and_then(|it| it.mode);
         let regular = libc::S_IFREG;
         assert_eq!(mode(regular | 0o6755, chown), Some(regular | 0o755));
-        // Without execution by the group, setgid stands for mandatory locks.
+        // If the group may not execute the file, setgid means mandatory locking.
         assert_eq!(mode(regular | 0o6745, chown), Some(regular | 0o2745));
-        assert_eq!(mode(libc::S_IFDIR | 0o6755, chown), None, "of a directory they mean something else");
+        assert_eq!(mode(libc::S_IFDIR | 0o6755, chown), None, "another meaning for directories");
         assert_eq!(mode(regular | 0o6755, SetAttributes::default()), Some(regular | 0o755), "chown(-1, -1)");
         let utimes = SetAttributes { modified: Some(SetTime::Now), ..SetAttributes::default() };
         assert_eq!(mode(regular | 0o6755, utimes), None);

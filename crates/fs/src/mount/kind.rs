@@ -18,12 +18,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zones::on_device;
 
-/// Largest append to zones that the file system makes on a device, in bytes: a record of a write of 1 MiB is one append.
+/// Largest append to the zones on a device in bytes: a record of a write of 1 MiB is one append.
 const MAX_APPEND: u64 = 2 << 20;
 const SMALLEST_ZONE: u64 = 128 << 10;
 const LARGEST_ZONE: u64 = 64 << 20;
 
-/// `fs(zones(file(disk.img)), /mnt)`.
+/// Kind of a file system in a stack: `fs(zones(file(disk.img)), /mnt)`.
 pub const KIND: Kind = Kind {
     name: "fs",
     contract: Contract::Door,
@@ -89,10 +89,10 @@ fn new_zones(device: &DeviceGeometry, zone_size: Option<u64>) -> Result<ZoneGeom
     on_device::geometry(device, zone_size, MAX_APPEND)
 }
 
-/// Opens the zones on a device; with `format`, makes them first.
+/// Opens the zones on a device; with `format`, creates them first.
 ///
 /// # Errors
-/// As [`zones::OnDevice::open`]; for new zones, as [`check_new`], before anything is written.
+/// As [`zones::OnDevice::open`]; for new zones also as [`check_new`], before any write.
 pub async fn zones_on(
     device: Arc<dyn DevicePart>,
     format: bool,
@@ -110,7 +110,7 @@ pub async fn zones_on(
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
-/// Opens the zones on a device to be read only: nothing is written to them.
+/// Opens the zones on a device for reading; nothing is written to them.
 ///
 /// # Errors
 /// As [`zones::OnDevice::open`].
@@ -119,7 +119,7 @@ pub async fn zones_to_read(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesP
     Ok(Arc::new(zones::OnDevice::open(device, options).await?))
 }
 
-/// Default of the most bytes of memory for metadata: half of the machine's memory.
+/// Default memory budget for metadata in bytes: half of the machine's memory.
 pub fn default_memory() -> u64 {
     let info = rustix::system::sysinfo();
     (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 2
@@ -171,7 +171,7 @@ fn zones_to_be(arguments: &Arguments) -> Result<Option<ZoneGeometry>> {
         read_only: false,
     };
     let zones = new_zones(&device, arguments.optional_size("zone_size")?);
-    // A device that is too small for any zones is refused with the numbers, too.
+    // A device that is too small for zones is also refused with the numbers.
     zones.map(Some).map_err(|error| arguments.refuse("on", error.detail().to_owned()))
 }
 
@@ -211,7 +211,7 @@ async fn build(arguments: &Arguments) -> Result<Built> {
     Ok(Built::Door(Arc::new(FsDoor { config, files, mounted: Mutex::default() })))
 }
 
-/// The file system and its mount.
+/// File system and its mount.
 struct FsDoor {
     config: MountConfig,
     files: FileSystem,
@@ -220,7 +220,7 @@ struct FsDoor {
 
 impl FsDoor {
     fn mounted(&self) -> MutexGuard<'_, Option<Arc<Mounted>>> {
-        // Nothing panics while the lock is held.
+        // Not poisoned: nothing panics while the lock is held.
         self.mounted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,4 +1,4 @@
-//! A mount from its beginning to its end.
+//! A mount, from start to end.
 
 use super::actions;
 use super::control::Controlled;
@@ -14,10 +14,10 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// Interval of syncs, which bounds the time until a change is durable without a sync. The kernel sends neither sync(2) nor syncfs(2) to
-/// a FUSE server.
+/// Interval of syncs: a change becomes durable within about this time without an fsync(2). The kernel sends
+/// neither sync(2) nor syncfs(2) to a FUSE server.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
-/// Time that the users of a mount have to close their files when it ends.
+/// Default time limit for unmounting while users have files open.
 pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Options of a mount.
@@ -25,13 +25,14 @@ pub const STOP_LIMIT: Duration = Duration::from_secs(10);
 pub struct MountConfig {
     /// Mount point: an existing directory.
     pub path: PathBuf,
-    /// Name in the first column of `/proc/mounts`: for an image its absolute path, by which a mount of a lost server is told.
+    /// Name in the first column of `/proc/mounts`: for an image its absolute path, by which the mount of a
+    /// lost server is recognized.
     pub source: String,
     /// Let users other than the mounting one use the file system, as its permissions allow.
     pub allow_other: bool,
 }
 
-/// A mounted file system. It is unmounted by [`unmount`](Self::unmount), and not when it is dropped.
+/// A mounted file system. [`unmount`](Self::unmount) unmounts it; dropping it doesn't.
 pub struct Mounted {
     session: Arc<Session>,
     source: String,
@@ -50,8 +51,8 @@ impl Mounted {
     /// Mounts an open file system, and serves it on all shards.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without the directory or `/dev/fuse`, [`Error::Invalid`] for a mount point that isn't a directory,
-    /// [`Error::PermissionDenied`]; those of the kernel.
+    /// [`Error::NotFound`] without the directory or `/dev/fuse`; [`Error::Invalid`] for a mount point that
+    /// isn't a directory; [`Error::PermissionDenied`]; other errors of the kernel.
     pub async fn mount(file_system: &FileSystem, config: MountConfig) -> Result<Mounted> {
         let (path, source) = (config.path.clone(), config.source.clone());
         let checked = source.clone();
@@ -84,12 +85,12 @@ impl Mounted {
             while runtime::timeout(COMMIT_INTERVAL, stopped.as_mut()).await.is_err() {
                 match its.sync().await {
                     Ok(()) => {}
-                    // There may be space later.
+                    // Space may become available later.
                     Err(error @ Error::NoSpace(_)) => {
                         tracing::warn!("changes aren't durable yet: {error}");
                     }
                     Err(error) => {
-                        // Users get the error at their next request.
+                        // Users get the error with their next requests.
                         tracing::error!("the file system can't make changes durable: {error}");
                         return;
                     }
@@ -105,12 +106,12 @@ impl Mounted {
         self.session.path()
     }
 
-    /// State of the session: mounted, or why it has ended.
+    /// State of the session: `mounted`, or the reason for its end.
     pub fn state(&self) -> String {
         self.session.outcome().map_or_else(|| "mounted".to_owned(), ToString::to_string)
     }
 
-    /// Waits until the mount has ended: by an unmount, or because its connection failed.
+    /// Waits until the mount has ended, by an unmount or by a failure of its connection.
     ///
     /// # Errors
     /// The failure of the connection.
@@ -123,23 +124,24 @@ impl Mounted {
         }
     }
 
-    /// Aborts the connection where the mount is still there: requests of its users fail, and the mount point is removed. For a server that ends
-    /// without waiting for its storage.
+    /// Aborts the connection if the mount still exists: requests of its users fail, and the mount point is
+    /// removed. For a server that ends without waiting for its storage.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub async fn abort(&self) -> Result<()> {
         let (path, source) = (self.session.path().to_owned(), self.source.clone());
         runtime::blocking(move || fuse::connection::abort_mount(&path, &source)).await
     }
 
-    /// Unmounts, if that hasn't been done, and ends the session. While files are open, tries again for at most `limit`.
+    /// Unmounts, unless that was done before, and ends the session. While files are open, retries for at most
+    /// `limit`.
     ///
     /// # Errors
     /// As [`Session::stop`]. The session has ended in any case.
     pub async fn unmount(&self, limit: Duration) -> Result<()> {
         let stopped = self.session.stop(limit).await;
-        // The notifier keeps the connection alive.
+        // The notifier would keep the connection open.
         self.notifying.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.stop.stop();
         let end = |core: Rc<Core>| async move {
@@ -157,7 +159,7 @@ impl Mounted {
 fn check_directory(path: &Path) -> Result<()> {
     let shown = path.display();
     match std::fs::metadata(path) {
-        // Left by a killed server; mounting replaces it.
+        // The mount of a killed server; mounting replaces it.
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Ok(()),
         Err(error) => Err(Error::from_io(&error, &format!("mount point {shown}"))),
         Ok(metadata) if !metadata.is_dir() => Err(Error::invalid(format!(

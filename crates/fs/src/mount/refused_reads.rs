@@ -1,5 +1,5 @@
-//! Lines in the server's log for reads of programs that are refused because of the medium: one for each place of a file, and a
-//! limited number, however often a program reads the place.
+//! Log lines of the server for reads of programs that fail because of the medium: one for each place of a
+//! file, however often it is read, up to a limit.
 
 use crate::inode::InodeNumber;
 use crate::snapshots::SnapshotNumber;
@@ -7,15 +7,15 @@ use block::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most lines for a mount.
+/// Most lines of a mount.
 const MOST_LINES: usize = 1000;
 
-/// Reads that a line of the log tells of.
+/// Lines that have been logged.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RefusedReads(Arc<Mutex<BTreeSet<String>>>);
 
 impl RefusedReads {
-    /// Result of a read for a program: damaged data is EIO. Failures of the medium are told in the log.
+    /// Result of a read for a program: EIO for damaged data. Failures of the medium are logged.
     pub fn read_by_program<T>(
         &self,
         version: Option<SnapshotNumber>,
@@ -33,14 +33,15 @@ impl RefusedReads {
         })
     }
 
-    /// The line for a refused read; `None` for other errors, for a line that there was, and above the limit.
+    /// Returns the line for a refused read; `None` for other errors, for a line that was logged before, and
+    /// above the limit.
     fn line(&self, version: Option<SnapshotNumber>, inode: InodeNumber, error: &Error) -> Option<String> {
         if !matches!(error, Error::Corrupt(_) | Error::Io(_)) {
             return None;
         }
         let snapshot = version.map_or_else(String::new, |number| format!("snapshot number {number}, "));
         let detail = error.detail();
-        // Wrong checksums name the file themselves.
+        // Errors about checksums include the inode.
         let own = format!("inode {inode}, ");
         let place = match detail.starts_with(&own) {
             true => format!("{snapshot}{detail}"),

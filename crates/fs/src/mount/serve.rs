@@ -1,4 +1,4 @@
-//! Requests of the kernel, each of which goes to the core that has the inode.
+//! Requests of the kernel, each of which is sent to the core that has the inode.
 
 use super::actions::{self, os};
 use super::control::{Control, Controlled};
@@ -18,13 +18,13 @@ use fuse::{
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Files for which one free block has space, for `statfs`: an estimate.
+/// Number of files for which a free block has space, for `statfs`: an estimate.
 const FILES_PER_BLOCK: u64 = 8;
 
-/// The sender of notifications, from the beginning of the session to its end.
+/// Sender of notifications, set from start to end of the session.
 pub(super) type Notifying = Arc<Mutex<Option<Notifier>>>;
 
-/// The file system for a FUSE session.
+/// File system as a part that serves a FUSE session.
 #[derive(Debug, Clone)]
 pub(super) struct ServedPart {
     pub(super) cores: Cores,
@@ -48,11 +48,11 @@ impl FileSystemPart for ServedPart {
     }
 }
 
-/// The file system on one shard.
+/// File system on one shard.
 pub(super) struct Served(pub(super) ServedPart);
 
 impl Served {
-    /// Carries a request out on the core of a node.
+    /// Carries out a request on the core of a node.
     fn at<R, Fut>(
         &self,
         node: u64,
@@ -66,7 +66,7 @@ impl Served {
         Call::new(async move { core.with(work).await })
     }
 
-    /// Carries a request on a name out on the core that holds the name.
+    /// Carries out a request on a name, on the core that holds the name.
     fn at_name<R, Fut>(
         &self,
         parent: u64,
@@ -81,7 +81,7 @@ impl Served {
         self.at(holder.inode, move |core| work(core, name))
     }
 
-    /// Carries a request out that waits for nothing.
+    /// Carries out a request that doesn't wait.
     fn at_once<R: Send + 'static>(
         &self,
         node: u64,
@@ -90,7 +90,7 @@ impl Served {
         self.at(node, move |core| async move { work(&core) })
     }
 
-    /// Carries a request out that returns nothing.
+    /// Carries out a request without a result.
     fn tell(&self, node: u64, work: impl FnOnce(&Rc<Core>) + Send + 'static) {
         let home = self.0.cores.of(node);
         if home.is_here() {
@@ -105,7 +105,7 @@ impl Served {
                 work(&core);
                 Ok(())
             });
-            // A core that has ended has forgotten everything.
+            // An ended core has no state to update.
             told.await.ok()
         })
         .detach();
@@ -116,7 +116,7 @@ fn new(context: Context, kind: FileType, mode: u32) -> New {
     New { mode: kind as u32 | mode & 0o7777, uid: context.uid, gid: context.gid, ..New::default() }
 }
 
-/// How a file is opened that can't be changed.
+/// Flags of an opened file that can't be changed.
 pub(super) const OPENED: Opened = Opened { handle: 0, flags: open_flag::KEEP_CACHE };
 
 impl FileSystem for Served {
@@ -301,7 +301,8 @@ impl FileSystem for Served {
         })
     }
 
-    // FLUSH isn't implemented: at a close the kernel has written its cache back already, and then asks no more.
+    // FLUSH isn't implemented: on close(2) the kernel has already written back its cache, and sends no FLUSH
+    // after the first ENOSYS.
 
     fn release(&self, _: Context, node: u64, release: Release) -> Call<'_, Result<()>> {
         self.at_once(node, move |core| {

@@ -1,8 +1,8 @@
-//! Nodes of snapshots. A node has a *slot* in its upper bits, which stands for a snapshot in this mount, and the inode in the others. The numbers of
-//! snapshots grow without end and don't fit there.
+//! Nodes of snapshots. The upper bits of a node are a *slot*, which identifies a snapshot within this mount;
+//! the other bits are the inode. Snapshot numbers grow without bound and don't fit there.
 //!
-//! A slot stands for another snapshot only once the kernel has forgotten all of its nodes. So an open file of a deleted snapshot never shows
-//! another one.
+//! A slot is reassigned to another snapshot only after the kernel has forgotten all of its nodes. So an open
+//! file of a deleted snapshot never shows another snapshot.
 
 use super::actions::os;
 use crate::inode::{InodeNumber, LARGEST_INODE};
@@ -11,11 +11,11 @@ use block::Result;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bits of a node that are those of an inode.
+/// Bits of a node that hold an inode number.
 const INODE_BITS: u32 = LARGEST_INODE.count_ones();
-/// The largest slot; 0 is the present version's.
+/// Largest slot; slot 0 is the present version.
 const LARGEST_SLOT: u16 = 0x7FFF;
-/// The directory of snapshots.
+/// Node of the directory of snapshots.
 pub(super) const DIRECTORY: u64 = 1 << 63;
 
 /// Meaning of a node.
@@ -25,15 +25,15 @@ pub(super) enum Place {
     Present,
     /// The directory of snapshots.
     Directory,
-    /// A file of a snapshot. The number is 0, which no snapshot has, where the slot stands for none.
+    /// A file of a snapshot. The number is 0, which no snapshot has, if the slot is unused.
     Snapshot(SnapshotNumber, InodeNumber),
 }
 
-/// Use of a slot.
+/// State of a slot.
 #[derive(Debug)]
 struct Slot {
     number: SnapshotNumber,
-    /// References of the kernel to nodes of the slot.
+    /// Number of the kernel's references to nodes of the slot.
     references: u64,
 }
 
@@ -45,7 +45,7 @@ struct Table {
     last: u16,
 }
 
-/// The slots of a mount.
+/// Slots of a mount.
 #[derive(Debug, Default)]
 pub(super) struct Slots(Mutex<Table>);
 
@@ -55,7 +55,7 @@ fn slot_of(node: u64) -> u16 {
 
 impl Slots {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing panics while the lock is held.
+        // Not poisoned: nothing panics while the lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -71,15 +71,15 @@ impl Slots {
         }
     }
 
-    /// Node of a file of a snapshot.
+    /// Returns the node of a file of a snapshot.
     ///
     /// # Errors
-    /// ENFILE if the kernel has nodes of more snapshots than there are slots.
+    /// ENFILE if all slots have nodes that the kernel refers to.
     pub(super) fn node(&self, number: SnapshotNumber, inode: InodeNumber) -> Result<u64> {
         Ok(u64::from(self.table().slot_for(number)?) << INODE_BITS | inode)
     }
 
-    /// Notes that the kernel gets a node of a snapshot: it refers to it until it forgets it.
+    /// Adds a reference of the kernel to a node of a snapshot.
     pub(super) fn refer(&self, node: u64) {
         if let Some(slot) = self.table().slots.get_mut(&slot_of(node)) {
             slot.references += 1;
@@ -95,13 +95,13 @@ impl Slots {
 }
 
 impl Table {
-    /// Slot of a snapshot: a new one if it has none yet.
+    /// Returns the slot of a snapshot, and assigns one if it has none.
     fn slot_for(&mut self, number: SnapshotNumber) -> Result<u16> {
         if let Some(slot) = self.by_number.get(&number) {
             return Ok(*slot);
         }
         let is_free = |slot: &u16| self.slots.get(slot).is_none_or(|slot| slot.references == 0);
-        // In turn, so that a slot is used again as late as possible.
+        // Slots are assigned in turn, so that each is reused as late as possible.
         let found = (self.last + 1..=LARGEST_SLOT).chain(1..=self.last).find(is_free);
         let slot = found.ok_or_else(|| {
             os(libc::ENFILE, format!("the kernel has files of {LARGEST_SLOT} snapshots in use; close some"))
@@ -132,7 +132,7 @@ mod tests {
             }
         }
         assert_eq!(slots.place(DIRECTORY), Place::Directory);
-        assert_eq!(slots.place(9 << INODE_BITS | 5), Place::Snapshot(0, 5), "no snapshot has it");
+        assert_eq!(slots.place(9 << INODE_BITS | 5), Place::Snapshot(0, 5), "an unused slot");
     }
 
     #[test]
@@ -142,7 +142,7 @@ mod tests {
         slots.refer(held);
         slots.refer(held);
         slots.forget(held, 1);
-        // More snapshots than slots.
+        // Takes more snapshots than there are slots.
         let mut nodes = std::collections::BTreeSet::new();
         for number in 2..100_000 {
             nodes.insert(slots.node(number, 77).unwrap());

@@ -1,5 +1,6 @@
-//! Snapshots in a mount: the directory `.snapshots` in the root, which no list of names has, with a directory for each snapshot. mkdir(2) in
-//! it takes a snapshot, rmdir(2) deletes one. Nothing below can be changed.
+//! Snapshots in a mount: the directory `.snapshots` in the root, which directory listings omit, with a
+//! directory for each snapshot. In it, mkdir(2) takes a snapshot, and rmdir(2) deletes one. Everything below
+//! is read-only.
 //!
 //! Nodes of snapshots are those of [`slots`](super::slots); their generation is the number of the snapshot.
 
@@ -28,9 +29,9 @@ use std::rc::Rc;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// Name of the directory in the root.
+/// Name of the directory of snapshots in the root.
 const NAME: &[u8] = b".snapshots";
-/// Time for a snapshot to have a file written back while seeks have all others written back.
+/// Time limit for writing back a file before a snapshot while seeks have all other files written back.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
 /// Offsets in a directory after `.`, and after `..`.
 const DOTS: [u64; 2] = [1, 2];
@@ -44,7 +45,7 @@ fn read_only(what: &str) -> Error {
     os(libc::EROFS, format!("{what} in a snapshot, which can't be changed; change the present file"))
 }
 
-/// Names of snapshots are text.
+/// Name of a snapshot as text, refusing other bytes.
 fn name_of(name: &[u8]) -> Result<String> {
     let text = std::str::from_utf8(name);
     text.map(str::to_owned).map_err(|_| {
@@ -52,7 +53,7 @@ fn name_of(name: &[u8]) -> Result<String> {
     })
 }
 
-/// A file system with its snapshots.
+/// File system with its snapshots.
 pub(super) struct WithSnapshots(pub(super) Served);
 
 impl WithSnapshots {
@@ -68,7 +69,7 @@ impl WithSnapshots {
         self.slots().place(node)
     }
 
-    /// Notes that the kernel gets an entry, to which it refers from now on.
+    /// Adds the kernel's reference to an entry that it gets.
     fn referred(&self, entry: Entry) -> Entry {
         self.slots().refer(entry.attributes.node);
         entry
@@ -88,7 +89,7 @@ impl WithSnapshots {
         Call::new(async move { core.with(read).await })
     }
 
-    /// Attributes of the directory of snapshots: it belongs to the owner of the root.
+    /// Attributes of the directory of snapshots, which has the owner of the root.
     async fn directory_attributes(&self) -> Result<fuse::Attributes> {
         let read = |core: Rc<Core>| async move { Ok((core.inode(ROOT)?, core.block_size)) };
         let (root, block_size) = self.cores().of(ROOT).with(read).await?;
@@ -107,7 +108,7 @@ impl WithSnapshots {
         Ok(Entry { attributes, generation: 0, name_time: CACHED, attributes_time: Duration::ZERO })
     }
 
-    /// Looks a snapshot up. It may be deleted by others, so the kernel asks each time.
+    /// Looks a snapshot up. Others may delete it, so the kernel doesn't cache the answer.
     async fn snapshot_entry(&self, name: &[u8]) -> Result<Entry> {
         let Ok(name) = name_of(name) else { return Ok(Entry::default()) };
         let look = move |core: Rc<Core>| async move { core.snapshot_list.find(&name) };
@@ -129,7 +130,7 @@ impl WithSnapshots {
         let node = self.slots().node(number, inode)?;
         let mut attributes = convert::attributes(node, &found, block_size);
         if inode == ROOT {
-            // Programs see when the snapshot was taken.
+            // The times of a snapshot's directory are the time at which it was taken.
             let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
             let all = self.cores().first().with(list).await?;
             if let Some(info) = all.iter().find(|info| info.number == number) {
@@ -148,7 +149,7 @@ impl WithSnapshots {
         }
     }
 
-    /// Takes a snapshot, with what the kernel has in its cache.
+    /// Takes a snapshot that includes the data in the kernel's cache.
     async fn take(&self, name: &[u8]) -> Result<Entry> {
         let text = name_of(name)?;
         let notifier = self.0.0.notifying.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -166,7 +167,7 @@ impl WithSnapshots {
         self.snapshot_entry(name).await
     }
 
-    /// Names of the directory of snapshots, as (offset after it, node, name).
+    /// Names in the directory of snapshots, as (offset after the name, node, name).
     async fn snapshots(&self) -> Result<Vec<(u64, u64, Vec<u8>)>> {
         let list = |core: Rc<Core>| async move { Ok(core.snapshot_list.there()) };
         let mut found: Vec<_> = self.cores().first().with(list).await?.into_iter().collect();
@@ -180,7 +181,8 @@ impl WithSnapshots {
     }
 }
 
-/// Adds the names that an inode of a snapshot has, a directory or a stripe, from an offset on. Returns whether all fit.
+/// Adds names of an inode of a snapshot, a directory or a stripe, at or after an offset. Returns whether all
+/// fit.
 fn add_names(
     slots: &Slots,
     metadata: &Metadata,
@@ -198,7 +200,7 @@ fn add_names(
 }
 
 impl WithSnapshots {
-    /// Reads a directory of a snapshot from an offset on, `.` and `..` first.
+    /// Reads a directory of a snapshot at or after an offset, beginning with `.` and `..`.
     async fn list<L: Listing>(
         &self,
         (number, directory): (SnapshotNumber, InodeNumber),
@@ -245,7 +247,7 @@ impl FileSystem for WithSnapshots {
     fn lookup<'a>(&'a self, context: Context, parent: u64, name: &'a [u8]) -> Call<'a, Result<Entry>> {
         match self.place(parent) {
             Place::Present if parent == ROOT && name == NAME => Call::new(async move {
-                // A file of this name was there before.
+                // An existing file of this name takes precedence.
                 match self.0.lookup(context, parent, name).await? {
                     found if found.attributes.node != 0 => Ok(found),
                     _ => self.directory_entry().await,
@@ -636,7 +638,7 @@ impl FileSystem for WithSnapshots {
     fn copy_range(&self, context: Context, node: u64, copy: CopyRange) -> Call<'_, Result<u64>> {
         match (self.place(node), self.place(copy.to_node)) {
             (Place::Present, Place::Present) => self.0.copy_range(context, node, copy),
-            // The kernel reads and writes instead.
+            // The kernel falls back to reading and writing.
             _ => Call::ready(Err(os(libc::EXDEV, "a copy from a snapshot"))),
         }
     }

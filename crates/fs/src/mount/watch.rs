@@ -1,7 +1,8 @@
-//! Watch over the requests to the zones of a file system: how long the storage has left one unanswered. The end of a server depends on it.
+//! Watch over the requests to the zones of a file system: the time that the storage has left a request
+//! unanswered. It decides how a server ends.
 //!
-//! Time is counted in turns, which the caller begins ([`Watch::next_turn`]) while it wants to know. Until then a request costs two changes of a
-//! counter.
+//! Time is counted in turns, which the caller advances ([`Watch::next_turn`]) while it needs the time. Until
+//! then, a request costs two updates of a counter.
 
 use block::{
     Buffer, Call, EraseGuarantee, Part, PartUse, Payload, ReadOutcome, Result, Status, ZoneAddress,
@@ -11,10 +12,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most turns that are told apart.
+/// Number of turns that are distinguished.
 const TURNS: u64 = 128;
 
-/// Requests in flight, by the turn in which they began. Clones are the same watch.
+/// Requests in flight, by the turn in which they began. Clones share the same state.
 #[derive(Debug, Clone)]
 pub struct Watch(Arc<Turns>);
 
@@ -24,7 +25,7 @@ struct Turns {
     in_flight: [AtomicU64; TURNS as usize],
 }
 
-/// A request in flight, until this is dropped.
+/// A request in flight; dropping it ends the request.
 #[derive(Debug)]
 pub struct Watched<'a> {
     in_flight: &'a AtomicU64,
@@ -50,7 +51,7 @@ impl Watch {
         Arc::new(WatchedPart { inner: zones, watch: self.clone() })
     }
 
-    /// Notes that a request begins.
+    /// Counts a request as begun.
     #[inline]
     pub fn begin(&self) -> Watched<'_> {
         let turn = self.0.turn.load(Ordering::Relaxed);
@@ -59,7 +60,8 @@ impl Watch {
         Watched { in_flight }
     }
 
-    /// Begins the next turn. Returns the age in turns of the oldest request in flight, at most 126; 0 without one.
+    /// Begins the next turn. Returns the age in turns of the oldest request in flight, at most 126; 0 without
+    /// requests.
     pub fn next_turn(&self) -> u64 {
         let turn = self.0.turn.load(Ordering::Relaxed);
         let has_some = |age: &u64| {
@@ -67,7 +69,8 @@ impl Watch {
             of_turn.load(Ordering::Relaxed) > 0
         };
         let oldest = (0..TURNS - 1).rev().find(has_some).unwrap_or(0);
-        // The turn of a request that is older than all that are told apart isn't used again.
+        // While the oldest request has the greatest distinguishable age, the turn stays: the next one would
+        // reuse its counter.
         if oldest < TURNS - 2 {
             self.0.turn.store(turn + 1, Ordering::Relaxed);
         }

@@ -12,7 +12,7 @@ type At = (u32, u32);
 const FILES: u64 = 5;
 const BLOCKS: u64 = 24;
 
-/// Live blocks of zones, as they are counted.
+/// Counted live blocks of zones.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Live(BTreeMap<u32, i64>);
 
@@ -39,17 +39,17 @@ impl Live {
     }
 }
 
-/// A version, block by block: places of the blocks of files.
+/// Expected places of the blocks of files in one version.
 type Version = BTreeMap<(u64, u64), At>;
 
-/// Metadata beside what it should be.
+/// Metadata with its expected state.
 struct World {
     metadata: Metadata,
     live: Live,
-    /// The snapshots, the oldest first, and the present.
+    /// Snapshots, oldest first, and the present version.
     versions: Vec<(u32, Version)>,
     present: Version,
-    /// Files and blocks for which the blocks in places were written.
+    /// Files and blocks for which the blocks at places were written.
     written: BTreeMap<At, (u64, u64)>,
     next: At,
     snapshots: u32,
@@ -90,7 +90,7 @@ impl World {
             .unwrap_or_else(|error| panic!("{change:?}: {error}"));
     }
 
-    /// The next blocks of a zone.
+    /// Allocates the next blocks of a zone.
     fn take(&mut self, count: u32) -> At {
         if self.next.1 + count > 60 {
             self.next = (self.next.0 + 1, 0);
@@ -212,7 +212,7 @@ impl World {
         }
     }
 
-    /// Places of a version by its items.
+    /// Returns the places of a version by its items.
     fn shown(items: &Forest) -> Version {
         let mut shown = Version::new();
         for number in 0..FILES {
@@ -231,7 +231,7 @@ impl World {
         all.flat_map(|version| version.values().copied()).collect()
     }
 
-    /// Live blocks as the opening counts them.
+    /// Counts live blocks as opening does.
     fn recounted(&self) -> Live {
         let (items, mut live) = (&self.metadata.items, Live::default());
         for (key, value) in items.items() {
@@ -257,14 +257,14 @@ impl World {
         let places = self.places();
         assert_eq!(self.live.clone().without_empty(), Live::of(&places));
         assert_eq!(self.recounted(), Live::of(&places));
-        // What the cleaner finds in headers is live exactly where a version has it.
+        // Blocks in headers are reported as live exactly if a version has them.
         let (snapshots, items) = (&self.metadata.snapshots, &self.metadata.items);
         for (at, (inode, block)) in &self.written {
             let (mut found, place) = (0, Place { zone: at.0, position: at.1 });
             snapshots.visit_at_any(items, *inode, (*block, 1), place, |_, count| found += count).unwrap();
             assert_eq!(found == 1, places.contains(at), "{at:?} of {inode}, {block}");
         }
-        // Runs are disjoint, united where they can be, and their owners are those that there are.
+        // Runs are disjoint and merged where possible, and have exactly the existing owners.
         let keeper = keeper(items, file(0));
         let all = items.range(&Key::new(keeper, 0, 0)).map(|(key, value)| Run::decode(key, value).unwrap());
         let runs: Vec<Run> = all.collect();
@@ -351,7 +351,7 @@ fn other_bytes_are_no_run() {
     let (key, bytes) = (key(FIRST_KEEPER, place), run.encode());
     assert_eq!(Run::decode(key, &bytes), Ok(run.clone()));
     for length in 0..bytes.len() {
-        // What ends after an owner is a run with fewer of them.
+        // A truncated list of owners is a run with fewer of them.
         let found = Run::decode(key, &bytes[..length]);
         assert!(found.is_err() || found.is_ok_and(|it| (1..3).contains(&it.owners.len())), "{length} bytes");
     }

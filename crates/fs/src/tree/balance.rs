@@ -7,7 +7,7 @@ use super::page::PAGE;
 use super::{Key, Path, Tree};
 use std::rc::Rc;
 
-/// A leaf with fewer bytes is merged with a neighbour, or takes items from it.
+/// A leaf that uses fewer bytes is merged with a neighbour, or takes items from it.
 pub(super) const LEAF_LOW: usize = PAGE / 4;
 
 /// Two leaves are merged if the result has at most this many bytes, so that it isn't split soon.
@@ -20,7 +20,7 @@ const BRANCH_LOW: usize = MAX_CHILDREN / 4;
 const BRANCH_MERGED: usize = MAX_CHILDREN * 3 / 4;
 
 impl Tree {
-    /// Replaces the leaf at the end of a way, which `change_leaf` has returned, by one or more.
+    /// Replaces the leaf at the end of a path, which `change_leaf` has returned, by one or more leaves.
     pub(super) fn replace_leaf(&mut self, path: &Path, leaves: Vec<Rc<Leaf>>) {
         let mut leaves = leaves.into_iter().map(Node::Leaf);
         let depth = usize::from(self.level);
@@ -28,7 +28,7 @@ impl Tree {
         self.add_leaves(path, leaves.map(|leaf| (leaf.first_key(), leaf)).collect());
     }
 
-    /// Adds leaves, each with its first key, after the leaf at the end of a way.
+    /// Adds leaves, each with its first key, after the leaf at the end of a path.
     pub(super) fn add_leaves(&mut self, path: &Path, mut added: Vec<(Key, Node)>) {
         self.ways.forget();
         self.pages += added.len();
@@ -45,7 +45,7 @@ impl Tree {
                 branch.children.insert(at + more, node);
             }
             if branch.len() > MAX_CHILDREN {
-                // At the right edge of the tree the left branch stays full, as leaves do.
+                // At the right edge of the tree, the left branch is kept full, as leaves are.
                 let cut = if is_end { MAX_CHILDREN } else { branch.len() / 2 };
                 let right = branch.split_off(cut);
                 added.push((right.keys[0], Node::Branch(Rc::new(right))));
@@ -62,7 +62,7 @@ impl Tree {
         }
     }
 
-    /// Merges underfull nodes on a way whose leaf has lost an item, and removes empty ones.
+    /// Merges underfull nodes on a path whose leaf has lost an item, and removes empty ones.
     pub(super) fn shrink(&mut self, path: &Path) {
         for depth in (0..usize::from(self.level)).rev() {
             let family = self.family.clone();
@@ -83,7 +83,7 @@ impl Tree {
                     parent.remove_empty(index);
                     true
                 }
-                // An only child stays underfull until its parent is merged with a neighbour.
+                // An only child is underfull until its parent is merged with a neighbour.
                 _ => false,
             };
             self.pages -= usize::from(removed);
@@ -113,7 +113,8 @@ impl Tree {
     }
 }
 
-/// Merges the leaves at `left` and after it, or moves items between them. Returns whether they were merged.
+/// Merges the leaf at `left` with the next one, or moves items between them. Returns whether they were
+/// merged.
 fn balance_leaves(family: &Rc<Family>, parent: &mut Branch, left: usize) -> bool {
     let (Node::Leaf(one), Node::Leaf(two)) = (&parent.children[left], &parent.children[left + 1]) else {
         return false;
@@ -127,7 +128,7 @@ fn balance_leaves(family: &Rc<Family>, parent: &mut Branch, left: usize) -> bool
         return true;
     }
     let (first, second) = items.split_at(middle(&items));
-    // Keys that are far from each other may need columns so wide that only the present division fits.
+    // Keys that are far apart may need such wide columns that only the present division fits.
     if encoded_size(first) <= PAGE && encoded_size(second) <= PAGE {
         let leaves = [Leaf::of(family, first), Leaf::of(family, second)].map(Node::Leaf);
         parent.keys[left + 1] = leaves[1].first_key();
@@ -136,7 +137,8 @@ fn balance_leaves(family: &Rc<Family>, parent: &mut Branch, left: usize) -> bool
     false
 }
 
-/// Merges the branches at `left` and after it, or moves children between them. Returns whether they were merged.
+/// Merges the branch at `left` with the next one, or moves children between them. Returns whether they were
+/// merged.
 fn balance_branches(family: &Rc<Family>, parent: &mut Branch, left: usize) -> bool {
     let (Node::Branch(one), Node::Branch(two)) = (&parent.children[left], &parent.children[left + 1]) else {
         return false;
@@ -146,7 +148,7 @@ fn balance_branches(family: &Rc<Family>, parent: &mut Branch, left: usize) -> bo
     };
     let mut all = children(one);
     all.extend(children(two));
-    // If the left branch is empty, the right one's range begins where the left one's did.
+    // If the left branch is empty, the right one takes over its lower bound.
     let lower = parent.keys[left];
     if let Some((key, child)) = all.first_mut()
         && *key != lower
@@ -168,7 +170,7 @@ fn balance_branches(family: &Rc<Family>, parent: &mut Branch, left: usize) -> bo
     is_merged
 }
 
-/// Sets the smallest permitted key of a node, and so of the first node of each level under it.
+/// Sets the smallest permitted key of a node, and of the first node of each level below it.
 fn set_lower(mut node: &mut Node, lower: Key) {
     while let Some(branch) = node.change_branch() {
         branch.keys[0] = lower;

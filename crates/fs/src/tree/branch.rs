@@ -1,7 +1,8 @@
 //! Branches: the children of a node, each with the smallest key that it may hold.
 //!
-//! `keys[i]` is at most every key under child `i`, and every key under child `i` is below `keys[i + 1]`. `keys[0]` is the
-//! branch's own smallest permitted key: the one that its parent has for it; [`Key::MIN`] at the root.
+//! `keys[i]` is at most every key under child `i`, and every key under child `i` is below `keys[i + 1]`.
+//! `keys[0]` is the branch's own smallest permitted key, equal to the parent's key for the branch;
+//! [`Key::MIN`] at the root.
 //!
 //! On the medium, after the [header](super::page): for each child its smallest permitted key (inode 8 bytes, kind 1, offset 8)
 //! and its place (zone 4, position 4); then zeros.
@@ -19,7 +20,7 @@ const ENTRY: usize = 25;
 /// Number of children of a full branch.
 pub(super) const MAX_CHILDREN: usize = (PAGE - HEADER) / ENTRY;
 
-/// A branch may have this many children more while a change is being made.
+/// Number of children above [`MAX_CHILDREN`] that a branch may have during a change.
 const SPARE: usize = 2;
 
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl Clone for Branch {
 }
 
 impl Branch {
-    /// Bytes of a branch in memory: its vectors always have room for all children.
+    /// Bytes of a branch in memory: its vectors always have the capacity for all children.
     pub const MEMORY: usize = size_of::<Self>()
         + 2 * size_of::<usize>()
         + (MAX_CHILDREN + SPARE) * (size_of::<Key>() + size_of::<Node>());
@@ -57,7 +58,7 @@ impl Branch {
         Vec::with_capacity(MAX_CHILDREN + SPARE)
     }
 
-    /// Returns a branch of these children.
+    /// Returns a branch with these children.
     pub fn of(family: &Rc<Family>, children: impl Iterator<Item = (Key, Node)>) -> Self {
         let mut branch = Branch::new(family);
         for (key, child) in children {
@@ -77,21 +78,21 @@ impl Branch {
         partition(keys.len(), |index| keys[index].is_at_most(key))
     }
 
-    /// Removes a child that is empty; a neighbour takes over its range of keys.
+    /// Removes an empty child; a neighbour takes over its range of keys.
     ///
     /// # Panics
-    /// If it is a branch's first child among several: the next one's keys would have to change.
+    /// If it is the first of several children and a branch: the next child's keys would have to change.
     pub fn remove_empty(&mut self, index: usize) {
         match self.children.remove(index) {
             Node::Branch(_) => assert!(index > 0 || self.children.is_empty(), "branches are merged instead"),
             Node::Leaf(_) => {}
         }
-        // The first leaf's bound passes to the second.
+        // The lower bound of the first leaf passes to the second.
         let key = if index == 0 && self.keys.len() > 1 { 1 } else { index };
         self.keys.remove(key);
     }
 
-    /// Moves children from `at` on to a new branch.
+    /// Moves the children at and after `at` to a new branch.
     pub fn split_off(&mut self, at: usize) -> Self {
         let mut right = Branch::new(self.slot.family());
         right.keys.extend(self.keys.drain(at..));
@@ -99,7 +100,7 @@ impl Branch {
         right
     }
 
-    /// Encodes the branch of this level.
+    /// Encodes the branch as a page of this level.
     ///
     /// # Panics
     /// If a child has no place.
@@ -118,10 +119,11 @@ impl Branch {
         }
     }
 
-    /// Decodes the branch of this level whose keys are from `lower` to below `upper`: the keys, and the children's places.
+    /// Decodes a branch of this level with keys from `lower` to below `upper`. Returns the keys and places of
+    /// the children.
     ///
     /// # Errors
-    /// [`Corrupt`](block::Error::Corrupt) for every deviation from the format.
+    /// [`Corrupt`](block::Error::Corrupt) for any deviation from the format.
     pub fn decode(
         page: &[u8; PAGE],
         place: Place,

@@ -1,19 +1,19 @@
-//! Differences of two trees.
+//! Differences between two trees.
 
 use super::node::Node;
 use super::{Key, Tree};
 
-/// Calls `visitor` with each item of `old` that isn't byte-identical in `new`, in rising order of keys. Nodes that both trees
-/// share are skipped, so that the work is proportional to the number of pages that differ.
+/// Calls `visitor` with each item of `old` that isn't byte-identical in `new`, in ascending order of keys.
+/// Nodes that both trees share are skipped, so the work is proportional to the number of pages that differ.
 pub fn visit_differences(old: &Tree, new: &Tree, mut visitor: impl FnMut(&Key, &[u8])) {
     if let Some(root) = &old.root {
         visit(root, old.level, new, &mut visitor);
     }
 }
 
-/// Visits the node of a level, and those under it. The depth of recursion is the tree's height.
+/// Visits a node of a level, and those below it. Recurses to the height of the tree.
 fn visit(node: &Node, level: u8, new: &Tree, visitor: &mut impl FnMut(&Key, &[u8])) {
-    // A node that both trees have is on the way to its first key in both, at the same level.
+    // A shared node is on the path to its first key in both trees, at the same level.
     if new.node_of(&node.first_key(), level).is_some_and(|other| other.is_same(node)) {
         return;
     }

@@ -20,12 +20,12 @@ impl Key {
     /// Greatest key.
     pub const MAX: Key = Key::new(u64::MAX, u8::MAX, u64::MAX);
 
-    /// Returns the key of these fields.
+    /// Returns a key with these fields.
     pub const fn new(inode: u64, kind: u8, offset: u64) -> Self {
         Key { inode, kind, offset }
     }
 
-    /// The smallest key after this one.
+    /// Smallest key greater than this one; `None` for the greatest.
     pub fn next(&self) -> Option<Self> {
         let Key { inode, kind, offset } = *self;
         match (offset.checked_add(1), kind.checked_add(1)) {
@@ -35,7 +35,8 @@ impl Key {
         }
     }
 
-    /// Whether this is `other` or before it. Unlike the operator it has no mispredictable branches: it is for searches.
+    /// Whether this key is at most `other`. Unlike the operator `<=`, it has no mispredictable branches,
+    /// which matters in searches.
     #[inline]
     pub(super) fn is_at_most(&self, other: &Key) -> bool {
         let is_offset = self.offset <= other.offset;
@@ -50,7 +51,8 @@ impl fmt::Display for Key {
     }
 }
 
-/// Number of indexes below `count` for which `is_before` holds; it holds for a prefix. A binary search without mispredictable branches.
+/// Number of indexes below `count` for which `is_before` returns true; these must be a prefix. A binary
+/// search without mispredictable branches.
 #[inline]
 pub(super) fn partition(count: usize, is_before: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut left) = (0, count);

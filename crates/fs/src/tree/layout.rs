@@ -1,15 +1,15 @@
-//! Compression of a leaf's keys: every key is a record of the same few bytes, relative to the leaf's base.
+//! Compression of a leaf's keys into records of one size, relative to the leaf's base.
 //!
-//! This is frame-of-reference coding: the base is at most the smallest key; a record has the difference of the inode, the
-//! kind, and the offset, each in as many bytes as the leaf's largest needs, big-endian. Records of one size are found without
-//! reading those before them, and their bytes compare as the keys do.
+//! This is frame-of-reference coding. The base is at most the smallest key. A record has the difference of
+//! the inode, the kind, and the offset, each in as many bytes as the largest in the leaf needs, big-endian.
+//! Records of one size can be indexed directly, and comparing their bytes compares the keys.
 //! - The kind has no bytes if all keys have the base's kind.
 //! - The offset is relative to the base's offset if all keys have the base's inode and kind; otherwise it is absolute.
 
 use super::Key;
 use super::page::PAGE;
 
-/// Bytes that follow a record's key: where its value is.
+/// Bytes after a record's key that locate its value.
 pub(super) const SLOT: usize = 3;
 
 /// Base of a leaf's keys and the widths in bytes of a record's columns.
@@ -34,14 +34,15 @@ fn mask(width: u8) -> u64 {
     }
 }
 
-/// Reads the number of `width` bytes that ends before `end`. There are always 8 bytes: a page begins with its header.
+/// Reads the number of `width` bytes that ends before `end`. At least 8 bytes are available: a page begins
+/// with its header.
 fn number(page: &[u8; PAGE], end: usize, width: u8) -> u64 {
     let bytes: [u8; 8] = page[end - 8..end].try_into().expect("the slice has 8 bytes");
     u64::from_be_bytes(bytes) & mask(width)
 }
 
 impl Layout {
-    /// Returns the narrowest layout of keys in rising order.
+    /// Returns the narrowest layout for keys in ascending order.
     ///
     /// # Panics
     /// If there are no keys.
@@ -86,7 +87,7 @@ impl Layout {
         let mut end = position;
         let mut column = |number: u64, width: u8| {
             let width = usize::from(width);
-            // A copy of a length that isn't known would be a call.
+            // A copy with a length that isn't constant would be compiled to a call.
             for (byte, place) in number.to_le_bytes().into_iter().zip(page[end..end + width].iter_mut().rev())
             {
                 *place = byte;
@@ -98,7 +99,7 @@ impl Layout {
         column(key.offset - self.relative_to(), self.offset);
     }
 
-    /// Reads the key of the record that begins at `position`: the differences are added without a check for overflow.
+    /// Reads the key of the record that begins at `position`, without a check for overflow.
     pub fn read(&self, page: &[u8; PAGE], position: usize) -> Key {
         let (inode, kind, offset) = self.columns(page, position);
         Key {
@@ -108,7 +109,7 @@ impl Layout {
         }
     }
 
-    /// Reads a key as [`read`](Self::read) does; `None` if it is beyond the greatest inode or offset.
+    /// Reads a key as [`read`](Self::read) does; `None` if the inode or offset overflows.
     pub fn read_checked(&self, page: &[u8; PAGE], position: usize) -> Option<Key> {
         let (inode, kind, offset) = self.columns(page, position);
         Some(Key {
@@ -125,13 +126,13 @@ impl Layout {
         (number(page, inode, self.inode), page[kind - 1], number(page, offset, self.offset))
     }
 
-    /// Reads a record's key of at most 8 bytes as one number; numbers compare as the keys do.
+    /// Reads a record's key of at most 8 bytes as one number. The numbers compare as the keys do.
     pub fn read_packed(&self, page: &[u8; PAGE], position: usize) -> u64 {
         let width = self.inode + self.kind + self.offset;
         number(page, position + usize::from(width), width)
     }
 
-    /// Returns where `key`, which isn't below the base, belongs among keys of at most 8 bytes.
+    /// Returns the position of `key` among keys of at most 8 bytes; `key` must be at least the base.
     pub fn pack(&self, key: &Key) -> Packed {
         let inode = key.inode - self.base.inode;
         if inode > mask(self.inode) {
@@ -139,7 +140,7 @@ impl Layout {
         }
         let offset_bits = 8 * u32::from(self.offset);
         let kind_bits = 8 * u32::from(self.kind);
-        // Widths of 8 bytes shift by 64 bits, but only when no column is before them.
+        // Widths of 8 bytes shift by 64 bits, but only if no column is before them.
         let above = |number: u64, bits: u32| number.checked_shl(bits).unwrap_or(0);
         let mut prefix = above(inode, kind_bits);
         if self.kind == 1 {
@@ -162,13 +163,13 @@ impl Layout {
     }
 }
 
-/// Place of a key among packed keys.
+/// Position of a key among packed keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Packed {
-    /// Before the first packed key that is at least this number; none is equal to the key.
+    /// Before the first packed key that is at least this number; no packed key equals the key.
     Before(u64),
-    /// At the packed key that is this number, or where it belongs.
+    /// At the packed key with this number, or where it would be.
     Exactly(u64),
-    /// After the last packed key that is at most this number; none is equal to the key.
+    /// After the last packed key that is at most this number; no packed key equals the key.
     After(u64),
 }

@@ -1,12 +1,13 @@
 //! Leaves: items packed into the bytes of a page, in memory as on the medium.
 //!
-//! After the [header](super::page) comes a record for each item, in the order of keys: the key's columns
-//! ([`layout`](super::layout)), then 3 bytes, big-endian: the position of the value in the page (13 bits) and its length (11
-//! bits). Values are stacked from the end of the page downwards.
+//! After the [header](super::page) there is one record for each item, in the order of keys: the key's columns
+//! ([`layout`](super::layout)), then 3 bytes, big-endian: the position of the value in the page (13 bits) and
+//! its length (11 bits). Values are stacked from the end of the page downwards.
 //!
-//! On the medium the layout is the narrowest, the base is the first key, values are stacked in the order of keys without
-//! gaps, and the bytes between the records and the values are zeros: equal items have equal bytes. In memory the layout may be
-//! wider, values are in any order, and bytes of removed ones stay until the space is needed.
+//! On the medium, the layout is the narrowest, the base is the first key, values are stacked in the order of
+//! keys without gaps, and the bytes between the records and the values are zeros: equal items have equal
+//! bytes. In memory, the layout may be wider, values may be in any order, and bytes of removed values remain
+//! until the space is needed.
 
 use super::Key;
 use super::key::partition;
@@ -20,7 +21,7 @@ use std::rc::Rc;
 /// Greatest length of a value in bytes.
 pub const MAX_VALUE: usize = 1024;
 
-/// Number of low bits of a record's slot that have the value's length.
+/// Number of low bits of a record's slot for the value's length.
 const LENGTH_BITS: u32 = 11;
 
 /// An item, borrowed.
@@ -29,20 +30,20 @@ pub(super) type Item<'a> = (Key, &'a [u8]);
 #[derive(Debug, Clone)]
 pub(super) struct Leaf {
     pub slot: Slot,
-    /// Index of the item inserted last, to recognise runs of rising keys.
+    /// Index of the last inserted item, to detect runs of ascending keys.
     last_insert: u16,
-    /// Index that the last search has found: the next one is often for the same key, or for the one after it.
+    /// Index that the last search found: the next one is often for the same key or the one after it.
     found: Cell<u16>,
     body: Body,
 }
 
-/// Where a new item or value goes.
+/// An item to insert or replace, with its index.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Change<'a> {
     pub index: usize,
     pub key: Key,
     pub value: &'a [u8],
-    /// Whether the item at the index is replaced; otherwise the new one is inserted before it.
+    /// Whether the item at the index is replaced; otherwise the item is inserted before it.
     pub replaces: bool,
 }
 
@@ -52,7 +53,7 @@ struct Body {
     count: u16,
     /// Position of the lowest value.
     heap: u16,
-    /// Bytes of values, without those of removed ones.
+    /// Bytes of values, without those of removed values.
     live: u16,
     page: [u8; PAGE],
 }
@@ -63,7 +64,7 @@ pub(super) fn encoded_size(items: &[Item<'_>]) -> usize {
     HEADER + items.len() * Layout::of(items.iter().map(|(key, _)| *key)).record() + values
 }
 
-/// Index that divides items into two parts of about the same size; neither is empty.
+/// Index that divides items into two non-empty parts of about the same size.
 pub(super) fn middle(items: &[Item<'_>]) -> usize {
     let record = Layout::of(items.iter().map(|(key, _)| *key)).record();
     let size = |(_, value): &Item<'_>| record + value.len();
@@ -120,12 +121,12 @@ impl Body {
         usize::from(self.heap) - self.record_at(self.count())
     }
 
-    /// Bytes of the page once it is packed with this layout.
+    /// Bytes that the page uses if it is packed with this layout.
     fn packed_size(&self, layout: &Layout, count: usize) -> usize {
         HEADER + count * layout.record() + usize::from(self.live)
     }
 
-    /// Copies a value to the heap, which has the space, and returns its position.
+    /// Copies a value to the heap, which must have the space, and returns its position.
     fn push_value(&mut self, value: &[u8]) -> usize {
         let position = usize::from(self.heap) - value.len();
         self.page[position..position + value.len()].copy_from_slice(value);
@@ -134,7 +135,7 @@ impl Body {
         position
     }
 
-    /// Takes a value of this place from the live ones.
+    /// Subtracts a value at this position from the live bytes.
     fn free_value(&mut self, position: usize, length: usize) {
         self.live -= length as u16;
         if position == usize::from(self.heap) {
@@ -142,7 +143,7 @@ impl Body {
         }
     }
 
-    /// Appends an item, for which there is space and whose key is above all others.
+    /// Appends an item, which must fit, with a key above all others.
     fn push(&mut self, key: &Key, value: &[u8]) {
         let index = self.count();
         let at = self.record_at(index);
@@ -152,7 +153,7 @@ impl Body {
         self.count += 1;
     }
 
-    /// Moves the values together, so that the bytes of removed ones are in the gap.
+    /// Moves the values together, so that bytes of removed values become part of the gap.
     fn compact(&mut self) {
         let old = self.page;
         (self.heap, self.live) = (PAGE as u16, 0);
@@ -163,7 +164,7 @@ impl Body {
         }
     }
 
-    /// Packs the items and a new one, which must fit, with another layout.
+    /// Repacks the items and a new one, which must fit, with another layout.
     fn rebuild(&mut self, layout: Layout, new: &Change<'_>) {
         let old = std::mem::replace(self, Body::new(layout));
         for (index, (key, value)) in old.items().enumerate() {
@@ -177,7 +178,8 @@ impl Body {
         }
     }
 
-    /// Number of keys for which `is_before` holds; it holds for a prefix. It may be `guess`, or one more.
+    /// Number of keys for which `is_before` returns true; these are a prefix. Fast if the result is `guess`
+    /// or one more.
     #[inline]
     fn partition(&self, guess: usize, is_before: impl Fn(usize) -> bool) -> usize {
         let count = self.count();
@@ -192,7 +194,8 @@ impl Body {
         partition(count, is_before)
     }
 
-    /// Index of the item with this key, or where it would be inserted, which may be `guess` or one more.
+    /// Index of the item with this key, or index at which it would be inserted. Fast if the result is `guess`
+    /// or one more.
     fn search(&self, key: &Key, guess: usize) -> Result<usize, usize> {
         if *key < self.layout.base {
             return Err(0);
@@ -214,13 +217,13 @@ impl Body {
 }
 
 impl Leaf {
-    /// Bytes of a leaf in memory, with the counters of its `Rc`.
+    /// Bytes of a leaf in memory, including the counters of its `Rc`.
     pub const MEMORY: usize = size_of::<Self>() + 2 * size_of::<usize>();
 
-    /// Returns a leaf with these items, in rising order of keys.
+    /// Returns a leaf with these items, in ascending order of keys.
     ///
     /// # Panics
-    /// If there are none, or more than fit.
+    /// If there are no items, or more than fit.
     pub fn of(family: &Rc<Family>, items: &[Item<'_>]) -> Rc<Self> {
         let mut body = Body::new(Layout::of(items.iter().map(|(key, _)| *key)));
         for (key, value) in items {
@@ -249,25 +252,25 @@ impl Leaf {
         self.body.items()
     }
 
-    /// Bytes of an item's value, to be changed in place.
+    /// Mutable value of an item.
     pub fn value_mut(&mut self, index: usize) -> &mut [u8] {
         let (position, length) = self.body.slot(index);
         &mut self.body.page[position..position + length]
     }
 
-    /// Bytes of the page in use once it is packed.
+    /// Bytes that the page uses if it is packed.
     pub fn used(&self) -> usize {
         self.body.packed_size(&self.body.layout, self.len())
     }
 
-    /// Index of the item with this key, or where it would be inserted.
+    /// Index of the item with this key, or index at which it would be inserted.
     pub fn search(&self, key: &Key) -> Result<usize, usize> {
         let found = self.body.search(key, usize::from(self.found.get()));
         self.found.set(found.unwrap_or_else(|index| index) as u16);
         found
     }
 
-    /// Makes a change if the page has the space for it. Returns whether it has.
+    /// Makes a change if it fits in the page. Returns whether it was made.
     pub fn change(&mut self, change: &Change<'_>) -> bool {
         let changed = if change.replaces { self.replace(change) } else { self.insert(change) };
         if changed && !change.replaces {
@@ -338,17 +341,17 @@ impl Leaf {
         body.count -= 1;
     }
 
-    /// Whether a change that this leaf hasn't the space for is the next of a run of rising keys, after all of the leaf's. `is_last` tells
-    /// that this leaf is the tree's last, where new keys are expected.
+    /// Whether a change that doesn't fit in this leaf continues a run of ascending keys, after all keys of
+    /// the leaf. `is_last` is true if this leaf is the last one of the tree, where new keys are expected.
     pub fn ends_run(&self, change: &Change<'_>, is_last: bool) -> bool {
         let is_after = !change.replaces && change.index == self.len();
         is_after && (is_last || change.index == usize::from(self.last_insert) + 1)
     }
 
-    /// Returns leaves with the items and a change that this one hasn't the space for: two, in rare cases three.
+    /// Returns leaves with the items and a change that doesn't fit in this leaf: two, in rare cases three.
     ///
-    /// A run of rising keys leaves full pages: the page is cut where the run is. `is_last` tells that this leaf is the tree's
-    /// last, where new keys are expected.
+    /// A run of ascending keys leaves full pages: the page is cut at the run. `is_last` is true if this leaf
+    /// is the last one of the tree, where new keys are expected.
     pub fn split(&self, change: &Change<'_>, is_last: bool) -> Vec<Rc<Self>> {
         let mut items: Vec<Item<'_>> = self.items().collect();
         let (index, item) = (change.index, (change.key, change.value));
@@ -366,8 +369,8 @@ impl Leaf {
             .into_iter()
             .flatten()
             .find(|&cut| (1..items.len()).contains(&cut) && fits(&items[..cut]) && fits(&items[cut..]));
-        // Where the new key makes the columns of both halves too wide, it gets a page of its own: the items on either side
-        // are some of those that fit before.
+        // If the new key makes the columns of both halves too wide, it gets a page of its own: the items on
+        // each side are a subset of those that fit before.
         let bounds = match cut {
             Some(cut) => vec![0, cut, items.len()],
             None => vec![0, index, index + 1, items.len()],
@@ -386,7 +389,7 @@ impl Leaf {
             .collect()
     }
 
-    /// Encodes the leaf.
+    /// Encodes the leaf as a page.
     pub fn encode(&self, page: &mut [u8; PAGE]) {
         let keys = (0..self.len()).map(|index| self.key(index));
         let mut body = Body::new(Layout::of(keys));
@@ -397,10 +400,10 @@ impl Leaf {
         *page = body.page;
     }
 
-    /// Decodes the leaf at `place` whose keys are from `lower` to below `upper`. It has no place yet.
+    /// Decodes the leaf at `place` with keys from `lower` to below `upper`. It gets no place yet.
     ///
     /// # Errors
-    /// [`Corrupt`](block::Error::Corrupt) for every deviation from the format.
+    /// [`Corrupt`](block::Error::Corrupt) for any deviation from the format.
     pub fn decode(
         family: &Rc<Family>,
         page: &[u8; PAGE],

@@ -1,7 +1,7 @@
-//! Reading of trees from the medium, without I/O: the caller reads the pages that are wanted, level by level.
+//! Loading trees from the medium, without I/O: the caller reads the wanted pages, level by level.
 //!
-//! Every deviation from the format is refused. Memory is bounded by the number of items that the tree is to have: a page stands
-//! for at least one item, and it is counted when its parent names it.
+//! Any deviation from the format is refused. Memory is bounded by the expected number of items of the tree:
+//! each page has at least one item, and is counted when its parent lists it.
 
 use super::branch::Branch;
 use super::leaf::Leaf;
@@ -14,7 +14,7 @@ use block::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// A tree while it is read from the medium.
+/// A tree that is being loaded from the medium.
 ///
 /// ```
 /// use fs::tree::{Load, PAGE, Place, Released, Stored, Tree};
@@ -36,19 +36,19 @@ pub struct Load {
     family: Rc<Family>,
     /// Nodes of the trees beside which this one is loaded, with their levels.
     known: BTreeMap<Place, (u8, Node)>,
-    /// Places of all pages so far.
+    /// Places of all pages found so far.
     reached: BTreeSet<Place>,
-    /// Levels that are complete, the root's first.
+    /// Completed levels, beginning with the root's.
     above: Vec<Vec<Loaded>>,
-    /// Level of the pages that are wanted.
+    /// Level of the wanted pages.
     level: u8,
-    /// Nodes of this level, in rising order of keys.
+    /// Nodes of this level, in ascending order of keys.
     expected: Vec<Expected>,
     /// Places of the nodes of this level that aren't in memory, and their indexes in `expected`.
     wanted: Vec<Place>,
     wanted_indexes: Vec<usize>,
     missing: usize,
-    /// Nodes of the level below that have been named so far.
+    /// Number of nodes of the next level below that have been found so far.
     named: u64,
     items: u64,
     pages: usize,
@@ -59,13 +59,13 @@ pub struct Load {
 pub struct Known(BTreeMap<Place, (u8, Node)>);
 
 impl Known {
-    /// Adds the pages of a tree. Those below a page that is known aren't visited.
+    /// Adds the pages of a tree. Pages below a known page aren't visited.
     pub fn add(&mut self, tree: &Tree) {
         tree.root.iter().for_each(|root| remember(root, tree.level, &mut self.0));
     }
 }
 
-/// Node that a parent names.
+/// Node that a parent lists.
 #[derive(Debug)]
 struct Expected {
     place: Place,
@@ -79,25 +79,26 @@ struct Expected {
 enum Loaded {
     Leaf(Place, Rc<Leaf>),
     Branch(Place, Vec<Key>, Vec<Place>),
-    /// A node that another tree has in memory, with all below it.
+    /// A node that another tree has in memory, with all nodes below it.
     Shared(Node),
 }
 
 impl Load {
-    /// Begins to load a tree that shares no pages with trees in memory. Places of its pages will be released to `released`.
+    /// Begins to load a tree that shares no pages with trees in memory. Places of its pages will be released
+    /// to `released`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if `stored` is contradictory.
+    /// [`Error::Corrupt`] if `stored` contradicts itself.
     pub fn new(stored: &Stored, released: &Released) -> Result<Self> {
         Self::begin(stored, Family::new(released), BTreeMap::new())
     }
 
-    /// Begins to load a tree that may share pages with trees in memory, as a snapshot does: these pages are shared in memory,
-    /// too, and not read.
+    /// Begins to load a tree that may share pages with trees in memory, as a snapshot does. These pages are
+    /// shared in memory, and aren't read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if `stored` is contradictory; [`Error::Invalid`] if `trees` is empty, or they aren't clones of each
-    /// other or loaded beside each other.
+    /// [`Error::Corrupt`] if `stored` contradicts itself; [`Error::Invalid`] if `trees` is empty, or if they
+    /// aren't of one family.
     pub fn beside(stored: &Stored, trees: &[&Tree]) -> Result<Self> {
         let Some(first) = trees.first() else {
             return Err(Error::invalid("load beside no tree; expected at least one; use Load::new"));
@@ -114,10 +115,10 @@ impl Load {
         Self::begin(stored, first.family.clone(), known)
     }
 
-    /// Begins to load a tree as [`beside`](Self::beside) does, beside trees of the family of `tree` whose pages are in `known`.
+    /// As [`beside`](Self::beside), for trees of the family of `tree` whose pages are in `known`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if `stored` is contradictory.
+    /// [`Error::Corrupt`] if `stored` contradicts itself.
     pub fn beside_known(stored: &Stored, tree: &Tree, known: Known) -> Result<Self> {
         Self::begin(stored, tree.family.clone(), known.0)
     }
@@ -156,17 +157,18 @@ impl Load {
         Ok(load)
     }
 
-    /// Places of the pages of the current level, in rising order of keys. As soon as all have been supplied, those of the level
-    /// below; none once the tree is complete.
+    /// Places of the pages of the current level, in ascending order of keys. Once all have been supplied,
+    /// those of the next level below; empty when the tree is complete.
     pub fn wanted(&self) -> &[Place] {
         &self.wanted
     }
 
-    /// Takes the page at the place `wanted()[index]`. Pages of a level come in any order.
+    /// Supplies the page at the place `wanted()[index]`. Pages of a level may be supplied in any order.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the page isn't in the format, or not the one that its parent names; [`Error::Invalid`] if it isn't
-    /// wanted or was supplied before. After an error the tree can't be loaded.
+    /// [`Error::Corrupt`] if the page has an invalid format, or isn't the one that its parent lists;
+    /// [`Error::Invalid`] if it isn't wanted or was supplied before. After an error, the tree can't be
+    /// loaded.
     pub fn supply(&mut self, index: usize, page: &[u8; PAGE]) -> Result<()> {
         let wanted = self.wanted.len();
         let expected = self.wanted_indexes.get(index).and_then(|&at| self.expected.get_mut(at));
@@ -246,10 +248,10 @@ impl Load {
         Ok(Tree { root: below.next(), level, items, pages: self.pages, ..Tree::empty(self.family) })
     }
 
-    /// Returns the tree, and the known pages with those of this tree.
+    /// Returns the tree, and the known pages including those of this tree.
     ///
     /// # Errors
-    /// As [`finish`](Self::finish).
+    /// Errors of [`finish`](Self::finish).
     pub fn finish_known(mut self) -> Result<(Tree, Known)> {
         let mut known = Known(std::mem::take(&mut self.known));
         let tree = self.finish()?;
@@ -257,7 +259,7 @@ impl Load {
         Ok((tree, known))
     }
 
-    /// Makes these the nodes of the current level, and takes those that other trees have in memory from there.
+    /// Sets the nodes of the current level, and takes those that are in memory from other trees.
     fn expect(&mut self, expected: Vec<Expected>) -> Result<()> {
         self.expected = expected;
         self.wanted.clear();
@@ -279,7 +281,7 @@ impl Load {
         Ok(())
     }
 
-    /// Checks that a node in memory is the expected one, and counts what is under it.
+    /// Checks that a node in memory is the expected one, and counts the nodes below it.
     fn share(&mut self, place: Place, level: u8, node: &Node, lower: Key, upper: Option<Key>) -> Result<()> {
         if level != self.level {
             return Err(strange(
@@ -307,7 +309,7 @@ impl Load {
         Ok(())
     }
 
-    /// Counts the pages and items of a node in memory. The depth of recursion is the tree's height.
+    /// Counts the pages and items of a node in memory. Recurses to the height of the tree.
     fn count(&mut self, node: &Node) -> Result<()> {
         self.pages += 1;
         match node {
@@ -326,7 +328,8 @@ impl Load {
         Ok(())
     }
 
-    /// Goes on to the next level that has pages to read, once those of this level are there.
+    /// Continues with the next level that has pages to read, after all pages of this level have been
+    /// supplied.
     fn descend(&mut self) -> Result<()> {
         while self.missing == 0 && !self.expected.is_empty() {
             let expected = std::mem::take(&mut self.expected);
@@ -350,19 +353,19 @@ impl Load {
     }
 }
 
-/// A page by itself, of a tree of which others can't be read.
+/// A single page, of a tree with other pages that can't be read.
 pub enum SinglePage {
     /// Items.
     Leaf(Vec<(Key, Vec<u8>)>),
-    /// Places of the pages below, each with its first possible key and the first one after it.
+    /// Places of the pages below, each with its first possible key and the first key after it.
     Branch(Vec<(Place, Key, Option<Key>)>),
 }
 
 impl SinglePage {
-    /// Decodes the page at `place` of this level, whose keys are from `lower` to below `upper`.
+    /// Decodes the page of this level at `place`, with keys from `lower` to below `upper`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for every deviation from the format.
+    /// [`Error::Corrupt`] for any deviation from the format.
     pub fn decode(
         page: &[u8; PAGE],
         place: Place,
@@ -380,7 +383,7 @@ impl SinglePage {
     }
 }
 
-/// Adds the nodes of a tree that have a place. The depth of recursion is the tree's height.
+/// Adds the nodes of a tree that have a place. Recurses to the height of the tree.
 fn remember(node: &Node, level: u8, known: &mut BTreeMap<Place, (u8, Node)>) {
     if let Some(place) = node.place()
         && known.insert(place, (level, node.clone())).is_some()

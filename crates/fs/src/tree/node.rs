@@ -1,4 +1,5 @@
-//! Nodes, their places on the medium, and what the trees of a family share: the released places and the counters.
+//! Nodes with their places on the medium, and state that the trees of a family share: released places and
+//! counters.
 
 use super::branch::Branch;
 use super::leaf::Leaf;
@@ -7,10 +8,10 @@ use super::{Key, page};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Places of pages that no tree in memory refers to any more, of all trees that were created with this handle.
+/// Places of pages that no tree in memory uses any more, for all trees that were created with this handle.
 ///
-/// A place is in the list once a page that was stored there has been changed or dropped by its last owner. The newest
-/// checkpoint on the medium may still refer to it, until the next one is durable.
+/// A place is added when the page that was stored there is changed or dropped by its last owner. The newest
+/// checkpoint on the medium may still refer to the place, until the next one is durable.
 #[derive(Debug, Clone, Default)]
 pub struct Released(Rc<RefCell<Vec<Place>>>);
 
@@ -35,7 +36,8 @@ impl Released {
         self.len() == 0
     }
 
-    /// Puts places back that [`take`](Self::take) returned: the checkpoint that would have made them dead failed.
+    /// Returns places that [`take`](Self::take) returned to the list, because the checkpoint that would have
+    /// made them dead failed.
     pub fn put_back(&self, places: Vec<Place>) {
         self.0.borrow_mut().extend(places);
     }
@@ -45,7 +47,7 @@ impl Released {
     }
 }
 
-/// Shared by a tree, its clones and the trees loaded beside it: they may share nodes.
+/// State that a tree, its clones and the trees loaded beside it share; these may share nodes.
 #[derive(Debug)]
 pub(super) struct Family {
     pub released: Released,
@@ -84,7 +86,7 @@ fn add(counter: &Cell<usize>, number: isize) {
     counter.set(counter.get().wrapping_add_signed(number));
 }
 
-/// Place of a node, released when the node changes or is dropped. A clone has no place.
+/// Place of a node, released when the node changes or is dropped. A clone of the node has no place.
 #[derive(Debug)]
 pub(super) struct Slot {
     place: Cell<Option<Place>>,
@@ -112,8 +114,8 @@ impl Slot {
         self.place.get()
     }
 
-    /// Sets the place of a node that has just been written. If it has one already, that one stays, the new one is released,
-    /// and the result is false.
+    /// Sets the place of a node that has just been written. If it already has one, that is kept, the new one
+    /// is released, and the result is false.
     pub fn set(&self, place: Place) -> bool {
         if self.place.get().is_some() {
             self.family.released.push(place);
@@ -124,7 +126,7 @@ impl Slot {
         true
     }
 
-    /// Notes that the node changes in place: its place is released.
+    /// Releases the place of the node, which is changed in place.
     pub fn change(&self) {
         if let Some(place) = self.place.take() {
             self.family.released.push(place);
@@ -176,7 +178,7 @@ impl Node {
         }
     }
 
-    /// Smallest key of a leaf, smallest permitted key of a branch.
+    /// Smallest key of a leaf; smallest permitted key of a branch.
     pub fn first_key(&self) -> Key {
         match self {
             Node::Leaf(leaf) => leaf.key(0),
@@ -184,7 +186,7 @@ impl Node {
         }
     }
 
-    /// Makes the node unshared and without a place, and returns it, if it is a branch.
+    /// Makes a branch unshared and without a place, and returns it; `None` for a leaf.
     pub fn change_branch(&mut self) -> Option<&mut Branch> {
         let Node::Branch(branch) = self else { return None };
         let branch = Rc::make_mut(branch);
@@ -192,7 +194,7 @@ impl Node {
         Some(branch)
     }
 
-    /// Makes the node unshared and without a place, and returns it, if it is a leaf.
+    /// Makes a leaf unshared and without a place, and returns it; `None` for a branch.
     pub fn change_leaf(&mut self) -> Option<&mut Leaf> {
         let Node::Leaf(leaf) = self else { return None };
         let leaf = Rc::make_mut(leaf);
@@ -200,7 +202,7 @@ impl Node {
         Some(leaf)
     }
 
-    /// Encodes the node.
+    /// Encodes the node as a page.
     ///
     /// # Panics
     /// If a child has no place.

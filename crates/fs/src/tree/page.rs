@@ -46,7 +46,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Returns the error of a page at `place`.
+/// Returns the error for an invalid page at `place`.
 #[cold]
 pub(super) fn strange(place: Place, what: impl fmt::Display) -> Error {
     Error::corrupt(format!("tree page \"{place}\": {what}"))
@@ -117,7 +117,7 @@ pub(super) fn u32_at(page: &[u8; PAGE], at: usize) -> u32 {
     u32::from_le_bytes(page[at..at + 4].try_into().expect("the slice has 4 bytes"))
 }
 
-/// Returns the error of bytes between `from` and `to` that should be zeros.
+/// Checks that the bytes between `from` and `to` are zeros.
 pub(super) fn check_padding(page: &[u8; PAGE], from: usize, to: usize, place: Place) -> Result<()> {
     match page[from..to].iter().position(|&byte| byte != 0) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! The places of all pages of a tree, and taking them from the pages.
+//! Places of all pages of a tree, and their removal.
 
 use super::node::Node;
 use super::{Key, Place, Tree};
@@ -11,16 +11,17 @@ impl Tree {
         places
     }
 
-    /// Visits the places of the pages that aren't pages of `newer` at the same time. Without it, those of all pages.
+    /// Visits the places of the pages that this tree doesn't share with `newer`; with `None`, those of all
+    /// pages.
     pub fn visit_own_places(&self, newer: Option<&Tree>, mut visit: impl FnMut(Place)) {
         if let Some(root) = &self.root {
             visit_own(root, self.level, newer, &mut visit);
         }
     }
 
-    /// As [`visit_own_places`](Self::visit_own_places), for pages whose first key is `from` or a later one, in their order, and only about `most` of
-    /// them. Returns the key from which the others are visited; `None` if there are none. Pages that don't change between two calls are visited by
-    /// one of them.
+    /// As [`visit_own_places`](Self::visit_own_places), for pages whose first key is at least `from`, in
+    /// order, and for about `most` pages. Returns the key at which to continue; `None` at the end. Each page
+    /// that doesn't change between two calls is visited by one of them.
     pub fn visit_own_places_from(
         &self,
         newer: Option<&Tree>,
@@ -35,9 +36,10 @@ impl Tree {
         walk.next
     }
 
-    /// Takes the place from each page whose place is wanted and from the pages above it, for all trees that share them: the next
-    /// checkpoint writes them elsewhere, once. It has to be called for all trees of the family, the newest first, with the one that
-    /// was before as `newer`: pages that both have aren't visited again. No clone may be being stored.
+    /// Removes the place of each page whose place is wanted, and of its ancestors, for all trees that share
+    /// them: the next checkpoint writes them elsewhere, once. Must be called for all trees of the family,
+    /// newest first, with the previous tree as `newer`: pages that both share aren't visited again. No clone
+    /// may be in the process of being stored.
     pub fn withdraw_places(&self, newer: Option<&Tree>, is_wanted: impl Fn(Place) -> bool) {
         if let Some(root) = &self.root {
             withdraw(root, self.level, newer, &is_wanted);
@@ -45,12 +47,13 @@ impl Tree {
     }
 }
 
-/// Whether a tree has this node. One that both have is on the way to its first key in both, at the same level.
+/// Whether a tree shares this node. A shared node is on the path to its first key in both trees, at the same
+/// level.
 fn has(tree: Option<&Tree>, node: &Node, level: u8) -> bool {
     tree.and_then(|tree| tree.node_of(&node.first_key(), level)).is_some_and(|other| other.is_same(node))
 }
 
-/// The depth of recursion is the tree's height.
+/// Visits own places. Recurses to the height of the tree.
 fn visit_own(node: &Node, level: u8, newer: Option<&Tree>, visit: &mut impl FnMut(Place)) {
     if has(newer, node, level) {
         return;
@@ -61,11 +64,11 @@ fn visit_own(node: &Node, level: u8, newer: Option<&Tree>, visit: &mut impl FnMu
     }
 }
 
-/// A walk over some of the pages of a tree.
+/// A traversal of some of the pages of a tree.
 struct Walk<'a, V> {
     newer: Option<&'a Tree>,
     from: Key,
-    /// Number of places to visit.
+    /// Number of places left to visit.
     left: usize,
     /// First key of the last page: a page and its first child may have the same.
     last: Option<Key>,
@@ -75,7 +78,8 @@ struct Walk<'a, V> {
 }
 
 impl<V: FnMut(Place)> Walk<'_, V> {
-    /// Visits a node and those under it. Returns false once enough have been visited. The depth of recursion is the tree's height.
+    /// Visits a node and those below it. Returns false once enough have been visited. Recurses to the height
+    /// of the tree.
     fn go_on(&mut self, node: &Node, level: u8) -> bool {
         if has(self.newer, node, level) {
             return true;
@@ -98,7 +102,7 @@ impl<V: FnMut(Place)> Walk<'_, V> {
     }
 }
 
-/// Returns whether the node has no place any more. The depth of recursion is the tree's height.
+/// Returns whether the node has no place afterwards. Recurses to the height of the tree.
 fn withdraw(node: &Node, level: u8, newer: Option<&Tree>, is_wanted: &impl Fn(Place) -> bool) -> bool {
     if !has(newer, node, level) {
         let mut has_lost = false;

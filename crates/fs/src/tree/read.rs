@@ -1,11 +1,11 @@
-//! Reading of single items and of ranges.
+//! Reads of single items and of ranges.
 
 use super::leaf::{Item, Leaf};
 use super::node::Node;
 use super::{Key, Tree};
 
 impl Tree {
-    /// Returns the value of an item.
+    /// Returns the value of an item; `None` if it doesn't exist.
     pub fn get(&self, key: &Key) -> Option<&[u8]> {
         let (leaf, _) = self.leaf_of(key)?;
         leaf.search(key).ok().map(|index| leaf.value(index))
@@ -25,7 +25,7 @@ impl Tree {
     /// Returns the last item whose key is at most `key`.
     pub fn last_before(&self, key: &Key) -> Option<(Key, &[u8])> {
         let mut node = self.root.as_ref()?;
-        // Nearest subtree on the way whose keys are all below.
+        // Nearest subtree on the path with only smaller keys.
         let mut below = None;
         loop {
             match node {
@@ -45,7 +45,7 @@ impl Tree {
         }
     }
 
-    /// Returns an iterator over the items whose keys are at least `from`, in rising order.
+    /// Returns an iterator over the items whose keys are at least `from`, in ascending order.
     pub fn range(&self, from: &Key) -> Range<'_> {
         let (leaf, upper) = match self.leaf_of(from) {
             Some((leaf, upper)) => (Some(leaf), upper),
@@ -55,12 +55,12 @@ impl Tree {
         Range { tree: self, leaf, index, upper }
     }
 
-    /// Returns the leaf that may have `key`, and the smallest permitted key of the leaf after it.
+    /// Returns the leaf that may have `key`, and the smallest permitted key of the next leaf.
     pub(super) fn leaf_of(&self, key: &Key) -> Option<(&Leaf, Option<Key>)> {
         self.find(key).map(|(_, leaf, upper)| (leaf, upper))
     }
 
-    /// Returns the node of this level on the way to `key`.
+    /// Returns the node of this level on the path to `key`.
     pub(super) fn node_of(&self, key: &Key, level: u8) -> Option<&Node> {
         let mut node = self.root.as_ref()?;
         for _ in 0..self.level.checked_sub(level)? {
@@ -71,7 +71,7 @@ impl Tree {
     }
 }
 
-/// Last item under a node.
+/// Last item below a node.
 pub(super) fn last_of(mut node: &Node) -> Option<Item<'_>> {
     loop {
         match node {
@@ -81,7 +81,7 @@ pub(super) fn last_of(mut node: &Node) -> Option<Item<'_>> {
     }
 }
 
-/// Iterator over the items of a tree from a key on. It allocates no memory.
+/// Iterator over the items of a tree at or after a key. It doesn't allocate.
 #[derive(Debug, Clone)]
 pub struct Range<'a> {
     tree: &'a Tree,

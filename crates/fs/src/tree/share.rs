@@ -1,12 +1,12 @@
-//! Sharing pages again: trees of a family that were changed alike have equal pages, of which one is enough.
+//! Sharing pages again: trees of a family that got the same changes have equal pages, of which one suffices.
 
 use super::node::Node;
 use super::{Key, Tree};
 use std::rc::Rc;
 
 impl Tree {
-    /// Takes the pages on the way to a key from another tree of the family, those that are equal there. Pages that have a place keep it, and
-    /// so do those that a third tree shares.
+    /// Replaces the pages on the path to a key by equal ones of another tree of the family. Pages with a
+    /// place, and those that a third tree shares, aren't replaced.
     pub fn share_way(&mut self, other: &Tree, key: &Key) {
         if let Some(root) = &mut self.root {
             share(root, self.level, other, key);
@@ -14,7 +14,7 @@ impl Tree {
     }
 }
 
-/// The depth of recursion is the tree's height.
+/// Recurses to the height of the tree.
 fn share(node: &mut Node, level: u8, other: &Tree, key: &Key) {
     let theirs = other.node_of(key, level);
     if node.place().is_some() || theirs.is_some_and(|theirs| theirs.is_same(node)) {
@@ -66,7 +66,7 @@ mod tests {
             assert!(version.range(&Key::MIN).eq(present.range(&Key::MIN)));
             assert_eq!(version.pages(), pages);
         }
-        // What differs isn't shared.
+        // Pages that differ aren't shared.
         present.put(&key(7), b"other");
         let newer = present.clone();
         versions[0].put(&key(7), b"third");

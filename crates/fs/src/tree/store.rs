@@ -1,4 +1,4 @@
-//! Writing of trees: which pages have to be written, and their places.
+//! Writing trees: the pages to write, and their places.
 
 use super::branch::Branch;
 use super::node::Node;
@@ -6,7 +6,7 @@ use super::page::{PAGE, Place};
 use super::{Key, Tree};
 use std::rc::Rc;
 
-/// Name of a tree on the medium.
+/// Description of a tree on the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
     /// Place of the root; `None` for an empty tree.
@@ -18,7 +18,7 @@ pub struct Stored {
 }
 
 impl Tree {
-    /// Returns the tree's name on the medium; `None` as long as pages have no place.
+    /// Returns the description of the tree on the medium; `None` while pages have no place.
     pub fn stored(&self) -> Option<Stored> {
         let root = match &self.root {
             Some(root) => Some(root.place()?),
@@ -27,20 +27,21 @@ impl Tree {
         Some(Stored { root, level: self.level, items: self.items })
     }
 
-    /// Returns a cursor over the pages without a place. It is meant for a clone of a tree that goes on changing; it shares the
-    /// pages with this tree, and borrows nothing.
+    /// Returns a cursor over the pages without a place. It is meant for a clone of a tree that continues to
+    /// change: it shares the pages with this tree, without borrowing it.
     pub fn unstored(&self) -> Unstored {
         let root = self.root.clone().filter(|root| root.place().is_none());
         Unstored { root, height: self.level, level: 0, way: Vec::new(), has_begun: false }
     }
 
-    /// Returns the place of the page of this level on the way to `key`.
+    /// Returns the place of the page of this level on the path to `key`.
     pub fn place_of(&self, key: &Key, level: u8) -> Option<Place> {
         self.node_of(key, level)?.place()
     }
 
-    /// Takes the place from the page of this level on the way to `first_key`, and from the page's ancestors, so that the next
-    /// checkpoint writes them elsewhere. Clones keep theirs. Returns false, and changes nothing, if that page hasn't this place.
+    /// Removes the place of the page of this level on the path to `first_key`, and those of its ancestors, so
+    /// that the next checkpoint writes these pages elsewhere. Places of clones don't change. Returns false,
+    /// without a change, if the page doesn't have this place.
     pub fn forget_place(&mut self, first_key: &Key, level: u8, place: Place) -> bool {
         if self.place_of(first_key, level) != Some(place) {
             return false;
@@ -54,9 +55,10 @@ impl Tree {
     }
 }
 
-/// Cursor over the pages without a place: level by level from the leaves to the root, in rising order of keys in each.
+/// Cursor over the pages without a place: level by level from the leaves to the root, in ascending order of
+/// keys in each level.
 ///
-/// It can wait between any two pages while trees change. It keeps its tree's pages in memory.
+/// The cursor may be kept while trees change. It keeps the pages of its tree in memory.
 #[derive(Debug)]
 pub struct Unstored {
     root: Option<Node>,
@@ -64,7 +66,7 @@ pub struct Unstored {
     height: u8,
     /// Level of the pages that are being returned.
     level: u8,
-    /// Branches from the root on, each with the index of the next child to visit.
+    /// Branches from the root downwards, each with the index of the next child to visit.
     way: Vec<(Rc<Branch>, usize)>,
     /// Whether the pass over this level has begun.
     has_begun: bool,
@@ -73,8 +75,8 @@ pub struct Unstored {
 impl Iterator for Unstored {
     type Item = Page;
 
-    /// Returns the next page to write. Pages of one level can be written at the same time; before a page of the next level is
-    /// encoded, those of the level below it must have their places.
+    /// Returns the next page to write. Pages of one level may be written concurrently. Before a page is
+    /// encoded, the pages of the level below must have their places.
     fn next(&mut self) -> Option<Page> {
         while let Some(root) = &self.root {
             if self.level == self.height {
@@ -92,7 +94,7 @@ impl Iterator for Unstored {
                     continue;
                 };
                 *next += 1;
-                // A page with a place has only such pages under it.
+                // All pages below a page with a place also have places.
                 if child.place().is_some() {
                     continue;
                 }
@@ -112,7 +114,7 @@ impl Iterator for Unstored {
     }
 }
 
-/// Page to write. It stays as it is while trees change.
+/// Page to write. It doesn't change when trees change.
 #[derive(Debug, Clone)]
 pub struct Page {
     node: Node,
@@ -125,7 +127,7 @@ impl Page {
         self.level
     }
 
-    /// Key that names the page together with its level ([`Tree::forget_place`]).
+    /// Key that identifies the page together with its level ([`Tree::forget_place`]).
     pub fn first_key(&self) -> Key {
         self.node.first_key()
     }
@@ -133,7 +135,7 @@ impl Page {
     /// Encodes the page.
     ///
     /// # Panics
-    /// If a page of the level below, which this one names, has no place yet.
+    /// If a page of the level below, whose place this one contains, has no place yet.
     pub fn encode(&self, page: &mut [u8; PAGE]) {
         self.node.encode(self.level, page);
     }
@@ -143,8 +145,8 @@ impl Page {
         self.node.place()
     }
 
-    /// Sets the place of the page, for all trees that share it. If it has been stored through another tree meanwhile, it keeps
-    /// that place, this one is released, and the result is false.
+    /// Sets the place of the page, for all trees that share it. If it has been stored through another tree
+    /// meanwhile, it keeps that place, this one is released, and the result is false.
     pub fn set_place(&self, place: Place) -> bool {
         self.node.slot().set(place)
     }

@@ -1,4 +1,4 @@
-//! Tests of trees: against a model, on a medium, with damaged pages, and what items cost.
+//! Tests of trees: against a model, on a medium, with damaged pages, and for memory and time per item.
 
 mod cost;
 mod damage;
@@ -35,7 +35,7 @@ impl Random {
 
 type Model = BTreeMap<Key, Vec<u8>>;
 
-/// What a walk over a tree finds.
+/// Counts and addresses found in a tree.
 #[derive(Debug, Default)]
 struct Found {
     items: u64,
@@ -47,7 +47,7 @@ struct Found {
     unstored: BTreeSet<usize>,
 }
 
-/// Walks over a tree and panics if it is malformed.
+/// Traverses a tree, and panics if it is malformed.
 fn check(tree: &Tree) -> Found {
     let mut found = Found::default();
     match &tree.root {
@@ -107,12 +107,12 @@ fn compare(tree: &Tree, model: &Model) {
     assert!(tree.range(&Key::MIN).eq(model.iter().map(|(key, value)| (*key, value.as_slice()))));
 }
 
-/// Page filled with what is to be overwritten.
+/// Page with contents that the test overwrites.
 fn empty_page() -> Box<[u8; PAGE]> {
     Box::new([0xEE; PAGE])
 }
 
-/// Pages by their places, as a medium has them.
+/// Simulated medium: pages by their places.
 #[derive(Debug, Clone, Default)]
 struct Medium {
     pages: BTreeMap<Place, Box<[u8; PAGE]>>,
@@ -142,7 +142,7 @@ impl Medium {
 
     fn read(&self, mut load: Load) -> block::Result<Tree> {
         while !load.wanted().is_empty() {
-            // The last first: any order will do.
+            // In reverse order, since any order is permitted.
             for (index, place) in load.wanted().to_vec().into_iter().enumerate().rev() {
                 let page =
                     self.pages.get(&place).ok_or_else(|| block::Error::io(format!("no page at {place}")))?;

@@ -1,34 +1,37 @@
-//! The ways to the leaves that were found last: operations come back to the leaf of a directory and to those of its newest names and inodes.
+//! Cache of the paths to the leaves that were found last: operations often return to the leaf of a directory
+//! and to those of its newest names and inodes.
 //!
-//! A way stays right until a node is split or merged, and then all are forgotten. What is in the leaf is searched anew each time.
+//! A path is valid until a node is split or merged; then all paths are dropped. The search within the leaf
+//! isn't cached.
 
 use super::Path;
 use super::key::Key;
 use std::cell::Cell;
 
-/// Number of ways that are kept: to the inode of a directory, to its new name and to the new inode.
+/// Number of cached paths: to the inode of a directory, to its new name and to the new inode.
 const KEPT: usize = 3;
 
-/// A way, and the keys to whose leaf it leads.
+/// A path, with the range of keys of its leaf.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     /// Smallest key.
     from: Key,
-    /// The key after the last one; none for the last leaf of the tree.
+    /// The key after the last one; `None` for the last leaf of the tree.
     to: Option<Key>,
     path: Path,
 }
 
-/// Ways that were found last.
+/// Paths that were found last.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ways {
     kept: [Cell<Option<Way>>; KEPT],
-    /// The one that the next takes the place of.
+    /// Index of the path that is replaced next.
     next: Cell<u8>,
 }
 
 impl Ways {
-    /// Way to the leaf that may have this key, and the smallest permitted key of the leaf after it.
+    /// Returns the path to the leaf that may have this key, and the smallest permitted key of the next leaf;
+    /// `None` if it isn't cached.
     #[inline]
     pub fn find(&self, key: &Key) -> Option<(Path, Option<Key>)> {
         let leads_to = |way: &Way| way.from.is_at_most(key) && way.to.is_none_or(|to| !to.is_at_most(key));
@@ -36,14 +39,14 @@ impl Ways {
         Some((way.path, way.to))
     }
 
-    /// Keeps a way.
+    /// Caches a path.
     pub fn keep(&self, path: &Path, from: Key, to: Option<Key>) {
         let next = self.next.get();
         self.next.set((next + 1) % KEPT as u8);
         self.kept[usize::from(next)].set(Some(Way { from, to, path: *path }));
     }
 
-    /// Forgets all ways: nodes are split or merged.
+    /// Drops all paths, because nodes are split or merged.
     pub fn forget(&self) {
         self.kept.iter().for_each(|way| way.set(None));
     }

@@ -1,4 +1,4 @@
-//! Rules that are broken on purpose, each of which the lives must notice.
+//! Invariants that are violated on purpose: the tests must detect each of them.
 
 use crate::lives::lives;
 use crate::world::{SHARDS, Setup, checked, empty, zones};
@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Breaks a rule, which must be noticed with one of these seeds.
+/// Violates an invariant, which must be detected with one of these seeds.
 fn is_caught(broken: Broken, seeds: Range<u64>, draw: impl Fn(&mut Random) -> Setup) {
     let draw = |random: &mut Random| Setup { broken: Some(broken), ..draw(random) };
     for seed in seeds.clone() {
@@ -28,8 +28,8 @@ fn syncs_that_return_at_once_are_noticed() {
     is_caught(Broken::NeverFlushes, 1..50, Setup::draw);
 }
 
-/// A file that fills zones is removed, dead zones are reset, and the power is cut before the removal is durable: the file is there as
-/// a whole, or it isn't.
+/// Removes a file that fills zones, resets dead zones, and cuts the power before the removal is durable.
+/// Afterwards the file is intact, or doesn't exist.
 pub fn removed_and_reset(seed: u64, broken: Option<Broken>) -> Result<(), String> {
     let mut random = Random::new(seed);
     let setup = Setup { clients: 1, disk: 8 << 20, zone: 128 << 10, broken, ..Setup::draw(&mut random) };
@@ -39,7 +39,7 @@ pub fn removed_and_reset(seed: u64, broken: Option<Broken>) -> Result<(), String
         let files = setup.format().await?;
         files.create("/a").await?.write_at(0, written).await?;
         files.sync().await?;
-        // It covers the records of the file.
+        // This checkpoint includes the records of the file.
         files.take_checkpoint().await?;
         files.unlink("/a").await?;
         files.home().with(|core: Rc<Core>| async move { logkit::reset::reset_dead(&core).await }).await?;
@@ -73,7 +73,8 @@ fn pages_that_die_before_the_next_checkpoint_is_durable_are_noticed() {
     assert!(noticed.any(|is_noticed| is_noticed), "it isn't noticed");
 }
 
-/// Every page changes between checkpoints, zones are reset all the while, and the power is cut at any time: the file system opens.
+/// Changes every page between checkpoints, with zones reset all the time, and cuts the power at any time.
+/// Afterwards the file system must open.
 fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), String> {
     let mut random = Random::new(seed);
     let setup = Setup { disk: 8 << 20, zone: 128 << 10, broken, ..Setup::draw(&mut random) };
@@ -98,7 +99,7 @@ fn checkpoints_and_resets(seed: u64, broken: Option<Broken>) -> Result<(), Strin
                 files
                     .home()
                     .with(move |core: Rc<Core>| async move {
-                        // Files are of the shard of their directory.
+                        // Files are in the shard of their directory.
                         for inode in (1..).step_by(SHARDS as usize).take(300) {
                             core.set_attributes(inode, now).await?;
                         }

@@ -1,4 +1,4 @@
-//! I/O classes over modelled disks, in simulated time.
+//! I/O classes on modelled disks, in simulated time.
 
 use block::{Data, Error, Result};
 use fs::core::Broken;
@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: u64 = 4096;
-/// Size of the reads of a compaction.
+/// Bytes of each read of a compaction.
 const READ: usize = 256 << 10;
-/// Size of the files that are read.
+/// Bytes of each file that is read.
 const FILE: u64 = 8 << 20;
 const SECOND: Duration = Duration::from_secs(1);
-/// Time for which reads are counted, and the time before.
+/// Time in which reads are counted, and the warm-up time before.
 const MEASURED: Duration = Duration::from_millis(400);
 const RAMP: Duration = Duration::from_millis(50);
 
@@ -25,7 +25,7 @@ fn world<T: 'static, F: Future<Output = T> + 'static>(main: impl FnOnce() -> F) 
     runtime::simulate(world.with_faults(SimulatedFaults::default()), main).unwrap().value
 }
 
-/// A new file system on a modelled disk.
+/// Creates a file system on a modelled disk.
 async fn format(profile: &str, settings: &Settings) -> FileSystem {
     format_on(profile, (64 << 20, 1 << 20), settings).await
 }
@@ -48,7 +48,8 @@ async fn filled(files: &FileSystem, path: &str) -> File {
     file
 }
 
-/// Reads at random until `end`, `depth` at a time. The result counts the bytes that were read from `from` on.
+/// Reads at random positions until `end`, with `depth` reads in flight. Returns the number of bytes that were
+/// read after `from`.
 fn read(
     file: &File,
     class: &Class,
@@ -77,7 +78,7 @@ fn after(time: Duration) -> Instant {
     now() + time
 }
 
-/// What two classes with these shares read.
+/// Returns the numbers of bytes that two classes with these shares read concurrently.
 async fn compete(files: &FileSystem, shares: (u32, u32), length: usize, depth: u64) -> (f64, f64) {
     let file = filled(files, "/a").await;
     let one = files.class("one", shares.0).await.unwrap();
@@ -159,7 +160,7 @@ fn shares_are_changed_while_classes_compete() {
     assert!((2.85..3.15).contains(&first) && (1.9..2.1).contains(&second), "{first}, {second}");
 }
 
-/// Time that 99 of 100 commits take at most beside the reads of a compaction, and the bytes that it read.
+/// 99th percentile of the time of commits during the reads of a compaction, and the bytes that it read.
 fn commits(shares: Option<(u32, u32)>, settings: Settings) -> (Duration, u64) {
     world(move || async move {
         let files = format("sata-ssd", &settings).await;
@@ -210,7 +211,7 @@ fn requests_whose_callers_are_gone_give_their_places_and_turns_back() {
         let file = file.in_class(&class);
         let mut random = Random::new(3);
         for _ in 0..300 {
-            // Some wait, some have been started and don't know it yet, some are in flight.
+            // Some requests are waiting, some have just been started, some are in flight.
             let limit = Duration::from_micros(random.below(3000));
             let requests: Vec<_> = (0..8_u64)
                 .map(|number| {
@@ -230,7 +231,7 @@ fn requests_whose_callers_are_gone_give_their_places_and_turns_back() {
             runtime::join_all(requests).await;
         }
         runtime::sleep(SECOND).await;
-        // All of the depth is free again: it takes four of these reads.
+        // The whole depth is free again: it permits four of these reads.
         let before = files.classes().await.unwrap()[2].clone();
         let reads = (0..8).map(|number| file.read_at(number * 65_536, 1500));
         let reads = runtime::timeout(SECOND, runtime::join_all(reads)).await.unwrap();
@@ -257,12 +258,13 @@ fn the_background_gets_its_shares_beside_files_of_no_class() {
         }
         (bytes.get() as f64, 4096.0 * scrubbed.load(std::sync::atomic::Ordering::Relaxed) as f64)
     });
-    // A scrub reads one megabyte at a time, so it leaves a part of its shares to others.
+    // A scrub reads one megabyte at a time, so it leaves some of its shares to others.
     let share = scrubbed / read_bytes;
     assert!((0.05..0.27).contains(&share), "{scrubbed} beside {read_bytes}: {share}");
 }
 
-/// Overwrites a file on a disk that is nearly full, so that writers wait for the cleaner, while they have all turns. Returns whether they end.
+/// Overwrites a file on a nearly full disk, so that writers that hold all turns wait for the cleaner. Returns
+/// whether the writes end.
 fn overwrites_end(broken: Option<Broken>) -> bool {
     world(move || async move {
         let settings = Settings { background_shares: 1, io_depth: 64 << 10, broken, ..Settings::default() };
@@ -335,7 +337,7 @@ fn a_read_beyond_the_end_counts_as_what_it_can_read() {
         let small = files.create("/small").await.unwrap().in_class(&one);
         small.write_at(0, Data::copy_of(&[7; BLOCK as usize])).await.unwrap();
         let begun = now();
-        // Programs that read all of a file name any length.
+        // Programs may pass any length to read the whole file.
         for length in [1 << 40, usize::MAX, 1 << 40] {
             let found = small.read_at(BLOCK - 100, length).await.unwrap();
             assert_eq!(found.to_data()[..], [7; 100]);

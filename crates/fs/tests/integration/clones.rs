@@ -1,5 +1,5 @@
-//! Promises of clones: they take no space, each file goes its own way, and what they share lives as long as any of them, whatever
-//! snapshots, the cleaner and power cuts do.
+//! Guarantees of clones: they take no space, later changes of one file don't affect another, and shared
+//! blocks live as long as any of the files, across snapshots, cleaning and power cuts.
 
 use crate::world::{BASE as SETUP, Files, SHARDS, Setup, checked, empty, zones};
 use block::{Data, Error};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Blocks that metadata may take beside files, in comparisons of free space.
+/// Blocks that metadata may take in addition to files, in comparisons of free space.
 const PAGES: u64 = 12;
 
 fn in_world<T: 'static, F: Future<Output = T> + 'static>(
@@ -23,7 +23,7 @@ fn in_world<T: 'static, F: Future<Output = T> + 'static>(
     runtime::simulate(world.with_files(files), main).unwrap().value
 }
 
-/// Data in which no two blocks are equal.
+/// Returns data in which no two blocks are equal.
 fn bytes(length: usize, seed: u64) -> Vec<u8> {
     let mut data = vec![0; length];
     Random::new(seed).fill(&mut data);
@@ -78,7 +78,7 @@ fn a_clone_takes_no_space_and_each_file_goes_its_own_way_over_power_cuts() {
         assert!(contents(&b).await == data);
         let (one, other) = (a.attributes().await.unwrap(), b.attributes().await.unwrap());
         assert_eq!((one.size, one.blocks, 245), (other.size, other.blocks, other.blocks));
-        // What is changed is copied, block by block.
+        // Changed blocks are copied, one by one.
         write(&a, 100_000, &new).await;
         write(&b, 500_000, &new).await;
         b.truncate(900_000).await.unwrap();
@@ -123,7 +123,7 @@ fn ranges_edges_and_holes_are_copied_as_programs_expect_it() {
         a.preallocate(98_304..200_000).await.unwrap();
         write(&b, 0, &bytes(60_000, 2)).await;
         let (source, mut expected) = (contents(&a).await, bytes(60_000, 2));
-        // Offsets of the source, number of bytes, offset of the copy, and the bytes that are shared.
+        // Offset in the source, number of bytes, offset in the copy, number of shared bytes.
         for (from, length, to, shared) in [
             (4096, 40_960, 8192, 40_960),
             (4100, 40_000, 8196, 32_768),
@@ -147,9 +147,10 @@ fn ranges_edges_and_holes_are_copied_as_programs_expect_it() {
             assert!(contents(&b).await == expected, "from {from} to {to}");
             sound(&files).await;
         }
-        // At the begin three blocks are holes; then what the last clones gave, five of whose 25 blocks are.
+        // The first three blocks are holes, followed by the ranges of the last clones, with 5 holes in 25
+        // blocks.
         assert_eq!(b.attributes().await.unwrap().blocks, 13 + 3 + 20);
-        // Within a file, and onto itself.
+        // Overlapping ranges within one file.
         for (from, length, to) in [(0, 4097, 4096), (4096, u64::MAX, 0), (8192, 1, 8192)] {
             let refused = a.clone_range(&a, from, length, to).await.unwrap_err();
             assert!(
@@ -225,7 +226,7 @@ fn a_snapshot_before_between_and_after_a_clone_frees_what_it_alone_had_in_any_or
                     }
                     files.delete_snapshot(names[at]).await.unwrap();
                     if number == 0 {
-                        // The counts of an opening are the same.
+                        // The counts are the same after opening.
                         files.take_checkpoint().await.unwrap();
                         sound_on_disk().await;
                     }
@@ -244,14 +245,14 @@ fn a_snapshot_before_between_and_after_a_clone_frees_what_it_alone_had_in_any_or
     }
 }
 
-/// Shared blocks of files that the cleaner moves; then all of them are read and removed.
+/// Lets the cleaner move shared blocks of files; then reads and removes all files.
 fn cleaned(broken: Option<Broken>) {
     let setup = Setup { broken, ..SETUP };
     in_world(1, empty(SETUP.disk), move || async move {
         let files = setup.format().await.unwrap();
         for number in 0..40 {
             let (path, clone_path) = (format!("/{number}"), format!("/clone{number}"));
-            // So that each zone has only a few of them.
+            // A filler, so that each zone has only a few of the shared blocks.
             write(&open(&files, &format!("/filler{number}")).await, 0, &bytes(100_000, number)).await;
             write(&open(&files, &path).await, 0, &bytes(16_384, number)).await;
             if number % 4 > 0 {
@@ -261,9 +262,9 @@ fn cleaned(broken: Option<Broken>) {
                 files.create_snapshot("middle").await.unwrap();
             }
             match number % 4 {
-                // The clone alone has it.
+                // Only the clone has the block now.
                 2 => files.unlink(&path).await.unwrap(),
-                // Another block has the name for which the first one was written.
+                // Another block now belongs to the file and offset for which the first one was written.
                 3 => write(&open(&files, &path).await, 0, &bytes(4096, 1000 + number)).await,
                 _ => {}
             }
@@ -271,7 +272,7 @@ fn cleaned(broken: Option<Broken>) {
         for number in 0..40 {
             files.unlink(&format!("/filler{number}")).await.unwrap();
         }
-        // So much that each zone is cleaned several times.
+        // Enough writes for each zone to be cleaned several times.
         for round in 0..1200_u64 {
             let (large, small) =
                 (open(&files, "/churn").await, open(&files, &format!("/churn{}", round % 9)).await);
@@ -302,7 +303,7 @@ fn cleaned(broken: Option<Broken>) {
                 files.delete_snapshot("middle").await.unwrap();
             }
         }
-        // The space between them can be used.
+        // The space between the files can be used.
         let all = free(&files).await - 2 * PAGES;
         let full = open(&files, "/full").await;
         for at in 0..all / 16 {
@@ -343,7 +344,7 @@ fn a_block_with_16_owners_is_copied() {
         assert!(shared[..15].iter().all(|bytes| *bytes == 100_000) && shared[15..] == [0; 5], "{shared:?}");
         let used = before - free(&files).await;
         assert!((5 * 25..5 * 25 + PAGES).contains(&used), "{used} blocks");
-        // A copy of a copy is shared again; and of the first, when it has fewer owners in a part.
+        // A copy of a copy is shared again; so is the first, after a part of it has fewer owners.
         assert_eq!(clone(&files, "/20", "/21").await.shared, 100_000);
         write(&open(&files, "/7").await, 8192, &bytes(4096, 2)).await;
         let one_more = clone(&files, "/0", "/22").await;
@@ -382,7 +383,7 @@ fn clones_and_writes_at_the_same_time_wait_for_each_other_and_none_waits_for_eve
                         let (one_file, other_file) =
                             (open(&files, names[one]).await, open(&files, names[other]).await);
                         match task {
-                            // A write is there as a whole: all bytes of a file are equal.
+                            // A write is atomic: all bytes of a file are equal.
                             0..3 => write(&one_file, 0, &vec![(round * 8 + task) as u8; LENGTH]).await,
                             3 => {
                                 let far = random.below(4) << 20;
@@ -428,7 +429,7 @@ fn a_power_cut_in_the_middle_of_clones_leaves_whole_ones() {
             files.sync().await.unwrap();
             let cloning = async {
                 for number in 1..200_u64 {
-                    // So few that no block has 16 owners.
+                    // Few clones, so that no block has 16 owners.
                     let (from, to) = (format!("/{}", (number - 1) % 12), format!("/{}", number % 12));
                     clone(&files, &from, &to).await;
                     write(&open(&files, &to).await, number * 4096 % 300_000, &bytes(4096, number)).await;
@@ -481,7 +482,7 @@ fn on_a_full_file_system_shared_blocks_need_space_to_be_written_and_none_to_be_r
         sound(&files).await;
         files.unlink("/b").await.unwrap();
         files.sync().await.unwrap();
-        // Now it alone has its blocks, which are marked as shared still.
+        // This file is now the only owner of its blocks, which are still marked as shared.
         write(&a, 0, &data[1..]).await;
         let mut expected = data[1..].to_vec();
         expected.push(data[399_999]);
@@ -495,7 +496,7 @@ fn scrubs_read_shared_blocks_once_and_defragmentation_leaves_them() {
     in_world(1, empty(SETUP.disk), || async {
         let files = SETUP.format().await.unwrap();
         let a = open(&files, "/a").await;
-        // Every second block, then the others: each is an extent of its own.
+        // Every second block, then the others: each block is an extent of its own.
         for start in [0, 1] {
             for block in (start..40).step_by(2) {
                 write(&a, block * 4096, &bytes(4096, block)).await;

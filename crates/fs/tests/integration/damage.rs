@@ -1,5 +1,5 @@
-//! Damaged media: flipped bits anywhere, and images that were cut off. What is opened then shows what was written, or an error;
-//! the checker describes it and doesn't panic.
+//! Damaged media: flipped bits anywhere, and truncated images. An image that can be opened shows the written
+//! data or errors; the checker describes the damage and doesn't panic.
 
 use crate::model::{Model, View, apply, draw, view_of};
 use crate::world::{BASE, DISK, Files, Setup, checked, zones};
@@ -12,8 +12,9 @@ use std::time::Duration;
 
 const SETUP: Setup = Setup { disk: 6 << 20, checkpoint_after: 256 << 10, ..BASE };
 
-/// An image, and the views that it may show: of a file system that was closed there is one; of one that wasn't, also those
-/// before its last operations, because a damaged record at the end of a log can't be told from one that wasn't written.
+/// An image, and the views that it may show. A closed file system has one view. One that wasn't closed may
+/// also show views before its last operations, because a damaged record at the end of a log looks like one
+/// that wasn't written.
 struct Image {
     files: Files,
     views: Vec<View>,
@@ -48,18 +49,19 @@ fn image(seed: u64, closed: bool) -> Image {
     Image { files, views }
 }
 
-/// What a damaged image shows.
+/// Result of opening a damaged image.
 #[derive(Debug, PartialEq, Eq, Clone, Copy, PartialOrd, Ord)]
 enum Shows {
-    /// It isn't opened, with a clear error.
+    /// Opening fails with a clear error.
     Refused,
-    /// It is opened, and something in it can't be read.
+    /// Opening succeeds, and some data can't be read.
     Errors,
-    /// It is opened, and all is right; an older state counts as such where the end of the log may be lost.
+    /// Opening succeeds, and all data is right; an older state is also right if the end of the log may be
+    /// lost.
     Right,
 }
 
-/// Reads what can be read, and compares it with what was written.
+/// Reads all readable data, and compares it with the written data.
 async fn read(views: &[View]) -> std::result::Result<Shows, String> {
     let report = match zones(None).await {
         Ok(zones) => checked(&zones).await,
@@ -93,7 +95,7 @@ async fn read(views: &[View]) -> std::result::Result<Shows, String> {
     }
 }
 
-/// Reads each file of the newest view: it has its contents in some view, or an error.
+/// Reads each file of the newest view. It must have its contents in some view, or return an error.
 async fn intact_files(files: &fs::FileSystem, views: &[View]) -> Result<()> {
     let paths: Vec<&String> = views[0].keys().collect();
     for path in paths {
@@ -123,7 +125,7 @@ fn flips(closed: bool) {
     assert_eq!(shows(files.clone(), &views), Ok(Shows::Right));
     let used: Vec<usize> = {
         let bytes = &files.iter().find(|(path, _)| path.as_os_str() == DISK).unwrap().1;
-        // Sectors that hold anything.
+        // Sectors with data.
         let sectors = bytes.chunks(512).enumerate();
         sectors.filter(|(_, sector)| sector.iter().any(|byte| *byte != 0)).map(|(number, _)| number).collect()
     };
@@ -185,8 +187,8 @@ fn other_bytes_are_no_file_system() {
     }
 }
 
-/// A file system with a few files of one block each, which was synced; then nothing happens for so long, and the power is cut. The last
-/// file is also the last record with data.
+/// Creates a file system with a few files of one block each, syncs it, idles for `pause`, and cuts the power.
+/// The last file is also the last record with data.
 fn synced(pause: Duration) -> Files {
     let main = move || async move {
         let files = SETUP.format().await.unwrap();
@@ -209,7 +211,7 @@ fn flip_last(files: &mut Files, in_header: bool) {
     bytes[if in_header { (data - 1) * 4096 + 40 } else { data * 4096 + 77 }] ^= 1;
 }
 
-/// What the files "a", "b" and "c" are, or why the file system can't be mounted; and what the check says.
+/// Contents of the files "a", "b" and "c", or the error of mounting; and the report of the check.
 fn mounted(files: Files) -> (Result<Vec<Result<Vec<u8>>>>, fs::check::Report) {
     let main = || async {
         let report = checked(&zones(None).await.unwrap()).await.unwrap();
@@ -247,7 +249,7 @@ fn a_damaged_block_of_the_last_file_costs_that_block_once_the_file_system_was_id
     assert!(matches!(&found[2], Err(Error::Corrupt(_))), "{:?}", found[2]);
     assert!(report.has(fs::check::Kind::Data), "{report:?}");
 
-    // What the record says of files is in its header, and unknown then.
+    // The header of a record identifies the files of its data, which are unknown if it is damaged.
     let mut damaged = files;
     flip_last(&mut damaged, true);
     let (found, report) = mounted(damaged);
@@ -270,7 +272,7 @@ fn damage_right_before_the_end_is_told_as_what_was_dropped() {
     assert!(report.is_sound() && report.notes[0].contains("dropped"), "{report:?}");
 }
 
-/// A zone whose header is damaged costs the files in it.
+/// If the header of a zone is damaged, only the files in the zone are lost.
 #[test]
 fn an_offline_zone_costs_what_is_in_it() {
     for is_closed in [true, false] {
@@ -295,7 +297,7 @@ fn an_offline_zone_costs_what_is_in_it() {
         let mut files =
             runtime::simulate(world.with_files(crate::world::empty(SETUP.disk)), main).unwrap().value;
         let bytes = &mut files.iter_mut().find(|(path, _)| path.as_os_str() == DISK).unwrap().1;
-        // The zone of the first file, which is full by now.
+        // The zone of the first file, which is full.
         let data = bytes.chunks(4096).position(|block| block.iter().all(|byte| *byte == 1)).unwrap() * 4096;
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
         let (zone_size, first_zone) = (number(40), number(48));
@@ -319,7 +321,7 @@ fn an_offline_zone_costs_what_is_in_it() {
             }
             assert!(lost > 0 && right > 0, "{lost} files are lost, {right} right");
             assert!(!report.is_sound(), "{report:?}");
-            // It goes on.
+            // The file system still accepts changes.
             let file = files.create("new").await.unwrap();
             file.write_at(0, Data::copy_of(&[7; 4096])).await.unwrap();
             file.sync().await.unwrap();
@@ -328,14 +330,14 @@ fn an_offline_zone_costs_what_is_in_it() {
             let file = files.open_file("new", OpenOptions::default()).await.unwrap();
             assert!(file.read_at(0, 4096).await.unwrap().to_data()[..] == [7; 4096]);
         };
-        // A header of a zone that isn't right.
+        // An invalid header of a zone.
         bytes[(2 + zone) * 4096 + 40] ^= 1;
         let world = Simulation { trace_lines: 0, ..Simulation::new(1) };
         runtime::simulate(world.with_files(files), main).unwrap();
     }
 }
 
-/// Flips a bit in the only block whose bytes are all this one.
+/// Flips a bit in the only block whose bytes all are `byte`.
 fn flip_block(files: &mut Files, byte: u8) {
     let bytes = &mut files.iter_mut().find(|(path, _)| path.as_os_str() == DISK).unwrap().1;
     let at: Vec<_> = (0..bytes.len() / 4096)
@@ -345,8 +347,9 @@ fn flip_block(files: &mut Files, byte: u8) {
     bytes[at[0] * 4096 + 99] ^= 1;
 }
 
-/// Check and scrub name the path of a damaged file, on one core and on several, in striped directories too; of a file that only a snapshot
-/// has, the snapshot, of one with two names, one of them, and of one without a name the inode alone.
+/// Check and scrub describe damage with the path of the file, on one core and on several, including striped
+/// directories. For a file that only a snapshot has, they name the snapshot; for a file with two names, one
+/// of them; for a file without a name, only the inode.
 #[test]
 fn damage_is_described_with_paths() {
     for (cores, stripe_above) in [(1, 1000), (2, 1000), (2, 1)] {
@@ -410,7 +413,7 @@ fn damage_is_described_with_paths() {
             };
             assert_eq!(found.iter().filter(|it| is_link(it)).count(), 1, "{cores} cores, {what}: {found:?}");
         }
-        // The open file system has removed it.
+        // The open file system has removed the inode.
         let orphans = |found: &[String]| found.iter().filter(|it| it.starts_with("inode ")).count();
         assert_eq!((orphans(&checked), orphans(&scrubbed)), (1, 0), "{checked:?}, {scrubbed:?}");
     }

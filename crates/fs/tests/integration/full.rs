@@ -1,4 +1,4 @@
-//! Full file systems, and devices below that run out of space or fail.
+//! Full file systems, and devices below them that run out of space or fail.
 
 use crate::model::{Bytes, Model, Operation, apply, is_alike, is_of_medium, view_of};
 use crate::sequences::{operations, owned, start, zones_on};
@@ -17,7 +17,8 @@ fn world(seed: u64) -> Simulation {
     Simulation { trace_lines: 0, ..Simulation::new(seed) }
 }
 
-/// Makes files until there is no space, each a part of a block larger; the model has them too.
+/// Creates files in the file system and the model until there is no space. Each is a part of a block larger
+/// than the previous one.
 async fn fill(files: &FileSystem, model: &mut Model, directory: &str) -> u64 {
     let mut made = 0;
     for length in [60_000, 4096, 1] {
@@ -40,7 +41,7 @@ async fn fill(files: &FileSystem, model: &mut Model, directory: &str) -> u64 {
     made
 }
 
-/// Operations that may need space, on paths that are there.
+/// Operations that may need space, on existing paths.
 fn needing_space() -> Vec<Operation> {
     let mut all = operations(1);
     all.push(Operation::Append(owned("/a"), Bytes::draw(9000, 1)));
@@ -76,7 +77,7 @@ fn every_operation_on_a_full_file_system_is_done_or_refused_as_a_whole_and_files
             let refused_parts = is_refused && !model.is_atomic(&operation);
             let shown = view_of(&files, "").await.unwrap();
             assert!(refused_parts || shown == model.view(), "{operation:?}: {done:?}");
-            // What needs no space works, and is durable.
+            // Operations that need no space succeed, and are durable.
             files.open_file("/fill/fill0", OpenOptions::default()).await.unwrap().sync().await.unwrap();
             for number in 0..made {
                 let unlink = Operation::Unlink(format!("/fill/fill{number}"));
@@ -120,7 +121,8 @@ fn every_operation_on_a_full_file_system_is_done_or_refused_as_a_whole_and_files
     }
 }
 
-/// The device takes space of its host as it is written, and the host has less than the device's size.
+/// The device allocates space of its host when it is written, and the host has less space than the size of
+/// the device.
 #[test]
 fn a_device_below_without_space_makes_operations_fail_and_lets_files_be_removed() {
     for seed in 1..6 {
@@ -140,7 +142,7 @@ fn a_device_below_without_space_makes_operations_fail_and_lets_files_be_removed(
             assert!((20..110).contains(&made), "{made} files");
             assert!(view_of(&files, "").await.unwrap() == model.view());
             files.sync().await.unwrap();
-            // Removals, and writes to most of what they freed.
+            // Removals, and writes of most of the freed space.
             for round in 0..3 {
                 for number in round * 20..round * 20 + 20 {
                     let unlink = Operation::Unlink(format!("/fill{number}"));
@@ -180,8 +182,8 @@ fn a_device_below_without_space_makes_operations_fail_and_lets_files_be_removed(
     }
 }
 
-/// The device fails from some call on, for ever: everything ends with an error, the first of an fsync stays, and what was synced before is there
-/// once the device works again.
+/// The device fails permanently after some call. All operations end with errors, the first error of an fsync
+/// is permanent, and synced data exists once the device works again.
 #[test]
 fn a_device_below_that_dies_makes_every_fsync_fail_and_loses_nothing_that_was_synced() {
     let mut failed = 0;
@@ -231,7 +233,7 @@ fn a_device_below_that_dies_makes_every_fsync_fail_and_loses_nothing_that_was_sy
                         assert!(!has_failed || refused.is_err(), "calls {calls}: {refused:?}");
                     }
                     if !has_failed && number > 0 {
-                        // The removed file is made again.
+                        // The removed file is created again.
                         drop(files.create("/0").await);
                     }
                 }
@@ -252,8 +254,8 @@ fn a_device_below_that_dies_makes_every_fsync_fail_and_loses_nothing_that_was_sy
     assert!(failed > 20, "an fsync failed in {failed} of 40 runs");
 }
 
-/// Changes of attributes fill hardly any zone, and dirty all pages of metadata: checkpoints are written before these need more zones than are
-/// free.
+/// Changes of attributes fill few zones, but make all pages of metadata dirty. Checkpoints must be written
+/// before these pages need more zones than are free.
 #[test]
 fn attributes_of_all_files_of_a_full_file_system_change_and_are_kept() {
     let setup =
@@ -275,7 +277,7 @@ fn attributes_of_all_files_of_a_full_file_system_change_and_are_kept() {
                 Err(error) => panic!("file {number}: {error}"),
             }
         }
-        // Zones have dead blocks everywhere, and only those that are kept are free.
+        // All zones have some dead blocks, and only the reserved zones are free.
         for step in 0..made {
             let path = format!("/{}{}", step * 7919 % made, "n".repeat(200));
             let file = files.open_file(&path, OpenOptions::default()).await.unwrap();
@@ -308,8 +310,9 @@ fn attributes_of_all_files_of_a_full_file_system_change_and_are_kept() {
     runtime::simulate(world(1).with_files(empty(setup.disk)), main).unwrap();
 }
 
-/// A snapshot of most of a file system that is full: its files are overwritten until nothing more is accepted, the snapshot is deleted while others
-/// try to write, and once it is deleted, all that it had is accepted again at once, before any other checkpoint.
+/// Takes a snapshot of most of a full file system, and overwrites its files until writes are refused. The
+/// snapshot is deleted while other tasks try to write. Afterwards, its whole space can be written at once,
+/// before another checkpoint.
 #[test]
 fn what_a_large_snapshot_had_is_accepted_again_once_it_is_deleted() {
     for (cores, disk) in [(1, 8 << 20), (1, 32 << 20), (4, 48 << 20)] {

@@ -1,5 +1,5 @@
-//! Grid of geometries on drives with zones of their own: numbers of cores, zones and open zones with which a file system works, or is refused with
-//! the numbers.
+//! Grid of geometries on zoned drives: numbers of cores, zones and open zones with which a file system works,
+//! or is refused with the numbers.
 
 use block::{Data, ZonesPart};
 use conformance::budget::is_left_out;
@@ -11,9 +11,9 @@ use std::time::Duration;
 use zns::{Shape, Zns};
 
 const KIB: u64 = 1 << 10;
-/// Bytes of each file, and of each write.
+/// Bytes of each file and of each write.
 const FILE: usize = 24 << 10;
-/// Longest time for a step, in simulated time.
+/// Longest permitted time of a step, in simulated time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A geometry.
@@ -23,7 +23,7 @@ struct Line {
     shards: u32,
     zones: u32,
     zone_size: u64,
-    /// Most open zones; 0 is no limit.
+    /// Most open zones; 0 means no limit.
     most_open: u32,
     block_size: u64,
 }
@@ -53,7 +53,8 @@ async fn soon<T>(what: &str, line: Line, done: impl Future<Output = block::Resul
     }
 }
 
-/// Writes all files at once, in directories of all cores, over and over: what is written is several times what the zones hold.
+/// Writes all files concurrently and repeatedly, in directories of all cores: several times the capacity of
+/// the zones.
 async fn write(files: &FileSystem, line: Line, round: u64, count: u64) {
     let writers = (0..count).map(|number| {
         let files = files.clone();
@@ -80,7 +81,7 @@ async fn check(files: &FileSystem, line: Line, round: u64, count: u64) {
     }
 }
 
-/// Drives a file system through its life. Returns why it was refused, if it was.
+/// Creates, fills, closes and reopens a file system. Returns the error if it was refused.
 fn run(line: Line) -> Option<String> {
     let main = move || async move {
         let zones = drive(line);
@@ -91,7 +92,7 @@ fn run(line: Line) -> Option<String> {
         let properties = Properties { block_size: line.block_size, ..Properties::default() };
         let files = match FileSystem::format(zones.clone(), properties, &settings).await {
             Ok(files) => files.on_lent_zones(),
-            Err(error) => panic!("{line:?}: it isn't refused before: {error}"),
+            Err(error) => panic!("{line:?}: refused only while it was formatted: {error}"),
         };
         for number in 0..8 {
             soon("a directory", line, files.make_directory(&format!("/{number}"))).await;
@@ -136,7 +137,7 @@ fn check_grid(shards: u32, is_wanted: impl Fn(&Line) -> bool) {
     for line in grid(shards).into_iter().filter(|line| is_wanted(line)) {
         let fits = line.most_open == 0 || line.most_open >= FEWEST_OPEN;
         match run(line) {
-            None => assert!(fits && line.zones > 8, "{line:?}: it was made"),
+            None => assert!(fits && line.zones > 8, "{line:?}: not refused"),
             Some(error) if line.zones == 8 => {
                 assert!(error.contains("too few for a file system: expected at least"), "{line:?}: {error}");
             }
@@ -153,7 +154,8 @@ fn check_grid(shards: u32, is_wanted: impl Fn(&Line) -> bool) {
 
 #[test]
 fn a_file_system_works_on_every_drive_or_is_refused_with_the_numbers() {
-    // The longer test has the other lines. A file system has at most 16 cores: 32 shards of the runtime are as 16.
+    // The longer test covers the other geometries. A file system has at most 16 cores, so 32 shards of the
+    // runtime are like 16.
     for shards in [1, 4, 7, 32] {
         check_grid(shards, |line| line.block_size == 4096 && line.zone_size <= 256 * KIB);
     }
@@ -169,7 +171,7 @@ fn every_drive() {
     }
 }
 
-/// The problems of a stack that is to be formatted; empty if there are none.
+/// Returns the problems of a stack that is to be formatted; empty if there are none.
 fn problems(line: &str) -> String {
     let kinds = [&disks::ram::KIND, &zns::KIND, &zones::on_device::KIND, &fs::KIND];
     let stack = stack::Stack::from_line("line", line, &stack::Registry::new(kinds.to_vec()));

@@ -1,4 +1,5 @@
-//! Grids of sizes: full file systems, from each of which removals lead out, and geometries, which work or are refused with numbers.
+//! Grids of sizes: full file systems, all of which must be usable again after removals, and geometries, which
+//! must work or be refused with numbers.
 
 use crate::world::{BASE, Files, Setup, checked, empty, zones};
 use block::{Data, Error, Result};
@@ -7,32 +8,32 @@ use fs::{FileSystem, OpenOptions};
 use runtime::{Random, Simulation};
 use std::time::Duration;
 
-/// Longest time that a removal, or a write after it, may take in simulated time: the cleaner works meanwhile.
+/// Longest permitted time of a removal, or a write after it, in simulated time, while the cleaner runs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a file system is filled until nothing more is accepted.
+/// Method of filling a file system until operations are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filled {
-    /// By files, large ones first.
+    /// With files, large ones first.
     Writes,
-    /// By files, whose blocks are overwritten then.
+    /// With files, whose blocks are then overwritten.
     Overwrites,
-    /// By empty files.
+    /// With empty files.
     Names,
-    /// By snapshots of a file that is overwritten, and then by files.
+    /// With snapshots of a file that is overwritten, and then with files.
     Snapshots,
 }
 
-/// What frees space.
+/// Method of freeing space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WayOut {
-    /// Every second file is removed; of snapshots, all.
+    /// Remove every second file, or all snapshots.
     Unlink,
-    /// Every second file is cut off within a block; of snapshots, all are removed.
+    /// Truncate every second file within a block, or remove all snapshots.
     Truncate,
 }
 
-/// How the file system ends between filling and removing, and between rounds.
+/// Interruption between filling and removing, and between rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Between {
     Nothing,
@@ -56,7 +57,7 @@ fn data(length: usize, byte: u64) -> Data {
     Data::copy_of(&vec![byte as u8; length])
 }
 
-/// Waits for something that must not wait for ever.
+/// Waits for an operation that must end within [`PATIENCE`].
 async fn soon<T>(what: &str, cell: Cell, done: impl Future<Output = Result<T>>) -> T {
     match runtime::timeout(PATIENCE, done).await {
         Ok(Ok(done)) => done,
@@ -65,7 +66,7 @@ async fn soon<T>(what: &str, cell: Cell, done: impl Future<Output = Result<T>>) 
     }
 }
 
-/// Whether an operation was refused for lack of space; all other errors are failures.
+/// Whether an operation was refused for lack of space; other errors fail the test.
 fn is_refused<T>(cell: Cell, what: &str, done: Result<T>) -> bool {
     match done {
         Ok(_) => false,
@@ -74,18 +75,18 @@ fn is_refused<T>(cell: Cell, what: &str, done: Result<T>) -> bool {
     }
 }
 
-/// A file system, with the number of its files.
+/// A file system with its files.
 struct Filling {
     cell: Cell,
     files: FileSystem,
-    /// Number of each file that is there.
+    /// Numbers of the existing files.
     there: Vec<u64>,
     next: u64,
     snapshots: u64,
 }
 
 impl Filling {
-    /// Makes files with so many bytes until one is refused.
+    /// Creates files of `length` bytes until one is refused.
     async fn add(&mut self, length: usize) {
         loop {
             let path = format!("/a-name-that-takes-some-bytes-{}", self.next);
@@ -169,7 +170,7 @@ impl Filling {
         soon("a sync after removals", self.cell, self.files.sync()).await;
     }
 
-    /// A third of the free space is written again.
+    /// Writes a third of the free space again.
     async fn refill(&mut self) {
         let free = self.files.statistics().await.unwrap().free;
         assert!(free > 0, "{:?}: {free} blocks are free after removals", self.cell);
@@ -196,7 +197,7 @@ fn in_world<T: 'static, F: Future<Output = T> + 'static>(
     runtime::simulate(world.with_files(files), main).unwrap().value
 }
 
-/// Fills, removes and writes again in turn; the file system ends in between.
+/// Fills, removes and writes again repeatedly, with an interruption in between.
 fn fill_and_empty(cell: Cell) {
     let setup = Setup { disk: cell.disk, zone: cell.zone, cores: cell.cores, ..SETUP };
     let mut disk = in_world(cell, empty(cell.disk), move || async move {
@@ -231,11 +232,12 @@ fn fill_and_empty(cell: Cell) {
     }
 }
 
-/// The larger grid has more zones, sizes of them, and numbers of cores.
+/// Returns the cells; the larger grid has more zones, zone sizes, and numbers of cores.
 fn cells() -> Vec<Cell> {
     const MIB: u64 = 1 << 20;
     let disks: &[(u64, u64, u32)] = match is_long() {
-        // In the second one the cleaner once used up its zones for the rests of zones whose removals weren't written.
+        // In the second cell, the cleaner once used up its zones for the rests of zones whose removals
+        // weren't written.
         false => &[(4 * MIB, 128 << 10, 1), (16 * MIB, 256 << 10, 4)],
         true => &[
             (4 * MIB, 128 << 10, 1),
@@ -252,7 +254,7 @@ fn cells() -> Vec<Cell> {
         for filled in [Filled::Writes, Filled::Overwrites, Filled::Names, Filled::Snapshots] {
             for way_out in [WayOut::Unlink, WayOut::Truncate] {
                 for between in [Between::Nothing, Between::Close, Between::PowerCut] {
-                    // Empty files have nothing to cut off.
+                    // Empty files can't be truncated.
                     let has_way = (filled, way_out) != (Filled::Names, WayOut::Truncate);
                     let is_small = disk == 4 * MIB || between == Between::Close && way_out == WayOut::Unlink;
                     if has_way && (is_small || is_long()) {
@@ -270,7 +272,8 @@ fn removals_lead_out_of_every_full_state() {
     cells().into_iter().for_each(fill_and_empty);
 }
 
-/// Shards of the runtime, zones and block sizes: a file system works on them, over a power cut too, or is refused with the number of zones that it needs.
+/// For shards of the runtime, zones and block sizes: a file system works, also over a power cut, or is
+/// refused with the number of zones that it needs.
 #[test]
 fn a_file_system_works_in_every_geometry_or_is_refused_with_numbers() {
     let shards: &[u32] = if is_long() { &[1, 2, 3, 4, 7, 8, 16, 32] } else { &[1, 3, 8] };

@@ -1,6 +1,7 @@
-//! Operations that concern several cores, in simulated worlds: files whose names are in directories of all cores are renamed, exchanged,
-//! linked and removed, directories are made, moved and removed, and the power is cut at any time. Each operation is there as a whole
-//! afterwards, or not at all; of each file and directory, operations are cut off at one point; and what was made durable is there.
+//! Operations that involve several cores, in simulated worlds. Files with names in directories of all cores
+//! are renamed, exchanged, linked and removed; directories are created, moved and removed; and the power is
+//! cut at any time. Afterwards, each operation has taken effect as a whole or not at all, the operations on
+//! each file and directory are a prefix of those submitted, and durable operations have taken effect.
 
 use crate::world::{Setup, checked, empty, zones};
 use block::{Data, Error, Part};
@@ -18,20 +19,20 @@ use std::time::Duration;
 
 /// More names than a directory gets.
 const UNSTRIPED: u64 = 1000;
-/// Directories in the root, of all cores.
+/// Directories in the root, on all cores.
 const DIRECTORIES: u64 = 6;
 
-/// What is found of a thing: its names, and whether it has its contents.
+/// State of a file or directory: its names, and whether it has its contents.
 type Shown = (BTreeSet<String>, bool);
 
-/// Something that is made and named: its states, one after another.
+/// A file or directory, with its successive states.
 #[derive(Debug, Clone)]
 struct Thing {
     is_directory: bool,
-    /// Of a directory, its inode, once that is known.
+    /// Inode of a directory, once it is known.
     inode: Option<u64>,
     states: Vec<Shown>,
-    /// Number of the last state that is durable; 0 is before it was made.
+    /// Number of the last durable state; 0 is the state before creation.
     durable: usize,
 }
 
@@ -40,7 +41,7 @@ impl Thing {
         &self.states.last().unwrap().0
     }
 
-    /// The next state, with a name less and one more.
+    /// Adds a state with one name removed, one added, or both.
     fn rename(&mut self, old: Option<&str>, new: Option<&str>) {
         let (mut names, is_full) = self.states.last().unwrap().clone();
         old.map(|old| names.remove(old));
@@ -49,10 +50,10 @@ impl Thing {
     }
 }
 
-/// An operation that changed two things: each with the number of its state after it.
+/// An operation that changed two things: for each, its index and the number of its state afterwards.
 type Pair = [(usize, usize); 2];
 
-/// What a client did.
+/// Operations of a client.
 #[derive(Debug, Clone, Default)]
 struct History {
     things: Vec<Thing>,
@@ -68,13 +69,13 @@ impl History {
         self.things.iter().map(|thing| thing.states.len() - 1).collect()
     }
 
-    /// Checks that what is found is what some of the operations leave, each as a whole.
+    /// Checks that the found states result from a set of whole operations.
     fn check(&self, found: &BTreeMap<usize, Shown>) -> Result<(), String> {
         let nothing = (BTreeSet::new(), false);
         let mut possible: Vec<BTreeSet<usize>> = Vec::new();
         for (number, thing) in self.things.iter().enumerate() {
             let shown = found.get(&number).unwrap_or(&nothing);
-            // A file without names has no contents for us.
+            // The contents of a file without names don't matter.
             let is_alike = |state: &Shown| state.0 == shown.0 && (shown.0.is_empty() || state.1 == shown.1);
             let states = (thing.durable..thing.states.len()).filter(|state| is_alike(&thing.states[*state]));
             possible.push(states.collect());
@@ -82,7 +83,7 @@ impl History {
                 return Err(format!("thing {number} shows {shown:?}: {thing:?}"));
             }
         }
-        // Of an operation on two things, both have it or none.
+        // An operation on two things has taken effect on both or on none.
         let mut changed = true;
         while std::mem::take(&mut changed) {
             for [(one, after), (other, then)] in self.pairs.iter().flat_map(|[a, b]| [[*a, *b], [*b, *a]]) {
@@ -123,14 +124,14 @@ impl Client {
         work(&mut self.history.borrow_mut()[self.number])
     }
 
-    /// A name that was never given.
+    /// Returns a name that wasn't used before.
     fn name(&mut self, thing: usize) -> String {
         self.names += 1;
         let directory = self.random.below(DIRECTORIES);
         format!("/d{directory}/c{}t{thing}n{}", self.number, self.names)
     }
 
-    /// One of the things that have a name, and the name.
+    /// Draws a thing that has a name. Returns it with the name.
     fn draw(&mut self, is_directory: Option<bool>) -> Option<(usize, String)> {
         let named: Vec<(usize, String)> = self.history(|history| {
             let things = history.things.iter().enumerate();
@@ -196,7 +197,7 @@ impl Client {
                 }
             }
             7 | 8 => {
-                // One takes the place of another.
+                // One thing replaces another.
                 let is_directory = self.random.chance(0.3);
                 let (Some((one, old)), Some((other, new))) =
                     (self.draw(Some(is_directory)), self.draw(Some(is_directory)))
@@ -227,7 +228,7 @@ impl Client {
     }
 }
 
-/// What is found of the things of each client. Directories are told by their names.
+/// Returns the states of the things of each client. Directories are identified by their names.
 async fn look(files: &FileSystem, histories: &[History]) -> Result<Vec<BTreeMap<usize, Shown>>, Error> {
     let mut found: Vec<BTreeMap<usize, Shown>> = vec![BTreeMap::new(); histories.len()];
     for directory in 0..DIRECTORIES {
@@ -235,7 +236,7 @@ async fn look(files: &FileSystem, histories: &[History]) -> Result<Vec<BTreeMap<
             let name = String::from_utf8(entry.name).unwrap();
             let path = format!("/d{directory}/{name}");
             let client: usize = name[1..].split('t').next().unwrap().parse().unwrap();
-            // The thing that the name was made for.
+            // Thing for which the name was first created.
             let first_thing = || name.split(['t', 'n']).nth(1).unwrap().parse::<usize>().unwrap();
             let attributes = files.attributes(&path).await?;
             let (thing, is_full) = match attributes.file_type() {
@@ -250,7 +251,7 @@ async fn look(files: &FileSystem, histories: &[History]) -> Result<Vec<BTreeMap<
                     let text = String::from_utf8_lossy(&data[..]).into_owned();
                     match text.split_once(" thing ") {
                         Some((_, thing)) => (thing.parse().unwrap(), true),
-                        // It was cut off before its contents: its first name tells.
+                        // The power was cut before its contents were written: the first name identifies it.
                         None => (first_thing(), false),
                     }
                 }
@@ -311,7 +312,7 @@ fn world(seed: u64, stripe_above: u64, broken: Option<Broken>) -> Result<(), Str
     let faults = runtime::SimulatedFaults { slow: setup.slow, ..Default::default() };
     let mut before = simulation(seed).with_files(empty(setup.disk)).with_faults(faults);
     if broken.is_some() {
-        // Operations that don't look again may try for ever, which is noticed, too.
+        // Operations that don't check again may retry forever, which is also detected.
         before.most_events = 500_000;
     }
     let cut = runtime::simulate(before, life).map_err(|error| error.to_string())?;
@@ -398,7 +399,7 @@ fn directories_that_damage_has_put_below_each_other_are_refused() {
     runtime::simulate(world.with_files(empty(setup.disk)), main).unwrap();
 }
 
-/// Breaks a rule, which must be noticed where directories become striped.
+/// Violates an invariant, which must be detected with striped directories.
 fn is_noticed(broken: Broken) {
     let noticed = (1..400).find_map(|seed| world(seed, 3, Some(broken)).err().map(|error| (seed, error)));
     println!("{broken:?}: {noticed:?}");

@@ -1,8 +1,10 @@
-//! File systems in simulated worlds: operations of clients that follow from a seed, compared with a model for each; closed and
-//! opened, killed, and opened after power cuts at any time, where what is found of each client must be what some first part of
-//! its operations leaves, and all that was made durable is among them. The checker finds nothing wrong in any life.
+//! File systems in simulated worlds. Clients carry out operations drawn from a seed, with a model for each
+//! client. The file system is closed and reopened, killed, or reopened after power cuts at any time. Each
+//! client's directory must then show the state after a prefix of its operations that includes all durable
+//! ones. The checker must find no problem in any epoch.
 //!
-//! In some lives the medium fails: operations may fail then, and the clients stop; what is read must still be right.
+//! In some epochs the medium fails: operations may fail, and the clients stop; data that is read must still
+//! be right.
 
 use crate::model::{Bytes, Model, Operation, Shown, View, apply, draw, is_alike, is_of_medium, view_of};
 use crate::world::{Files, Setup, checked, empty, zones};
@@ -15,7 +17,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How a life ends, unless the power is cut before.
+/// End of an epoch, unless the power is cut before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Closed,
@@ -23,7 +25,7 @@ enum End {
     Killed,
 }
 
-/// What is decided of a life.
+/// Parameters of an epoch.
 #[derive(Debug, Clone, Copy)]
 struct Life {
     seed: u64,
@@ -66,17 +68,17 @@ impl Life {
     }
 }
 
-/// The states of a client's directory that may be found, the first of which is durable.
+/// States that a client's directory may have; the first one is durable.
 #[derive(Debug, Clone)]
 struct States {
-    /// Number of the first one.
+    /// Number of the first state.
     first: u64,
     states: Vec<Model>,
-    /// Number of the newest one that was acknowledged.
+    /// Number of the newest acknowledged state.
     acknowledged: u64,
-    /// Number of snapshots that are being taken: they may show any of them.
+    /// Number of snapshots that are being taken and may show any of the states.
     pins: u64,
-    /// Durable up to this number.
+    /// Number of the newest durable state.
     durable: u64,
 }
 
@@ -97,7 +99,7 @@ impl States {
         self.acknowledged = self.first + self.states.len() as u64 - 1;
     }
 
-    /// Makes durable up to this number.
+    /// Notes that the states up to this number are durable.
     fn durable(&mut self, number: u64) {
         self.durable = self.durable.max(number);
         if self.pins == 0 {
@@ -107,12 +109,12 @@ impl States {
         }
     }
 
-    /// The states that may be found.
+    /// States that may be found.
     fn possible(&self) -> &[Model] {
         &self.states[self.durable.saturating_sub(self.first) as usize..]
     }
 
-    /// The states from this number on.
+    /// States with this number or later ones.
     fn since(&self, number: u64) -> Vec<Model> {
         self.states[(number - self.first) as usize..].to_vec()
     }
@@ -123,21 +125,21 @@ impl States {
     }
 }
 
-/// What is known of a snapshot.
+/// Expected state of a snapshot.
 #[derive(Debug, Clone)]
 struct Taken {
     name: String,
-    /// It is there. Otherwise it may be.
+    /// Whether the snapshot must exist; if false, it may exist.
     is_sure: bool,
-    /// Somebody is about to take, read or delete it.
+    /// Whether a task is taking, reading or deleting the snapshot.
     is_busy: bool,
-    /// While it is being taken: the number of each client's state that was acknowledged before.
+    /// While the snapshot is being taken: number of the state that was acknowledged before, for each client.
     since: Vec<u64>,
-    /// The states that it may show, of each client.
+    /// States that the snapshot may show, for each client.
     states: Vec<Vec<Model>>,
 }
 
-/// What is known of a file system after a life.
+/// Expected state of a file system after an epoch.
 struct Left {
     files: Files,
     clients: Vec<States>,
@@ -146,10 +148,10 @@ struct Left {
 
 type Outcome<T> = Result<T, String>;
 
-/// An open file, and what is in it. It has no names any more.
+/// An open file without names, and its contents.
 type Handle = (File, Vec<u8>);
 
-/// A file system in a life, with what is known of it.
+/// A file system in an epoch, with its expected state.
 struct Alive {
     setup: Setup,
     life: Life,
@@ -159,7 +161,7 @@ struct Alive {
 }
 
 impl Alive {
-    /// Whether an error may be one of the medium.
+    /// Whether an error may be caused by a fault of the medium.
     fn is_excused(&self, error: &Error) -> bool {
         self.life.may_fail() && is_of_medium(error)
     }
@@ -200,19 +202,20 @@ impl Alive {
                 Ok(true)
             }
             Err(Error::NoSpace(_)) if !operation.needs_no_space() => {
-                // Nothing has changed.
+                // The operation changed nothing.
                 if expected.is_ok() {
                     states.states.pop();
                 }
                 Ok(true)
             }
-            // It may have taken effect, or not.
+            // The operation may have taken effect.
             Err(error) if self.is_excused(&error) => Ok(false),
             done => Err(format!("client {client}: {operation:?}: {done:?}, expected {expected:?}")),
         }
     }
 
-    /// Makes a file, keeps it open, and removes its name. `None` if there was no space, or the medium has failed.
+    /// Creates a file, keeps it open, and removes its name. Returns `None` if there was no space, or the
+    /// medium has failed.
     async fn open_unlinked(&self, client: usize, number: u64) -> Outcome<Option<Handle>> {
         let name = format!("/open{number}");
         let data = Bytes::draw(9000, number);
@@ -264,7 +267,7 @@ impl Alive {
         Ok(true)
     }
 
-    /// Operations on names, faster than they are written.
+    /// Carries out operations on names faster than their records are written.
     async fn burst(&self, client: usize, number: u64, random: &mut Random) -> Outcome<bool> {
         let name = |number: u64| format!("/burst{}", number % 7);
         for at in 0..10 + random.below(40) {
@@ -287,7 +290,7 @@ impl Alive {
         Ok(true)
     }
 
-    /// Takes a snapshot, which shows a state of each client that it has while this runs.
+    /// Takes a snapshot, which must show a state of each client during this call.
     async fn take_snapshot(&self, name: String) -> Outcome<bool> {
         let pin = |client: &mut States| {
             client.pins += 1;
@@ -320,7 +323,7 @@ impl Alive {
         }
     }
 
-    /// Marks a snapshot as busy that isn't.
+    /// Marks an idle snapshot as busy. Returns its name.
     fn occupy(&self, number: u64) -> Option<String> {
         let mut taken = self.taken.borrow_mut();
         let mut idle: Vec<&mut Taken> = taken.iter_mut().filter(|it| it.is_sure && !it.is_busy).collect();
@@ -382,7 +385,7 @@ impl Alive {
             }
             if random.chance(self.setup.checkpoints) {
                 let files = self.files.clone();
-                // It fails where the disk is full.
+                // This fails if the disk is full.
                 runtime::spawn(async move { files.take_checkpoint().await.ok() }).detach();
             }
             if random.chance(self.setup.snapshots) && !self.use_snapshots(number, &mut random).await? {
@@ -399,7 +402,7 @@ impl Alive {
         Ok(())
     }
 
-    /// Compares what the file system shows with the newest states.
+    /// Compares the contents of the file system with the newest states.
     async fn compare(&self) -> Outcome<()> {
         for client in 0..self.setup.clients as usize {
             let expected = self.clients.borrow()[client].newest().view();
@@ -432,7 +435,7 @@ impl Alive {
             ended?;
         }
         if self.life.may_fail() {
-            // The medium may have failed; a life without faults follows.
+            // The medium may have failed; an epoch without faults follows.
             return Ok(());
         }
         self.compare().await?;
@@ -446,7 +449,7 @@ impl Alive {
     }
 }
 
-/// Makes the file system with a directory for each client.
+/// Creates the file system with a directory for each client.
 async fn format(setup: Setup) -> block::Result<FileSystem> {
     let files = setup.format().await?;
     for client in 0..setup.clients {
@@ -456,7 +459,8 @@ async fn format(setup: Setup) -> block::Result<FileSystem> {
     Ok(files)
 }
 
-/// Reads a snapshot and compares it with what it may show, which is one state of each client from now on. Returns false if the medium has failed.
+/// Reads a snapshot, and compares it with its possible states. Afterwards, one state of each client is
+/// possible. Returns false if the medium has failed.
 async fn read_snapshot(
     files: &FileSystem,
     taken: &RefCell<Vec<Taken>>,
@@ -483,7 +487,7 @@ async fn read_snapshot(
     Ok(true)
 }
 
-/// Compares the snapshots that there are with those that may be there.
+/// Compares the existing snapshots with the expected ones.
 async fn find_snapshots(files: &FileSystem, taken: &RefCell<Vec<Taken>>, life: Life) -> Outcome<bool> {
     let found = files.snapshots().await.map_err(|error| format!("listing snapshots: {error}"))?;
     let is_there = |name: &str| found.iter().any(|info| info.name == name);
@@ -502,7 +506,8 @@ async fn find_snapshots(files: &FileSystem, taken: &RefCell<Vec<Taken>>, life: L
     Ok(true)
 }
 
-/// Opens the file system, after the checker found nothing wrong, and finds the states that the clients' directories have.
+/// Opens the file system, after the checker has found no problem, and determines the states of the clients'
+/// directories.
 async fn open(
     setup: Setup,
     life: Life,
@@ -556,7 +561,7 @@ async fn no_orphans(files: &FileSystem) -> Outcome<()> {
     Err("files without names stay after it was opened".to_owned())
 }
 
-/// One life. `None` if it ended before the file system was made.
+/// Runs one epoch. Returns `None` if it ended before the file system was created.
 fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
     let is_new = left.is_none();
     let (before, known, taken) = match left {
@@ -590,7 +595,7 @@ fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
             },
             None => (living.await, false),
         };
-        // A killed process leaves what it has written to the kernel; which is what the world returns.
+        // A killed process leaves all data that it has written to the kernel, as the world returns it.
         let is_killed = life.end == End::Killed || life.end == End::Closed && !was_cut;
         let files = (!is_killed).then(runtime::power_cut);
         let (clients, mut taken) = (clients.take(), taken.take());
@@ -621,7 +626,7 @@ fn live(setup: Setup, life: Life, left: Option<Left>) -> Outcome<Option<Left>> {
     })
 }
 
-/// The newest of these states that shows this.
+/// Returns the newest of these states with this view.
 fn matching(states: &[Model], found: &View) -> Outcome<Model> {
     let matching = states.iter().rev().find(|state| state.view() == *found);
     matching.cloned().ok_or_else(|| {
@@ -651,7 +656,7 @@ pub fn difference(found: &View, expected: &View) -> String {
         .join("; ")
 }
 
-/// Several lives of one file system.
+/// Runs several epochs of one file system.
 pub fn lives(seed: u64, draw: impl Fn(&mut Random) -> Setup, may_fail: bool) -> Outcome<()> {
     let mut random = Random::new(seed);
     let setup = draw(&mut random);
@@ -668,7 +673,7 @@ pub fn lives(seed: u64, draw: impl Fn(&mut Random) -> Setup, may_fail: bool) -> 
             .map_err(|error| format!("SILTSTONE_SEED={seed}: {setup:?}, life {number}: {life:?}: {error}"))?;
         left = next;
         if life.may_fail() && left.is_some() {
-            // What a medium that failed has left is looked at without faults.
+            // After a failure of the medium, an epoch without faults checks the contents.
             life = Life {
                 seed: random.next_u64(),
                 operations: 10,
@@ -683,7 +688,8 @@ pub fn lives(seed: u64, draw: impl Fn(&mut Random) -> Setup, may_fail: bool) -> 
     Ok(())
 }
 
-/// Runs seeds, as many as the shares of time allow, or `SILTSTONE_SEEDS` from `SILTSTONE_SEED` on.
+/// Runs as many seeds as the shares of time allow, or `SILTSTONE_SEEDS` seeds beginning with
+/// `SILTSTONE_SEED`.
 fn hold(shares: u32, usual: u64, draw: impl Fn(&mut Random) -> Setup + Copy, may_fail: bool) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let first = number("SILTSTONE_SEED").unwrap_or(1);

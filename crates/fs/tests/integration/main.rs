@@ -1,5 +1,5 @@
-//! The file system: what programs see, and what is left after power cuts.
-#![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
+//! The file system: behaviour for programs, and contents after power cuts.
+#![allow(clippy::unwrap_used)] // All of this is test code, including shared functions.
 
 mod broken;
 mod classes;

@@ -1,4 +1,4 @@
-//! A model of a file system, which does what POSIX says, and what a file system shows of itself.
+//! A model of a file system with the rules of POSIX, and the observable state of a file system.
 
 use block::{Error, Result};
 use fs::attributes::Setting;
@@ -11,7 +11,7 @@ use runtime::Random;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Data, shown by its length.
+/// Data; its debug output is only its length.
 #[derive(Clone)]
 pub struct Bytes(Vec<u8>);
 
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Bytes {
 }
 
 impl Bytes {
-    /// Data that follows from a number.
+    /// Returns data that is determined by a number.
     pub fn draw(length: usize, number: u64) -> Self {
         let mut data = vec![0; length];
         Random::new(number).fill(&mut data);
@@ -39,7 +39,7 @@ pub enum Operation {
     Truncate(String, u64),
     Punch(String, u64, u64),
     Preallocate(String, u64, u64),
-    /// As fallocate(2) with mode 0: the file has the range then.
+    /// As fallocate(2) with mode 0: the file includes the range afterwards.
     Allocate(String, u64, u64),
     /// As fallocate(2) with FALLOC_FL_ZERO_RANGE.
     ZeroRange(String, u64, u64),
@@ -56,7 +56,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The same operation with all paths below a directory.
+    /// Returns the operation with all paths below a directory.
     fn within(&self, top: &str) -> Self {
         let at = |path: &String| format!("{top}{path}");
         match self.clone() {
@@ -81,7 +81,7 @@ impl Operation {
         }
     }
 
-    /// This operation if it is one on names or sizes, else the removal of its file.
+    /// Returns this operation if it is one on names or sizes, else the removal of its file.
     pub fn of_names(self) -> Self {
         match self {
             Operation::Write(path, ..) | Operation::Append(path, _) => Operation::Unlink(path),
@@ -89,7 +89,7 @@ impl Operation {
         }
     }
 
-    /// Whether it has to succeed on a full file system.
+    /// Whether the operation must succeed on a full file system.
     pub fn needs_no_space(&self) -> bool {
         match self {
             Operation::Unlink(_) | Operation::RemoveDirectory(_) => true,
@@ -112,7 +112,7 @@ enum Node {
 /// Extended attributes: names and values.
 pub type Attributes = BTreeMap<String, Vec<u8>>;
 
-/// What is at a path.
+/// Observable state of the file at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shown {
     File { contents: Rc<Vec<u8>>, links: u32, attributes: Attributes },
@@ -120,10 +120,10 @@ pub enum Shown {
     Link(String),
 }
 
-/// All paths with what is there.
+/// State of all paths.
 pub type View = BTreeMap<String, Shown>;
 
-/// The model. A clone takes little.
+/// The model. Cloning is cheap.
 #[derive(Debug, Clone)]
 pub struct Model {
     nodes: BTreeMap<u64, Node>,
@@ -155,7 +155,7 @@ impl Model {
         match &self.nodes[&node] {
             Node::Directory(names) => Ok(names),
             Node::File(_) => Err(libc::ENOTDIR),
-            // No link leads anywhere.
+            // Links are dangling.
             Node::Link(_) => Err(libc::ENOENT),
         }
     }
@@ -240,7 +240,7 @@ impl Model {
         Ok(())
     }
 
-    /// Carries out an operation; on failure nothing changes.
+    /// Carries out an operation; a failed operation changes nothing.
     pub fn apply(&mut self, operation: &Operation) -> Outcome<()> {
         match operation {
             Operation::Create(path) => self.make(path, Node::File(Rc::default())),
@@ -337,7 +337,8 @@ impl Model {
         }
     }
 
-    /// Whether a clone is one step: blocks that are shared, a part of a block that is copied, or a write of what isn't shared.
+    /// Whether a clone is one step: shared blocks, a copied part of a block, or one write of data that isn't
+    /// shared.
     fn is_cloned_at_once(&self, operation: &Operation) -> bool {
         const BLOCK: u64 = 4096;
         let Operation::Clone(from, offset, length, to, to_offset) = operation else { return true };
@@ -354,7 +355,8 @@ impl Model {
         }
     }
 
-    /// Whether an operation is all or nothing: a write of more than 64 KiB, rounded to blocks, may be divided, and a clone may have several steps.
+    /// Whether an operation is atomic. A write of more than 64 KiB, rounded to blocks, may be divided, and a
+    /// clone may have several steps.
     pub fn is_atomic(&self, operation: &Operation) -> bool {
         const BLOCK: u64 = 4096;
         let (offset, length) = match operation {
@@ -370,7 +372,7 @@ impl Model {
         (offset + length).div_ceil(BLOCK) * BLOCK - offset / BLOCK * BLOCK <= 64 << 10
     }
 
-    /// What a file system in this state shows.
+    /// Returns the view of a file system in this state.
     pub fn view(&self) -> View {
         let mut links: BTreeMap<u64, u32> = BTreeMap::new();
         for node in self.nodes.values() {
@@ -420,7 +422,7 @@ pub trait Reads {
     async fn inode(&self, path: &str) -> Result<Inode>;
     async fn names(&self, path: &str) -> Result<Vec<Entry>>;
     async fn target(&self, path: &str) -> Result<Vec<u8>>;
-    /// Reads a file, and a few bytes more than it has.
+    /// Reads a file, requesting a few bytes more than its size.
     async fn contents(&self, path: &str) -> Result<(Inode, Vec<u8>)>;
     /// Extended attributes of a file.
     async fn attributes_of(&self, path: &str) -> Result<Attributes>;
@@ -478,7 +480,7 @@ impl Reads for SnapshotView {
     }
 }
 
-/// What a file system shows of a directory, with paths from there on.
+/// Returns the view of a directory of a file system, with paths relative to it.
 pub async fn view_of(files: &impl Reads, top: &str) -> Result<View> {
     let mut view = View::new();
     let mut rest = vec![String::new()];
@@ -555,7 +557,7 @@ pub async fn apply(files: &FileSystem, top: &str, operation: &Operation) -> Resu
     }
 }
 
-/// Whether both failed alike, or neither did.
+/// Whether both succeeded, or both failed with the same error.
 pub fn is_alike(model: &Outcome<()>, found: &Result<()>) -> bool {
     match (model, found) {
         (Ok(()), Ok(())) => true,
@@ -564,7 +566,7 @@ pub fn is_alike(model: &Outcome<()>, found: &Result<()>) -> bool {
     }
 }
 
-/// Whether an error is no error of the operation but of the medium.
+/// Whether an error is caused by the medium, not by the operation.
 pub fn is_of_medium(error: &Error) -> bool {
     matches!(error, Error::Io(_) | Error::ReadOnly(_) | Error::Corrupt(_) | Error::Closed(_))
 }
@@ -581,7 +583,7 @@ fn path(random: &mut Random) -> String {
     }
 }
 
-/// Draws an operation. Files stay below `blocks` blocks and a few.
+/// Draws an operation. Files have at most about `blocks` blocks.
 pub fn draw(random: &mut Random, number: u64, blocks: u64) -> Operation {
     let place = path(random);
     let large = if blocks > 8 { 60_000 } else { 8192 };
@@ -623,7 +625,7 @@ pub fn draw(random: &mut Random, number: u64, blocks: u64) -> Operation {
     }
 }
 
-/// Draws a clone, most of the time of whole blocks.
+/// Draws a clone, usually of whole blocks.
 fn draw_clone(random: &mut Random, from: String, blocks: u64) -> Operation {
     let unit = if random.chance(0.8) { 4096 } else { 1000 };
     let mut offset = || match random.chance(0.5) {

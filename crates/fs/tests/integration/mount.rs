@@ -1,4 +1,4 @@
-//! What a mount asks of the shard, without a kernel.
+//! Requests of a mount to a core, without a kernel.
 
 use fs::classes::fair_queue::DEFAULT;
 use fs::{FileSystem, OpenOptions, Properties, Settings};
@@ -12,7 +12,8 @@ async fn files() -> FileSystem {
     FileSystem::format(zones, Properties::default(), &Settings::default()).await.unwrap()
 }
 
-/// Operations on a file or directory that nobody has open aren't noted there, and are durable after its next fsync nevertheless.
+/// Operations on a file or directory that isn't open aren't noted in its node. They must still be durable
+/// after its next fsync.
 #[test]
 fn what_is_opened_first_waits_for_all_operations_before() {
     let main = || async {
@@ -37,7 +38,7 @@ fn what_is_opened_first_waits_for_all_operations_before() {
     run(Config::default(), main).unwrap();
 }
 
-/// What a kernel refers to has attributes after it was removed; forgotten, it is gone.
+/// An inode that the kernel refers to has attributes after its removal; once forgotten, it doesn't exist.
 #[test]
 fn a_removed_inode_stays_until_it_is_forgotten() {
     let main = || async {
@@ -60,7 +61,7 @@ fn a_removed_inode_stays_until_it_is_forgotten() {
     run(Config::default(), main).unwrap();
 }
 
-/// What a kernel writes back leaves the times, over a reopening too.
+/// A write-back of the kernel doesn't change the times, also over a reopening.
 #[test]
 fn a_write_back_leaves_the_times() {
     let main = || async {

@@ -1,4 +1,4 @@
-//! The bugs of the prototype that this file system comes from (SeastarFS), each by its name.
+//! Bugs of the prototype of this file system (SeastarFS); each test is named after one.
 
 use crate::broken::removed_and_reset;
 use crate::sequences::{owned, synced_append};
@@ -9,7 +9,7 @@ use fs::core::Broken;
 use runtime::{Random, Simulation};
 use std::time::Duration;
 
-/// Its fsync returned without a flush of the device.
+/// The prototype's fsync returned without a flush of the device.
 #[test]
 fn fsync_that_never_flushes() {
     synced_append(None).unwrap_or_else(|error| panic!("{error}"));
@@ -17,7 +17,7 @@ fn fsync_that_never_flushes() {
     assert!(noticed.contains("it shows neither"), "{noticed}");
 }
 
-/// It wrote to the clusters of a removed file while the removal was only in memory.
+/// The prototype wrote to the clusters of a removed file while the removal was only in memory.
 #[test]
 fn clusters_reused_before_the_log_that_freed_them_is_durable() {
     let seeds = 1..40;
@@ -28,7 +28,7 @@ fn clusters_reused_before_the_log_that_freed_them_is_durable() {
     assert!(noticed.any(|is_noticed| is_noticed), "it isn't noticed");
 }
 
-/// It forgot at a mount which clusters were partly dead, so that they were never cleaned.
+/// After a mount, the prototype didn't know which clusters were partly dead, so it never cleaned them.
 #[test]
 fn old_clusters_never_cleaned_after_a_remount() {
     const FILES: usize = 24;
@@ -50,7 +50,7 @@ fn old_clusters_never_cleaned_after_a_remount() {
                     blocks.push((file.clone(), block));
                 }
             }
-            // Of every zone a third stays live.
+            // A third of each zone stays live.
             for (file, block) in blocks.into_iter().filter(|(_, block)| block % 3 != 0) {
                 file.punch(block * 4096..(block + 1) * 4096).await.unwrap();
             }
@@ -66,7 +66,7 @@ fn old_clusters_never_cleaned_after_a_remount() {
             let kept: Vec<Vec<u8>> = contents(&files, FILES).await;
             let free = files.statistics().await.unwrap().free;
             assert!(free > 500, "seed {seed}: {free} blocks are free");
-            // All that is free is written, several times over.
+            // All free space is written several times.
             for round in 0..4_u8 {
                 for block in 0..free * 9 / 10 {
                     let data = Data::copy_of(&[round + 1; 4096]);
@@ -80,7 +80,7 @@ fn old_clusters_never_cleaned_after_a_remount() {
             let cleaned = files.counters().cleaned_zones.load(std::sync::atomic::Ordering::Relaxed);
             assert!(cleaned > 0, "seed {seed}: no zone was cleaned");
             let after = contents(&files, FILES).await;
-            assert!(after == kept, "seed {seed}: what was moved has other contents");
+            assert!(after == kept, "seed {seed}: moved blocks have changed");
             let report = files.check().await.unwrap();
             assert!(report.is_sound(), "{report:?}");
             files.close().await.unwrap();
@@ -89,7 +89,7 @@ fn old_clusters_never_cleaned_after_a_remount() {
     }
 }
 
-/// Contents of the files with these numbers, as far as they are there.
+/// Returns the contents of the first `count` files that exist.
 async fn contents(files: &fs::FileSystem, count: usize) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for number in 0..count {
@@ -100,7 +100,8 @@ async fn contents(files: &fs::FileSystem, count: usize) -> Vec<Vec<u8>> {
     all
 }
 
-/// A block that is freed and allocated again shows nothing of the file before: the original allocated without writing.
+/// A block that is freed and reallocated never shows data of the previous file: the prototype allocated
+/// without writing.
 #[test]
 fn data_of_a_removed_file_is_never_in_another_one() {
     const SECRET: u8 = 0xAA;
@@ -151,7 +152,7 @@ fn data_of_a_removed_file_is_never_in_another_one() {
     async fn is_clean(files: &fs::FileSystem) -> block::Result<()> {
         match files.open_file("/other", OpenOptions::default()).await {
             Ok(file) => {
-                // Beyond the end nothing is read, whatever the last block has there.
+                // No data is returned beyond the end, whatever the last block holds there.
                 let found = file.read_at(0, 1 << 20).await?.to_data();
                 assert!(!found[..].contains(&SECRET), "data of a removed file is visible");
                 Ok(())

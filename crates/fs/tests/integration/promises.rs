@@ -1,4 +1,4 @@
-//! Promises of single calls: what a sync makes durable, what ends with an error, what is closed.
+//! Guarantees of single calls: durability after a sync, errors, and behaviour after closing.
 
 use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
@@ -74,7 +74,7 @@ fn a_sync_of_a_file_that_was_opened_again_makes_durable_what_was_written_before(
             let file = files.create("/a").await.unwrap();
             file.write_at(0, data(5000, 7)).await.unwrap();
             drop(file);
-            // Enough others that it is no longer in use.
+            // Enough other files for its unused node to be removed.
             for number in 0..200 {
                 files.create(&format!("/other{number}")).await.unwrap();
             }
@@ -106,13 +106,14 @@ fn preallocated_blocks_of_a_new_file_are_counted_once_after_a_power_cut() {
     );
 }
 
-/// A world whose disk takes 0.3 s for each operation.
+/// Runs in a world with a disk that takes 0.3 s for each operation.
 fn on_a_slow_disk<T: 'static, F: Future<Output = T> + 'static>(files: Files, main: impl FnOnce() -> F) -> T {
     let world = Simulation { trace_lines: 0, latency: 300_000_000..300_000_001, ..Simulation::new(1) };
     runtime::simulate(world.with_files(files), main).unwrap().value
 }
 
-/// Allocations take effect when they are submitted, and writes when their records are written: the size is the maximum in either order.
+/// Allocations take effect on submission, and writes when their records are written: the size is the maximum
+/// in either order.
 #[test]
 fn an_allocation_beside_a_write_in_flight_leaves_the_larger_size_and_all_data() {
     const MIB: u64 = 1 << 20;
@@ -174,7 +175,7 @@ fn the_time_of_a_later_change_stays_when_a_write_in_flight_takes_effect() {
         let punched = file.attributes().await.unwrap().modified;
         write.await;
         assert_eq!(file.attributes().await.unwrap().modified, punched);
-        // A time ahead of the clock doesn't outlive a write.
+        // A write replaces a time ahead of the clock.
         let ahead = fs::change::Attributes { modified: Some(i64::MAX), ..Default::default() };
         file.set_attributes(ahead).await.unwrap();
         file.write_at(0, data(4096, 7)).await.unwrap();
@@ -232,7 +233,7 @@ fn an_error_of_a_sync_stays() {
         files.close().await.unwrap();
         runtime::power_cut()
     });
-    // Opening syncs, so it fails with these faults: what is seen is that it is no success.
+    // Opening syncs, so with these faults it must fail.
     let opened = world(1, made.clone(), faults, || async { SETUP.open().await.map(drop) });
     assert!(opened.is_err());
     let faults = SimulatedFaults { sync_error: 0.3, ..SimulatedFaults::default() };
@@ -260,7 +261,7 @@ fn writes_whose_callers_are_gone_do_not_outlive_a_truncate() {
         |files| async move {
             let file = files.create("/a").await.unwrap();
             for round in 0..50 {
-                // The caller gives up while the write is queued or in flight.
+                // The caller is dropped while the write is queued or in flight.
                 let write = file.write_at(20_000, data(8192, 1));
                 runtime::timeout(Duration::from_micros(3 * round), write).await.ok();
                 file.truncate(0).await.unwrap();
@@ -289,7 +290,7 @@ fn appends_whose_callers_are_gone_leave_no_holes_for_later_ones() {
                 async move { file.append(data(100, 1)).await.unwrap() }
             });
             runtime::sleep(Duration::from_nanos(100)).await;
-            // It waits for the same block, and gives up.
+            // The append waits for the same block, and is dropped.
             let given_up = runtime::timeout(Duration::from_nanos(100), file.append(data(50, 2))).await;
             assert!(given_up.is_err());
             let third = file.append(data(10, 3)).await.unwrap();
@@ -358,7 +359,7 @@ fn closing_ends_every_operation_in_flight() {
                     let (file, files) = (file.clone(), files.clone());
                     runtime::spawn(async move {
                         for number in 0.. {
-                            // Parts of blocks are read first.
+                            // Partial blocks are read first.
                             let written = file.write_at(client * 3000 + number, data(2000, 1)).await;
                             let made = files.create(&format!("/{client}-{number}")).await;
                             let cut = file.truncate(20_000 + number % 5000).await;
@@ -378,7 +379,7 @@ fn closing_ends_every_operation_in_flight() {
             assert!(report.is_sound(), "seed {seed}: {report:?}");
             ended.is_ok()
         });
-        assert!(ended, "seed {seed}: operations wait for ever after a close");
+        assert!(ended, "seed {seed}: operations still wait after a close");
     }
 }
 
@@ -398,7 +399,7 @@ fn an_open_that_fails_leaves_the_file_closed() {
         let file = files.create("/a").await.unwrap();
         file.write_at(0, data(4096, 1)).await.unwrap();
         drop(file);
-        // The caller gives up while the file is cut off.
+        // The caller is dropped while the file is truncated.
         for round in 0..20 {
             let open = files.create("/a");
             runtime::timeout(Duration::from_nanos(round * 500), open).await.ok();
@@ -436,13 +437,13 @@ fn a_full_file_system_lets_files_be_removed_and_takes_others_then() {
                         Err(error) => panic!("seed {seed}: {error}"),
                     }
                 }
-                // Operations that need space fail, and the log goes on.
+                // Operations that need space fail, and the log continues.
                 let full = files.open_file("/0", existing()).await.unwrap();
                 for _ in 0..300 {
                     let attributes = fs::change::Attributes { modified: Some(7), ..Default::default() };
                     full.set_attributes(attributes).await.unwrap();
                 }
-                // Far more of their records than there is space, so zones must be freed meanwhile.
+                // The records need far more space than is free, so zones must be freed meanwhile.
                 for number in 0..4000_u64 {
                     let (from, to) = (format!("/{}", number % 2), format!("/{}", (number + 1) % 2));
                     files.rename(&from, &to, Renaming::Exchange).await.unwrap();
@@ -466,7 +467,7 @@ fn a_full_file_system_lets_files_be_removed_and_takes_others_then() {
     }
 }
 
-/// While others write to it.
+/// Other tasks write to the file meanwhile.
 #[test]
 fn a_file_is_defragmented_and_shows_the_same_all_the_while() {
     in_world(empty(SETUP.disk), || async {
@@ -474,7 +475,8 @@ fn a_file_is_defragmented_and_shows_the_same_all_the_while() {
         let (file, other) = (files.create("/f").await.unwrap(), files.create("/other").await.unwrap());
         let mut random = Random::new(5);
         let mut contents = vec![0; 300 * 4096];
-        // Backwards, so that no block is the neighbour of the one before; with a hole, and an end within a block.
+        // Backwards, so that no block is contiguous with the previous one; with a hole, and an end within a
+        // block.
         for block in (0..300).rev().filter(|block| *block != 77) {
             let length = if block == 299 { 1000 } else { 4096 };
             random.fill(&mut contents[block * 4096..][..length]);
@@ -498,12 +500,12 @@ fn a_file_is_defragmented_and_shows_the_same_all_the_while() {
         assert!(file.read_at(0, 1 << 21).await.unwrap().to_data()[..] == contents[..]);
         assert_eq!(fragments.before, 299);
         let again = file.defragment().await.unwrap();
-        // Zones have space for 30 blocks of data, about.
+        // A zone has space for about 30 blocks of data.
         assert!(again.after <= 26, "{fragments:?}, {again:?}");
         let mut calls = 0;
         while file.defragment().await.unwrap().blocks > 0 {
             calls += 1;
-            assert!(calls < 10, "it never ends");
+            assert!(calls < 10, "defragmentation still finds fragments");
         }
         let after = file.attributes().await.unwrap();
         assert_eq!((after.size, after.blocks), (before.size, before.blocks));
@@ -511,7 +513,7 @@ fn a_file_is_defragmented_and_shows_the_same_all_the_while() {
     });
 }
 
-/// Metadata that needs more memory than there is for it.
+/// The metadata needs more memory than the budget.
 #[test]
 fn a_file_system_whose_metadata_needs_more_than_its_budget_is_not_opened() {
     let disk = in_world(empty(SETUP.disk), || async {
@@ -540,7 +542,7 @@ fn a_file_system_whose_metadata_needs_more_than_its_budget_is_not_opened() {
     });
 }
 
-/// New files are refused before the metadata needs more memory than the budget allows at the next opening.
+/// New files are refused before the metadata needs more memory than the budget permits at the next opening.
 #[test]
 fn a_file_system_whose_budget_is_used_up_is_opened_again() {
     in_world(empty(SETUP.disk), || async {
@@ -564,7 +566,7 @@ fn a_file_system_whose_budget_is_used_up_is_opened_again() {
                 }
             };
             assert!(matches!(full, Error::NoSpace(_)), "{full}");
-            // Each block by itself is an extent; a block that is there is replaced.
+            // Each block is an extent; writing an existing block replaces it.
             let Some(data) = data else {
                 files.close().await.unwrap();
                 continue;
@@ -584,7 +586,7 @@ fn a_file_system_whose_budget_is_used_up_is_opened_again() {
     });
 }
 
-/// Of items without data a scrub reads nothing that it would wait for.
+/// A scrub doesn't wait for reads of items without data, so it must yield.
 #[test]
 fn a_scrub_of_many_names_gives_other_tasks_their_turns() {
     in_world(empty(SETUP.disk), || async {
@@ -593,7 +595,7 @@ fn a_scrub_of_many_names_gives_other_tasks_their_turns() {
             files.create(&format!("/{number}")).await.unwrap();
         }
         let inode = files.create("/last").await.unwrap().inode();
-        // As only damage makes it: nothing is after it.
+        // An item that only damage can create: no key follows it.
         let key = Key::new(inode, 99, u64::MAX);
         let put = move |core: Rc<Core>| async move {
             core.submit(Changes::from_elem(Change::Put { key, value: Value::new() }, 1), None)
@@ -615,7 +617,8 @@ fn a_scrub_of_many_names_gives_other_tasks_their_turns() {
     });
 }
 
-/// While pages are read no zone is reset, and writers may wait for one: no longer than for a few pages.
+/// No zone is reset while pages are read. A writer may wait for a zone only as long as the reads of a few
+/// pages take.
 #[test]
 fn writers_do_not_wait_for_a_scrub_of_all_pages() {
     let setup = Setup { disk: 6 << 20, ..SETUP };
@@ -671,7 +674,7 @@ fn too_few_zones_for_a_file_system_are_refused_with_the_number_of_enough() {
         let (_, rest) = detail.split_once("expected at least ").expect(detail);
         let least: u64 = rest.split(' ').next().unwrap().parse().unwrap();
         assert!(matches!(refused, Error::Invalid(_)) && (9..32).contains(&least), "{detail}");
-        // The zones on a device have a header in front of them.
+        // Each zone on a device has a header before it.
         format((least + 1) * zone).unwrap();
     }
 }

@@ -1,7 +1,7 @@
-//! Storage that stops answering, wall clocks that are stepped, and idle file systems.
+//! Storage that stops answering, stepped wall clocks, and idle file systems.
 //!
-//! The file system has no time limit of its own for storage: operations that need the storage wait for it. Names, attributes and operations
-//! without data are in memory and go on.
+//! The file system has no time limit of its own for storage: operations that need the storage wait for it.
+//! Names, attributes and operations without data are in memory and continue.
 
 use crate::world::checked;
 use block::{BlockSize, Data, DevicePart, Part, ZoneIndex, ZonesPart};
@@ -12,14 +12,14 @@ use runtime::Simulation;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest time of an operation that doesn't need the storage.
+/// Longest permitted time of an operation that doesn't need the storage.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time for which the storage doesn't answer.
 const STUCK: Duration = Duration::from_secs(600);
 const HOUR: i64 = 3600;
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// What is in progress when the storage stops answering.
+/// Operation in progress when the storage stops answering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum During {
     Open,
@@ -35,7 +35,7 @@ enum During {
 }
 
 async fn new_zones() -> Arc<zones::OnDevice> {
-    // A flush has something to do.
+    // A volatile cache, so that a flush has an effect.
     let disk: Arc<dyn DevicePart> =
         Arc::new(VolatileDisk::new((16 << 20) / 4096, BlockSize::new(4096).unwrap()));
     let options =
@@ -54,7 +54,7 @@ async fn fill(files: &FileSystem, round: u8) {
     }
 }
 
-/// What needs no storage is answered.
+/// Checks that operations that need no storage complete.
 async fn answers(what: &str, files: &FileSystem, number: u64) {
     let all = async {
         assert!(files.attributes("/d/7").await.unwrap().size > 0);
@@ -140,7 +140,7 @@ fn stuck(operation: &'static str, during: During, cores: u32) {
                 faulty.message("rules off").await.unwrap();
             }
             runtime::timeout(3 * STUCK, waiting).await.unwrap_or_else(|_| panic!("{what}: it doesn't end"));
-            // So that the test is one of storage that doesn't answer.
+            // This ensures that the storage stopped answering.
             if matches!(
                 (during, operation),
                 (During::Read, "read")
@@ -171,14 +171,14 @@ fn storage_that_stops_answering_holds_back_only_what_needs_it() {
     }
 }
 
-/// Write pointers of all zones: they change with everything that is written.
+/// Write pointers of all zones: every write changes them.
 async fn activity(zones: &Arc<zones::OnDevice>) -> Vec<u64> {
     let handle = zones.open().await.unwrap();
     let count = handle.geometry().zones;
     handle.report(ZoneIndex(0), count).await.unwrap().iter().map(|zone| zone.write_pointer).collect()
 }
 
-/// The wall clock gives files their times, and nothing else depends on it; an idle file system writes nothing for a day.
+/// The wall clock affects only the times of files; an idle file system writes nothing for a day.
 #[test]
 fn steps_of_the_wall_clock_change_the_times_of_files_only() {
     for cores in [1, 2] {

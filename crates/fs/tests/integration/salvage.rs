@@ -1,5 +1,5 @@
-//! Salvaging damaged images: what doesn't depend on the damaged part is read with its contents, what does is an error or told, and the
-//! medium doesn't change.
+//! Salvage of damaged images: data that doesn't depend on the damaged part is read as it was written, other
+//! data is an error or listed as lost, and the medium doesn't change.
 
 use crate::world::{BASE, DISK, Files, SHARDS, Setup, empty, zones};
 use block::{Data, EraseGuarantee, Error, Part, Result, ZoneIndex, ZonesPart};
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 const SETUP: Setup = Setup { disk: 12 << 20, ..BASE };
-/// Files that the newest checkpoint has, and those that only records after it have.
+/// Number of files in the newest checkpoint, and of files that only later records have.
 const OLD: usize = 400;
 const NEW: usize = 20;
 const BYTES: usize = 8192;
@@ -36,7 +36,7 @@ async fn write(files: &FileSystem, number: usize) {
     file.write_at(0, Data::copy_of(&contents(number))).await.unwrap();
 }
 
-/// An image whose records are known to be durable, except that a killed one may have lost its last ones.
+/// Returns an image whose records are known to be durable, except for the last ones of a killed file system.
 fn image(is_closed: bool) -> Files {
     let main = move || async move {
         let files = SETUP.format().await.unwrap();
@@ -68,13 +68,13 @@ fn disk(files: &mut Files) -> &mut Vec<u8> {
     &mut files.iter_mut().find(|(path, _)| path.as_os_str() == DISK).unwrap().1
 }
 
-/// First byte of a block of a zone on the disk, by what its superblock says.
+/// Offset on the disk of a block of a zone, by the superblock.
 fn byte_of(disk: &[u8], zone: u32, position: u32) -> usize {
     let number = |at: usize| u64::from_le_bytes(disk[at..at + 8].try_into().unwrap()) as usize;
     number(48) + zone as usize * number(40) + position as usize * 4096
 }
 
-/// Where things are on an image.
+/// Locations of structures on an image.
 #[derive(Debug)]
 struct Places {
     root_zone: u32,
@@ -99,7 +99,7 @@ fn places(files: &Files) -> Places {
         let (outcome, mut page) = handle.read(at, block::Buffer::new(PAGE)).await;
         outcome.unwrap();
         let page: &mut [u8; PAGE] = page.filled_mut().try_into().unwrap();
-        // Its checksum, which is verified elsewhere.
+        // The checksum, which is verified elsewhere.
         page[28..32].fill(0);
         load.supply(0, page).unwrap();
         let extent = &newest.root.directory[0];
@@ -113,13 +113,13 @@ fn places(files: &Files) -> Places {
     runtime::simulate(world(files.clone()), main).unwrap().value
 }
 
-/// What a file system shows: numbers of the files that are right, and of those that are errors; and what it says is lost.
+/// Result of reading a file system: numbers of intact files and of files with errors, and the listed losses.
 #[derive(Debug)]
 struct Shows {
     right: BTreeSet<usize>,
     failed: BTreeSet<usize>,
     lost: LostParts,
-    /// Files in `lost+found`, which have the contents of some file.
+    /// Number of files in `lost+found`, each with the contents of some file.
     found: usize,
 }
 
@@ -127,7 +127,7 @@ fn settings(goal: Goal) -> Settings {
     Settings { goal, ..SETUP.settings() }
 }
 
-/// Opens an image and reads everything. Contents that were never written fail the test.
+/// Opens an image and reads everything. Fails the test if a file has contents that weren't written.
 fn show(files: &Files, goal: Goal) -> Result<Shows> {
     let before = files.clone();
     let main = move || async move {
@@ -142,13 +142,13 @@ fn show(files: &Files, goal: Goal) -> Result<Shows> {
                 Err(error) => Err(error),
             };
             match data {
-                // Its creation is in a record before the one with its data, which may be lost.
+                // The creation has a record before that of the data, which may be lost.
                 Ok(data) if data.is_empty() && number >= OLD => _ = failed.insert(number),
                 Ok(data) => {
                     assert!(data == contents(number), "file {number} has contents that aren't its own");
                     right.insert(number);
                 }
-                Err(Error::Invalid(detail)) => panic!("file {number}: a program did nothing wrong: {detail}"),
+                Err(Error::Invalid(detail)) => panic!("file {number}: unexpected invalid request: {detail}"),
                 Err(_) => _ = failed.insert(number),
             }
         }
@@ -192,7 +192,7 @@ fn show(files: &Files, goal: Goal) -> Result<Shows> {
     })
 }
 
-/// Salvages an image; at least so many files are right.
+/// Salvages an image, and checks that at least `least` files are intact.
 fn salvage(what: &str, files: &Files, least: usize) -> Shows {
     let shows = show(files, Goal::Salvage).unwrap_or_else(|error| panic!("{what}: {error}"));
     println!(
@@ -204,7 +204,7 @@ fn salvage(what: &str, files: &Files, least: usize) -> Shows {
         shows.lost.lines.iter().take(3).collect::<Vec<_>>()
     );
     assert!(shows.right.len() >= least, "{what}: {} files are right: {:?}", shows.right.len(), shows.lost);
-    assert!(shows.failed.is_empty() || shows.lost.count > 0 || least < OLD, "{what}: nothing is told");
+    assert!(shows.failed.is_empty() || shows.lost.count > 0 || least < OLD, "{what}: no loss is listed");
     shows
 }
 
@@ -227,7 +227,7 @@ fn inodes(files: &Files) -> Vec<(u64, u64)> {
     runtime::simulate(world(files.clone()), main).unwrap().value
 }
 
-/// Inodes of which a line says that something is lost: all from the first number to the second.
+/// Range of inodes that a line lists as lost: the first and last number.
 fn told(line: &str) -> Option<(u64, u64)> {
     let number = |text: &str| text.split([' ', ':', ',']).next().and_then(|word| word.parse().ok());
     match line.split_once("metadata of inodes ") {
@@ -242,14 +242,14 @@ fn told(line: &str) -> Option<(u64, u64)> {
     }
 }
 
-/// Each file that can't be read is told by the number of its inode or of its directory.
+/// Checks that each unreadable file is listed with its inode or that of its directory.
 fn check_told(what: &str, shows: &Shows, inodes: &[(u64, u64)]) {
     let told: Vec<(u64, u64)> = shows.lost.lines.iter().filter_map(|line| told(line)).collect();
     for number in &shows.failed {
         let (inode, directory) = inodes[*number];
         let is_told = |it: u64| told.iter().any(|(from, to)| (*from..=*to).contains(&it));
         let path = path(*number);
-        assert!(is_told(inode) || is_told(directory), "{what}: {path}: not told: {:?}", shows.lost.lines);
+        assert!(is_told(inode) || is_told(directory), "{what}: {path}: not listed: {:?}", shows.lost.lines);
     }
 }
 
@@ -276,7 +276,7 @@ fn a_damaged_checkpoint_costs_what_followed_the_one_before() {
     let at = byte_of(bytes, places.directory.zone, places.directory.position);
     bytes[at + 20] ^= 1;
     is_refused("directory", &damaged);
-    // The records after the checkpoint before are still there.
+    // The records after the previous checkpoint still exist.
     assert_eq!(salvage("directory", &damaged, OLD + NEW).lost.count, 1);
 
     let mut damaged = files;
@@ -321,7 +321,7 @@ fn a_damaged_page_of_metadata_costs_its_items() {
 fn a_damaged_record_costs_what_follows_it() {
     let mut damaged = image(false);
     let bytes = disk(&mut damaged);
-    // Not in a zone that is sealed: its summary has what the header says.
+    // Not in a sealed zone: its summary has the contents of the header.
     let last = OLD + NEW - 2;
     let wanted = contents(last);
     let data = bytes.chunks(4096).position(|block| *block == wanted[..4096]).unwrap();
@@ -336,13 +336,14 @@ fn a_zone_that_is_offline_or_was_reset_costs_what_is_in_it() {
     let files = image(false);
     let (places, inodes) = (places(&files), inodes(&files));
     let check = |what: &str, shows: &Shows| match what {
-        // The zone has files only: each of them, and no other, is told.
+        // The zone has only data of files: exactly these files are listed.
         "data" => {
             check_told(what, shows, &inodes);
             assert_eq!(shows.lost.count, shows.failed.len() as u64, "{:?}", shows.lost);
         }
         "pages" => check_told(what, shows, &inodes),
-        // What the damaged record and those after it have made is told as one, and what the checkpoint names in the zone by inode.
+        // The changes of the damaged record and later ones are listed as one loss; blocks in the zone that
+        // the checkpoint refers to are listed by inode.
         _ => {
             let failed = shows.failed.iter().copied().filter(|number| *number < OLD).collect();
             check_told(
@@ -362,7 +363,7 @@ fn a_zone_that_is_offline_or_was_reset_costs_what_is_in_it() {
     let (data, pages, records) = (zone_of(0), places.tree_root.zone, zone_of(OLD + NEW - 1));
     for (what, zone, least) in [("data", data, OLD / 2), ("pages", pages, 0), ("records", records, OLD / 2)] {
         let mut damaged = files.clone();
-        // A header of a zone that isn't right.
+        // An invalid header of a zone.
         disk(&mut damaged)[(2 + zone as usize) * 4096 + 40] ^= 1;
         let shows = salvage(&format!("offline: {what}"), &damaged, least);
         assert!(!shows.failed.is_empty(), "{what}");

@@ -1,5 +1,5 @@
-//! Damaged file systems that are opened to be salvaged: what doesn't depend on the damage is read as it was written, what does is told,
-//! and nothing is written to the medium.
+//! Salvage of damaged file systems: data that doesn't depend on the damage is read as it was written, other
+//! data is listed as lost, and the medium isn't written.
 
 use crate::world::{BASE, DISK, Files, Setup, empty};
 use block::{Data, Error};
@@ -25,7 +25,7 @@ fn path(number: u64) -> String {
     format!("/{}/file-with-a-name-{number}", number % 5)
 }
 
-/// A file system with files that a checkpoint has, and others after it, closed or killed 5 s after a sync.
+/// Creates a file system with files in a checkpoint and later ones, closed or killed 5 s after a sync.
 fn image(is_closed: bool) -> Files {
     let main = move || async move {
         let files = SETUP.format().await.unwrap();
@@ -48,15 +48,15 @@ fn image(is_closed: bool) -> Files {
     runtime::simulate(world().with_files(empty(SETUP.disk)), main).unwrap().value
 }
 
-/// The image, one byte of which is changed.
+/// Returns the image with one byte changed.
 fn flipped(image: &Files, at: usize) -> Files {
     let mut image = image.clone();
     image.iter_mut().for_each(|(_, bytes)| bytes[at] ^= 0xFF);
     image
 }
 
-/// Salvages an image; returns the number of files with their contents, and of parts that are told to be lost. `None` where no checkpoint
-/// can be read.
+/// Salvages an image. Returns the number of files with their contents and of listed losses; `None` if no
+/// checkpoint can be read.
 fn salvaged(image: Files) -> Option<(u64, u64)> {
     let before = image.clone();
     let main = move || async move {
@@ -81,7 +81,8 @@ fn salvaged(image: Files) -> Option<(u64, u64)> {
             };
             match read.await {
                 Ok(bytes) if bytes.to_data()[..] == contents(number)[..] => found += 1,
-                // Only the records after a gap may be missing: what follows the last one that there is.
+                // Only records after a gap may be missing: the contents are those after the last readable
+                // record.
                 Ok(bytes) => {
                     let is_older = bytes.is_empty() && lost.count > 0;
                     assert!(is_older, "file {number} has {} bytes of other contents", bytes.len());
@@ -91,7 +92,7 @@ fn salvaged(image: Files) -> Option<(u64, u64)> {
                 }
                 Err(error) => {
                     let is_of_medium = matches!(error, Error::Corrupt(_) | Error::Io(_) | Error::Invalid(_));
-                    // A name may have lost its inode.
+                    // The inode of a name may be lost.
                     assert!(is_of_medium || lost.count > 0, "file {number}: {error}");
                     failed += 1;
                 }
@@ -122,14 +123,14 @@ fn what_can_be_read_of_a_damaged_file_system_is_salvaged() {
     for is_closed in [true, false] {
         let image = image(is_closed);
         assert_eq!(salvaged(image.clone()), Some((FILES, 0)), "an undamaged one");
-        // Each zone in turn is offline: its header isn't right.
+        // Each zone in turn is offline, with an invalid header.
         let zones = SETUP.disk as usize / ZONE - 1;
         let mut kept: Vec<u64> = (0..zones)
             .map(|zone| salvaged(flipped(&image, (2 + zone) * 4096 + 40)).map_or(0, |(found, _)| found))
             .collect();
         kept.sort_unstable();
         println!("closed: {is_closed}: files without one zone: {kept:?}");
-        // At most the zones of the only root and of the only checkpoint cost everything.
+        // Only the zones of the only root and of the only checkpoint may lose everything.
         assert!(kept[2] > FILES / 2, "{kept:?}");
         // One damaged block: a root, a directory, a page, a header, data.
         let bytes = &image[0].1;
@@ -144,8 +145,9 @@ fn what_can_be_read_of_a_damaged_file_system_is_salvaged() {
     }
 }
 
-/// A shard of metadata that can't be read at all leaves the root directory, and what is in the others. As many cores salvage it as the machine has,
-/// which may be others than have written it.
+/// A shard whose metadata is completely unreadable doesn't affect the root directory and the other shards.
+/// The number of cores for the salvage is that of the machine, and may differ from the number that wrote the
+/// file system.
 #[test]
 fn a_file_system_is_salvaged_by_several_cores() {
     for (cores, salvaging) in [(3, 3), (2, 7), (7, 16), (16, 2)] {
@@ -154,7 +156,7 @@ fn a_file_system_is_salvaged_by_several_cores() {
 }
 
 fn salvage_by(cores: u32, salvaging: u32) {
-    // Cores need zones.
+    // More cores need more zones.
     let disk = match cores.max(salvaging) {
         ..4 => 16 << 20,
         4..8 => 32 << 20,
@@ -175,7 +177,7 @@ fn salvage_by(cores: u32, salvaging: u32) {
     };
     let image = runtime::simulate(world(cores).with_files(empty(disk)), main).unwrap().value;
     let zones = disk as usize / ZONE - 1;
-    // Zones that nothing was written to cost nothing.
+    // Damage of unwritten zones loses nothing.
     let is_written =
         |zone: &usize| image[0].1[(zone + 1) * ZONE..(zone + 2) * ZONE].iter().any(|it| *it != 0);
     let (mut opened, mut tried) = (0, 0);

@@ -1,9 +1,11 @@
-//! All sequences of one and two operations, with syncs between them, and a power cut at every event of the disk.
+//! All sequences of one and two operations, with syncs between them, and a power cut at every event of the
+//! disk.
 //!
-//! A sequence runs once, on a disk that is recorded. At each event of the disk, from the first operation to the end of the file system's
-//! close, many of the states are made that a power cut could leave there: writes that weren't flushed are lost, reordered and torn
-//! ([`layers::record::replay`]). From each state the file system is opened: the checker finds nothing wrong, and it shows the state
-//! after some first part of the operations, in which is all that a sync had made durable.
+//! A sequence runs once, on a disk that is recorded. For each event of the disk, from the first operation to
+//! the end of the file system's close, many of the states are generated that a power cut could leave:
+//! unflushed writes are lost, reordered and torn ([`layers::record::replay`]). The file system is opened from
+//! each state. The checker must find no problem, and the file system must show the state after a prefix of
+//! the operations that includes all synced ones.
 
 use crate::lives::difference;
 use crate::model::{Bytes, Model, Operation, Shown, View, apply, is_alike, view_of};
@@ -23,14 +25,14 @@ use std::time::Duration;
 
 const ZONE_BYTES: u64 = 128 << 10;
 const DISK_BYTES: u64 = 4 << 20;
-/// As others have, and few enough for the stripes of a directory.
+/// Number of shards: as in other tests, and few enough for the stripes of a directory.
 const SHARDS: u32 = 8;
-/// Times of the disk, so that much is in flight at the same time.
+/// Delays of the disk, so that many requests are in flight at the same time.
 const DELAYS: &str = "any delay=0us..300us probability=0.7";
-/// Of so many states one is used further after it was looked at.
+/// One of this number of states is also used for further operations after it was checked.
 const USE_EVERY: u64 = 8;
 
-/// After which operations what they changed is synced.
+/// Operations after which the changed file is synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Syncs {
     None,
@@ -50,7 +52,7 @@ impl Syncs {
     }
 }
 
-/// What is tried.
+/// A sequence with its parameters.
 #[derive(Debug, Clone)]
 struct Sequence {
     seed: u64,
@@ -65,7 +67,7 @@ pub fn owned(path: &str) -> String {
     path.to_owned()
 }
 
-/// The files that are there, and durable, before a sequence.
+/// Operations that create the initial files, which are durable before a sequence.
 pub fn start() -> Vec<Operation> {
     vec![
         Operation::Create(owned("/a")),
@@ -80,7 +82,7 @@ pub fn start() -> Vec<Operation> {
     ]
 }
 
-/// The operations that sequences consist of; the data of writes follows from their position in the sequence.
+/// Operations of which sequences consist; the data of writes is determined by their position in the sequence.
 pub fn operations(position: u64) -> Vec<Operation> {
     use Operation::*;
     let data = |length| Bytes::draw(length, 100 + position);
@@ -89,7 +91,7 @@ pub fn operations(position: u64) -> Vec<Operation> {
         Write(owned("/a"), 50, data(100)),
         Write(owned("/b"), 4096, data(4096)),
         Write(owned("/b"), 1000, data(50_000)),
-        // More than one record.
+        // Takes more than one record.
         Write(owned("/a"), 3000, data(150_000)),
         Append(owned("/a"), data(3000)),
         Truncate(owned("/b"), 100),
@@ -101,7 +103,7 @@ pub fn operations(position: u64) -> Vec<Operation> {
         Clone(owned("/b"), 0, u64::MAX, owned("/a"), 0),
         Clone(owned("/b"), 4096, 8192, owned("/a"), 12_288),
         Clone(owned("/b"), 0, 8192, owned("/b"), 12_288),
-        // Of another shard.
+        // The target is in another shard.
         Clone(owned("/a"), 0, u64::MAX, owned("/d/c"), 50),
         Rename(owned("/a"), owned("/b"), Renaming::Replace),
         Rename(owned("/a"), owned("/n"), Renaming::NoReplace),
@@ -118,7 +120,7 @@ pub fn operations(position: u64) -> Vec<Operation> {
     ]
 }
 
-/// All sequences of one and two operations, with each way of syncs.
+/// Returns all sequences of one and two operations, with each choice of syncs.
 fn sequences() -> Vec<Sequence> {
     let (first, second) = (operations(1), operations(2));
     let single = first.iter().map(|one| vec![one.clone()]);
@@ -133,7 +135,7 @@ fn sequences() -> Vec<Sequence> {
     numbered.map(|((operations, syncs), seed)| Sequence::new(seed, operations, syncs)).collect()
 }
 
-/// The path whose file is synced after an operation; if that has gone, its directory is.
+/// Path of the file that is synced after an operation, or of its directory if the file was removed.
 fn changed(operation: &Operation) -> &str {
     match operation {
         Operation::Rename(_, path, _)
@@ -175,7 +177,8 @@ async fn sync(files: &FileSystem, path: &str) -> block::Result<()> {
     files.home().with(sync).await
 }
 
-/// A step of a run, by the numbers of the disk's events: it can't be on the disk before `from`, and is durable from `durable` on.
+/// A step of a run, in numbers of the disk's events: it can't be on the disk before event `from`, and is
+/// durable at event `durable`.
 #[derive(Debug, Clone)]
 struct Step {
     operation: Operation,
@@ -183,13 +186,13 @@ struct Step {
     durable: u64,
 }
 
-/// What is known of a run.
+/// Results of a run.
 struct Run {
     history: Arc<History>,
     /// Event of the disk before the first operation.
     first: u64,
     steps: Vec<Step>,
-    /// The states before the first operation, and after each.
+    /// States before the first operation and after each.
     models: Vec<Model>,
 }
 
@@ -257,7 +260,7 @@ impl Sequence {
                 let now = recorder.events();
                 steps.iter_mut().for_each(|step| step.durable = step.durable.min(now));
             } else if random.chance(0.5) {
-                // The next one is in another record.
+                // The next operation has another record.
                 runtime::sleep(Duration::from_micros(random.below(1000))).await;
             }
         }
@@ -269,7 +272,8 @@ impl Sequence {
         Ok(Run { history, first, steps, models })
     }
 
-    /// Runs the sequence, and opens the file system from states of its disk: from all, or those that the budget allows. Returns their number.
+    /// Runs the sequence, and opens the file system from all states of its disk that the budget permits.
+    /// Returns their number.
     async fn check(&self, budget: &Budget, search: Search) -> Result<u64, String> {
         let run = self.run().await?;
         let last = run.history.events();
@@ -328,7 +332,7 @@ impl Sequence {
 }
 
 impl Run {
-    /// Whether a file system may show this after such a cut.
+    /// Checks that a file system may show this view after a power cut.
     fn allows(&self, state: &CrashState, found: &View) -> Result<(), String> {
         let (start, end) = (*state.cuts.start(), *state.cuts.end());
         let least = self.steps.iter().take_while(|step| step.durable <= end).count();
@@ -350,7 +354,8 @@ impl Run {
     }
 }
 
-/// Whether a part of a write is there: every byte of a file is the old or the new one, and all else is as before.
+/// Whether a part of a write has taken effect: every byte of a file is the old or the new one, and other
+/// files are unchanged.
 fn is_between(found: &View, before: &View, after: &View) -> bool {
     let byte = |shown: &[u8], at: usize| shown.get(at).copied().unwrap_or(0);
     found.len() == before.len()
@@ -372,12 +377,12 @@ fn is_between(found: &View, before: &View, after: &View) -> bool {
         })
 }
 
-/// Checks a sequence with every way of syncs, from every state of the disk.
+/// Checks a sequence with every choice of syncs, from every state of the disk.
 fn holds_at_every_cut(operations: &[Operation]) {
     holds_where_striped(operations, u64::MAX);
 }
 
-/// As [`holds_at_every_cut`], where directories with more names than this are striped.
+/// As [`holds_at_every_cut`], with directories striped above `stripe_above` names.
 fn holds_where_striped(operations: &[Operation], stripe_above: u64) {
     let budget = Rc::new(Budget::unlimited());
     for (syncs, seed) in Syncs::ALL.into_iter().zip(1..) {
@@ -391,7 +396,7 @@ fn holds_where_striped(operations: &[Operation], stripe_above: u64) {
 #[test]
 fn every_sequence_of_two_operations_is_cut_at_one_point() {
     let mut sequences = sequences();
-    // Those that are tried in a short run are drawn, always the same.
+    // A short run draws a fixed sample.
     let mut random = Random::new(1);
     for last in (1..sequences.len()).rev() {
         sequences.swap(last, random.below(last as u64 + 1) as usize);
@@ -476,7 +481,7 @@ fn a_directory_becomes_striped_and_is_emptied_and_removed_at_one_point() {
     );
 }
 
-/// An append with an fsync, from every state of the disk, where this rule is broken.
+/// Checks an append with an fsync from every state of the disk, optionally with an invariant violated.
 pub fn synced_append(broken: Option<Broken>) -> Result<u64, String> {
     let operations = vec![Operation::Append(owned("/a"), Bytes::draw(3000, 9))];
     let sequence = Sequence { broken, ..Sequence::new(1, operations, Syncs::First) };

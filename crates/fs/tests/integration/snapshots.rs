@@ -1,4 +1,4 @@
-//! Promises of snapshots: when they are there, what they show, what they cost and what deleting them frees.
+//! Guarantees of snapshots: existence, contents, cost, and the space that deleting them frees.
 
 use crate::world::{BASE as SETUP, Files, Setup, checked, empty, zones};
 use block::{Data, Error};
@@ -41,7 +41,7 @@ async fn sound(files: &FileSystem) {
     assert!(report.is_sound(), "{report:?}");
 }
 
-/// Checks what is on the disk of the world, with all data.
+/// Checks the disk of the world, with all data.
 async fn sound_on_disk() -> fs::check::Report {
     let report = checked(&zones(None).await.unwrap()).await.unwrap();
     assert!(report.is_sound(), "{report:?}");
@@ -100,9 +100,9 @@ fn deleting_a_snapshot_frees_what_it_alone_had() {
         let before = free().await;
         write(&files, "/a", 400_000, 2).await.unwrap();
         files.sync().await.unwrap();
-        assert!(free().await <= before - 97, "the old blocks stay");
+        assert!(free().await <= before - 97, "the snapshots have the old blocks");
         files.delete_snapshot("one").await.unwrap();
-        assert!(free().await <= before - 97, "the other one has them, too");
+        assert!(free().await <= before - 97, "the other snapshot also has the old blocks");
         let view = files.snapshot("two").await.unwrap();
         files.create_snapshot("three").await.unwrap();
         files.delete_snapshot("two").await.unwrap();
@@ -137,7 +137,7 @@ fn a_file_system_full_of_snapshots_says_so_and_takes_writes_again_when_they_are_
         };
         assert!(matches!(full, Error::NoSpace(_)) && full.detail().contains("snapshots"), "{full}");
         assert!((3..12).contains(&taken), "{taken} snapshots");
-        // Removing files frees nothing, and is possible.
+        // Removing files succeeds, but frees nothing.
         write(&files, "/small", 1, 1).await.ok();
         files.unlink("/a").await.unwrap();
         assert!(matches!(write(&files, "/b", 700_000, 1).await, Err(Error::NoSpace(_))));
@@ -257,7 +257,7 @@ fn snapshots_survive_that_their_blocks_are_moved() {
         }
         files.create_snapshot("two").await.unwrap();
         files.unlink("/1").await.unwrap();
-        // So much that each zone is cleaned several times.
+        // Enough writes for each zone to be cleaned several times.
         for round in 0..1200_u32 {
             write(&files, "/churn", 40_000 + (round as usize % 7) * 4096, round as u8).await.unwrap();
             write(&files, &format!("/churn{}", round % 9), 4096, round as u8).await.unwrap();
@@ -293,8 +293,9 @@ fn a_snapshot_of_several_cores_is_of_one_moment() {
     assert!(noticed.any(|is_noticed| is_noticed), "snapshots of cores at different moments aren't noticed");
 }
 
-/// A client writes the next number to files of all cores, one after the other, and others move files between directories of all cores. No
-/// snapshot may show a number without those that were written before it, or the file with no name or two.
+/// A client writes the next number to files of all cores, one after the other, while others move files
+/// between directories of all cores. A snapshot that includes a number must include those written before, and
+/// each file must have exactly one name.
 fn takes_while_cores_change(seed: u64, broken: Option<Broken>) -> Result<(), String> {
     const FILES: u64 = 6;
     const MOVERS: usize = 4;
@@ -369,12 +370,13 @@ fn takes_while_cores_change(seed: u64, broken: Option<Broken>) -> Result<(), Str
     run.map_err(|error| error.to_string())?.value
 }
 
-/// Clients write the next number to a file, and then cut a file of another core off, within a block, to a size that says the number. No snapshot
-/// may show the cut without the write before it. Writes take about as long as the cores take for a snapshot.
+/// Clients write the next number to a file, and then truncate a file of another core, within a block, to a
+/// size that encodes the number. A snapshot that includes the truncation must include the write before it. A
+/// write takes about as long as taking a snapshot on all cores.
 fn takes_while_files_are_cut_off(seed: u64) -> Result<(), String> {
     const ROUNDS: u64 = 60;
     const CLIENTS: u64 = 3;
-    // Of a write the snapshot may show the first part.
+    // The snapshot may include the first part of a write.
     let length = move |client: u64| (20_000 * (1 + client) + 11_000 * seed) as usize;
     let main = move || async move {
         let registry = Registry::new(vec![&disks::ram::KIND, &layers::model::KIND]);
@@ -445,7 +447,8 @@ fn a_snapshot_of_several_cores_shows_no_cut_without_what_was_before_it() {
     }
 }
 
-/// Programs may have files of a deleted snapshot open, so its number isn't given again: in no life of the file system.
+/// Programs may have files of a deleted snapshot open, so its number isn't reused during the lifetime of the
+/// file system.
 #[test]
 fn the_number_of_a_snapshot_is_never_given_again() {
     let mut files = empty(SETUP.disk);

@@ -1,4 +1,4 @@
-//! Striped directories: what programs see of one before, while and after its names are divided among all cores.
+//! Striped directories: behaviour for programs before, while and after the names are divided among all cores.
 
 use crate::world::{SHARDS, Setup, checked, empty, zones};
 use block::{Error, Part};
@@ -58,7 +58,7 @@ async fn striped(files: &FileSystem, inode: InodeNumber) {
     panic!("directory {inode} isn't striped");
 }
 
-/// Makes a directory with this many files, and waits until it is striped.
+/// Creates a directory with this number of files, and waits until it is striped.
 async fn make(files: &FileSystem, path: &str, count: u64) -> Result<InodeNumber, Error> {
     files.make_directory(path).await?;
     for number in 0..count {
@@ -85,7 +85,7 @@ fn the_names_of_a_large_directory_are_on_all_cores_in_the_same_order() {
         let inode = inode_of(&files, "", "d").await?;
         let before = files.read_directory("/d").await?;
         striped(&files, inode).await;
-        // The same names at the same offsets: a listing that has begun goes on.
+        // The names have the same offsets: a listing in progress continues.
         let after = files.read_directory("/d").await?;
         assert_eq!(before, after);
         assert!(after.windows(2).all(|pair| pair[0].next < pair[1].next));
@@ -99,7 +99,7 @@ fn the_names_of_a_large_directory_are_on_all_cores_in_the_same_order() {
         assert_eq!(files.read_directory("/d").await?.len() as u64, ABOVE + 301);
         let entries = files.read_directory("/d").await?;
         assert!(entries.windows(2).all(|pair| pair[0].next < pair[1].next));
-        // `..` in a subdirectory leads to the striped directory.
+        // `..` in a subdirectory refers to the striped directory.
         files.create("/d/below/file").await?;
         let up = files.attributes("/d/below/../n7").await?;
         assert_eq!(up, files.attributes("/d/n7").await?);
@@ -122,7 +122,7 @@ fn attributes_of_a_striped_directory_are_those_of_one_directory() {
         files.rename("/d/s5", "/d/moved", Renaming::NoReplace).await?;
         assert_eq!((links().await?, files.attributes("/").await?.links), (12, 4));
         assert_eq!(files.attributes("/d/moved/..").await?, files.attributes("/d").await?);
-        // Times that are set stay, and a new name changes them.
+        // Times that were set are kept until a new name changes them.
         let set = Attributes {
             mode: Some(FileType::Directory as u32 | 0o2770),
             gid: Some(33),
@@ -181,8 +181,8 @@ fn a_striped_directory_is_moved_exchanged_replaced_and_removed_as_others() {
             }
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        assert!(!files.cores().striped().has(inode), "it is still known after it was replaced");
-        // The root, too.
+        assert!(!files.cores().striped().has(inode), "a replaced directory is still known as striped");
+        // The root also becomes striped.
         for number in 0..30 {
             files.create(&format!("/r{number}")).await?;
         }
@@ -251,12 +251,12 @@ fn a_snapshot_has_a_directory_as_it_was_before_and_after_it_was_striped() {
     });
 }
 
-/// Files are made in directories of all cores while the power is cut at a moment at which a directory may become striped. What was durable is
-/// there.
+/// Creates files in directories of all cores, and cuts the power at a time when a directory may become
+/// striped. Durable files must exist afterwards.
 fn cut(seed: u64, broken: Option<Broken>) -> Result<(), String> {
     let mut random = Random::new(seed);
     let setup = Setup { broken, ..setup(&mut random) };
-    // It takes 50 to 130 ms on such a disk.
+    // Becoming striped takes 50 to 130 ms on such a disk.
     let after = Duration::from_micros(30_000 + random.below(100_000));
     let simulation = |seed| Simulation { trace_lines: 0, most_events: 60_000_000, ..Simulation::new(seed) };
     let life = move || async move {
@@ -334,10 +334,10 @@ fn directories_that_are_striped_before_their_names_are_written_are_noticed() {
     assert!(noticed.is_some(), "it isn't noticed");
 }
 
-/// An unmount removes inodes without names, and stripes that are being made have none.
+/// An unmount removes inodes without names. Stripes that are being made have no names.
 #[test]
 fn an_unmount_removes_stripes_that_are_being_made_and_no_names() {
-    // While stripes are made, and while names are copied to them.
+    // While stripes are created, and while names are copied to them.
     for delay in (0..60).map(|step| Duration::from_micros(20 * step)) {
         in_world(move |files| async move {
             files.make_directory("/d").await?;
@@ -356,7 +356,7 @@ fn an_unmount_removes_stripes_that_are_being_made_and_no_names() {
             runtime::sleep(Duration::from_millis(50)).await;
             let expected: BTreeSet<String> = (0..=ABOVE).map(|number| format!("f{number}")).collect();
             assert_eq!(names(&files.read_directory("/d").await?), expected, "after {delay:?}");
-            // The next new name begins anew where the stripes were removed.
+            // If the stripes were removed, the next new name tries again.
             files.create("/d/g").await?;
             striped(&files, inode).await;
             assert_eq!(files.read_directory("/d").await?.len(), expected.len() + 1);

@@ -1,4 +1,5 @@
-//! Thin devices: their host has less space than they have. Space that removals freed must be found again without another mount.
+//! Thin devices: their host has less space than their size. Space that removals freed must become usable
+//! without another mount.
 
 use crate::world::checked;
 use block::{Data, DevicePart, Error, Part};
@@ -14,10 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
-/// Longest time until space that was freed is found: it is looked for once a second.
+/// Longest permitted time until freed space is found; it is looked for once a second.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// A device whose host has less. It gives nothing back.
+/// Returns a device whose host has less space. Trimmed space isn't returned to the host.
 async fn thin(size: &str, limit: &str) -> Arc<dyn DevicePart> {
     let registry = stack::Registry::new(vec![&disks::ram::KIND]);
     let stack = stack::Stack::from_line("test", &format!("ram({size}, limit={limit})"), &registry).unwrap();
@@ -30,7 +31,7 @@ async fn zones_of(disk: Arc<dyn DevicePart>, format: Option<u64>) -> Arc<zones::
     Arc::new(zones::OnDevice::open(disk, options).await.unwrap())
 }
 
-/// The files of a test, and how large they are in blocks.
+/// Files of a test with their sizes in blocks.
 struct Filled {
     files: FileSystem,
     names: BTreeMap<u64, usize>,
@@ -42,7 +43,7 @@ fn contents(number: u64, blocks: usize) -> Data {
 }
 
 impl Filled {
-    /// Makes a file of so many blocks; false where there is no space for it.
+    /// Creates a file of `blocks` blocks. Returns false if there is no space for it.
     async fn make(&mut self, blocks: usize) -> bool {
         let path = format!("/{}", self.next);
         let made = async {
@@ -65,7 +66,8 @@ impl Filled {
         }
     }
 
-    /// Makes files until there is no space for another, however long it is looked for. Returns the number of their blocks.
+    /// Creates files until there is no space for another one within the time limit. Returns the number of
+    /// their blocks.
     async fn fill(&mut self, blocks: usize) -> usize {
         let mut all = 0;
         let mut since = runtime::now();
@@ -112,10 +114,10 @@ impl Filled {
     }
 }
 
-/// Bytes of a zone, size of the device, what its host has, and blocks of each file.
+/// Bytes of a zone, size of the device, space of its host, and blocks of each file.
 type Case = (u64, &'static str, &'static str, usize);
 
-/// How a file system ends between two rounds, if it does.
+/// End of a file system between two rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Ends {
     Never,
@@ -123,13 +125,15 @@ enum Ends {
     Closed,
 }
 
-/// What one life leaves to the next: the disk, the files, the number of the next one, and how many blocks there had been at first.
+/// State between two epochs: the disk, the files, the number of the next file, and the number of blocks that
+/// fitted at first.
 type Left = (Arc<dyn DevicePart>, BTreeMap<u64, usize>, u64, usize);
 
-/// Fills, removes files, and writes as much again, many times. Between the rounds a part ends with its world.
+/// Fills, removes files, and writes as much again, many times. With `ends` other than [`Ends::Never`], each
+/// round runs in a world of its own.
 fn rounds((zone, size, limit, blocks): Case, ends: Ends, is_removed: fn(usize, usize) -> bool, items: bool) {
     let mut kept: Option<Left> = None;
-    // Where zones end, and what the log keeps for itself, differs from round to round; nothing is lost for good.
+    // The ends of zones and the reserve of the log vary between rounds; no space is lost permanently.
     let least = move |first: usize| first - first / 8 - 2 * zone as usize / BLOCK;
     for life in 0..if ends == Ends::Never { 1 } else { 8 } {
         let left = kept.take();
@@ -190,7 +194,7 @@ fn rounds((zone, size, limit, blocks): Case, ends: Ends, is_removed: fn(usize, u
     }
 }
 
-/// Operations without data, as long as any is taken.
+/// Carries out operations without data until one is refused.
 async fn use_last_zones(files: &FileSystem) {
     let inode = files.open_file("/item", OpenOptions::default()).await.unwrap().inode();
     for _ in 0..12_u32 {
@@ -230,7 +234,8 @@ fn all(_: usize, _: usize) -> bool {
     true
 }
 
-/// Of zones, devices and their hosts, and the blocks of the files: several or few files to a zone, few and more zones.
+/// Zone sizes, devices and their hosts, and the blocks of the files: several or few files in a zone, few and
+/// more zones.
 const SMALL_ZONES: Case = (128 << 10, "16MiB", "6MiB", 15);
 const SMALL_FILES: Case = (128 << 10, "16MiB", "4MiB", 1);
 const ZONES: Case = (512 << 10, "64MiB", "16MiB", 15);
@@ -267,7 +272,7 @@ fn space_that_removals_freed_is_found_by_the_next_mount() {
     rounds(ZONES, Ends::Closed, every_other, true);
 }
 
-/// A file system whose zones have no space after `rules on`, and some again after `rules off`.
+/// Returns a file system whose zones have no space after `rules on`, and have some again after `rules off`.
 async fn without_space() -> (Arc<FaultZonesPart>, FileSystem) {
     let zones = zones_of(thin("32MiB", "32MiB").await, Some(128 << 10)).await;
     let rules = parse_rules(&["append error=ENOSPC".to_owned()], stack::Contract::Zones).unwrap();
@@ -291,7 +296,7 @@ fn files_that_lose_their_last_name_while_there_is_no_space_are_removed_once_ther
         }
         files.sync().await.unwrap();
         zones.message("rules on").await.unwrap();
-        // Its record waits for space.
+        // The record of this operation waits for space.
         files.make_directory("/directory").await.unwrap();
         runtime::sleep(Duration::from_secs(2)).await;
         assert!(matches!(files.make_directory("/refused").await, Err(Error::NoSpace(_))));
@@ -358,7 +363,8 @@ fn a_close_waits_for_space_and_ends_once_there_is() {
     runtime::simulate(world, main).unwrap();
 }
 
-/// Appends fail for minutes although their space is reserved, as on a copy-on-write host: each attempt to write the record costs a zone.
+/// Appends fail for minutes although their space is reserved, as on a copy-on-write host. Each attempt to
+/// write the record uses up a zone.
 #[test]
 fn zones_are_left_when_space_comes_back_after_minutes() {
     let main = || async {
@@ -381,7 +387,7 @@ fn zones_are_left_when_space_comes_back_after_minutes() {
     runtime::simulate(world, main).unwrap();
 }
 
-/// Makes the directories /0 to /7. Returns the number of one that is on another core than /0.
+/// Creates the directories /0 to /7. Returns the number of one that is on another core than /0.
 async fn directories_on_two_cores(files: &FileSystem) -> usize {
     let mut shards = Vec::new();
     for number in 0..8 {
@@ -392,8 +398,8 @@ async fn directories_on_two_cores(files: &FileSystem) -> usize {
     shards.iter().position(|shard| *shard != shards[0]).expect("a directory of the other core")
 }
 
-/// The record of a rename to another core waits for space: the rename is answered with an error, and happens later or never, but nothing that comes
-/// after it is undone by it.
+/// The record of a rename to another core waits for space. The rename is answered with an error, and may take
+/// effect later, but it must not undo later operations.
 #[test]
 fn operations_on_several_cores_that_wait_for_space_keep_their_inodes() {
     let main = || async {
@@ -434,7 +440,8 @@ fn operations_on_several_cores_that_wait_for_space_keep_their_inodes() {
     runtime::simulate(world, main).unwrap();
 }
 
-/// Taking a snapshot shuts out operations until those on several cores have ended. One that waits for space ends once a removal frees some.
+/// Taking a snapshot blocks new operations until those on several cores have ended. One of these that waits
+/// for space ends once a removal frees some.
 #[test]
 fn a_snapshot_does_not_wait_for_an_operation_that_waits_for_space() {
     let main = |begins_after: u64| async move {
@@ -447,7 +454,7 @@ fn a_snapshot_does_not_wait_for_an_operation_that_waits_for_space() {
             let files = files.clone();
             async move { files.rename("/0/file", &format!("/{other}/file"), Renaming::Replace).await }
         });
-        // It is in progress, and its record isn't written yet.
+        // The operation is in progress, and its record isn't written yet.
         for _ in 0..begins_after {
             runtime::yield_now().await;
         }

@@ -1,4 +1,4 @@
-//! File systems in simulated worlds: the disk, and how they are opened and checked.
+//! File systems in simulated worlds: the disk, and functions to open and check file systems.
 
 use block::{Error, Result, ZonesPart};
 use fs::core::Broken;
@@ -9,17 +9,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub const DISK: &str = "/disk";
-/// Shards of the file systems, few so that several inodes are of one.
+/// Number of shards of the file systems: few, so that several inodes are in one shard.
 pub const SHARDS: u32 = 4;
 
 pub type Files = Vec<(PathBuf, Vec<u8>)>;
 
-/// A disk without anything on it.
+/// Returns an empty disk.
 pub fn empty(bytes: u64) -> Files {
     vec![(DISK.into(), vec![0; bytes as usize])]
 }
 
-/// Zones on the disk of the world; with a size, they are made.
+/// Opens the zones on the disk of the world; with a size, creates them.
 pub async fn zones(zone_size: Option<u64>) -> Result<Arc<zones::OnDevice>> {
     zones_with(zones::on_device::Options { format: zone_size.is_some(), zone_size, ..Default::default() })
         .await
@@ -35,39 +35,41 @@ pub async fn zones_with(options: zones::on_device::Options) -> Result<Arc<zones:
     Ok(Arc::new(zones::OnDevice::open(file, options).await?))
 }
 
-/// What the checker says of the disk, with all data.
+/// Returns the report of the checker for the disk, with all data.
 pub async fn checked(zones: &Arc<zones::OnDevice>) -> Result<fs::check::Report> {
     let handle = zones.open().await?;
     fs::check(&*handle, fs::check::Options { data: true, ..Default::default() }).await
 }
 
-/// What stays the same over the lives of a file system.
+/// Parameters that all epochs of a file system share.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     pub disk: u64,
     pub zone: u64,
     pub block_size: u64,
     pub checkpoint_after: u64,
-    /// Blocks of files, about.
+    /// Approximate number of blocks of files.
     pub blocks: u64,
     pub clients: u64,
-    /// Share of operations beside which a checkpoint is written, and of those of the medium that are slow.
+    /// Share of operations during which a checkpoint is written, and share of requests of the medium that are
+    /// slow.
     pub checkpoints: f64,
     pub slow: f64,
     /// Share of operations that come in bursts of operations on names.
     pub bursts: f64,
-    /// Share of operations beside which a snapshot is taken, deleted or read.
+    /// Share of operations during which a snapshot is taken, deleted or read.
     pub snapshots: f64,
-    /// Cores in the next life.
+    /// Number of cores in the next epoch.
     pub cores: u32,
     /// Number of names above which a directory is striped.
     pub stripe_above: u64,
-    /// All lives end in good order.
+    /// Whether all epochs end with a clean close.
     pub is_closed: bool,
     pub broken: Option<Broken>,
 }
 
-/// A small disk on which nothing goes wrong, with one core and without striped directories; setups of tests differ from it in a few fields.
+/// A small disk without faults, with one core and without striped directories. Setups of tests differ from it
+/// in a few fields.
 pub const BASE: Setup = Setup {
     disk: 8 << 20,
     zone: 128 << 10,
@@ -86,7 +88,7 @@ pub const BASE: Setup = Setup {
 };
 
 impl Setup {
-    /// A disk on which there is space for everything.
+    /// A disk with space for all files.
     pub fn draw(random: &mut Random) -> Self {
         let of = |random: &mut Random, list: &[u64]| list[random.below(list.len() as u64) as usize];
         Setup {
@@ -99,7 +101,7 @@ impl Setup {
         }
     }
 
-    /// A disk that files fill, and several clients.
+    /// A disk that files fill, with several clients.
     pub fn draw_full(random: &mut Random) -> Self {
         let of = |random: &mut Random, list: &[u64]| list[random.below(list.len() as u64) as usize];
         Setup {
@@ -114,7 +116,7 @@ impl Setup {
         }
     }
 
-    /// Many checkpoints, and many operations that aren't written yet when they begin.
+    /// Many checkpoints, with many unwritten operations when they begin.
     pub fn draw_busy(random: &mut Random) -> Self {
         let setup = match random.chance(0.3) {
             true => Setup::draw(random),
@@ -123,7 +125,7 @@ impl Setup {
         Setup { checkpoints: 0.03, slow: 0.1, bursts: 0.1, clients: 1 + random.below(2), ..setup }
     }
 
-    /// Several cores, and zones for them.
+    /// Several cores, with enough zones for them.
     pub fn draw_cores(random: &mut Random) -> Self {
         let setup = Setup::draw_busy(random);
         Setup { disk: 24 << 20, zone: 128 << 10, clients: 1 + random.below(4), cores: 2, ..setup }
@@ -139,7 +141,8 @@ impl Setup {
         Setup { snapshots: 0.05, ..setup }
     }
 
-    /// Directories that are striped when they have a few names. On one core, whose operations are cut off at one point.
+    /// Directories that are striped when they have a few names, on one core: its operations take effect in
+    /// order.
     pub fn draw_striped(random: &mut Random) -> Self {
         let setup = match random.below(3) {
             0 => Setup { clients: 1 + random.below(3), ..Setup::draw(random) },
@@ -149,7 +152,8 @@ impl Setup {
         Setup { stripe_above: random.below(4), ..setup }
     }
 
-    /// Striped directories on several cores, whose operations would be cut off at a point of their own on each.
+    /// Striped directories on several cores, which all end with a clean close: a power cut could leave a
+    /// different prefix of the operations of each core.
     pub fn draw_striped_cores(random: &mut Random) -> Self {
         let setup = Setup { stripe_above: random.below(4), is_closed: true, ..Setup::draw_cores(random) };
         Setup { snapshots: if random.chance(0.5) { 0.05 } else { 0.0 }, ..setup }

@@ -1,4 +1,4 @@
-//! The decision, without I/O: a device that ends requests in order of their start.
+//! The queue's decisions, without I/O: a simulated device ends requests in the order of their start.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 const THIRD: ClassNumber = 2;
 const FOURTH: ClassNumber = 3;
 
-/// Queues with these classes after the two that each file system has.
+/// Returns queues with these classes after the two that each file system has.
 fn queue(depth: u64, shares: &[u32]) -> FairQueue<(ClassNumber, u64)> {
     let mut queue = FairQueue::new(depth, false);
     let all = [100, 20].into_iter().chain(shares.iter().copied());
@@ -14,7 +14,7 @@ fn queue(depth: u64, shares: &[u32]) -> FairQueue<(ClassNumber, u64)> {
     queue
 }
 
-/// A device that ends requests in the order in which they were started; each is followed by another one of its class.
+/// A device that ends requests in the order of their start; each is followed by another request of its class.
 struct Device {
     queue: FairQueue<(ClassNumber, u64)>,
     flying: VecDeque<(ClassNumber, u64)>,
@@ -25,7 +25,7 @@ impl Device {
         Device { queue: queue(depth, shares), flying: VecDeque::new() }
     }
 
-    /// Adds requests of a class, more than the depth takes.
+    /// Adds requests of a class, with more cost than the depth.
     fn keep_busy(&mut self, class: ClassNumber, cost: u64) {
         for _ in 0..2 * self.queue.depth / cost + 4 {
             match self.queue.try_start(class, cost) {
@@ -35,7 +35,7 @@ impl Device {
         }
     }
 
-    /// Ends some requests. Returns the cost of what each class started.
+    /// Ends some requests. Returns the cost of the requests that each class started.
     fn run(&mut self, requests: u32) -> Vec<u64> {
         let mut done = vec![0; self.queue.classes()];
         for _ in 0..requests {
@@ -106,7 +106,7 @@ fn a_new_request_of_large_shares_is_next() {
 #[test]
 fn only_classes_that_compete_are_bounded() {
     let mut queue = queue(4096, &[]);
-    assert!((0..100).all(|_| queue.try_start(DEFAULT, 4096)), "nothing else is there");
+    assert!((0..100).all(|_| queue.try_start(DEFAULT, 4096)), "no other class competes");
     assert!(!queue.try_start(BACKGROUND, 4096));
     queue.wait(BACKGROUND, 4096, (BACKGROUND, 4096));
     assert!(!queue.try_start(DEFAULT, 4096), "the background waits");
@@ -116,7 +116,7 @@ fn only_classes_that_compete_are_bounded() {
     queue.ended(BACKGROUND, 4096);
     assert!((0..100).all(|_| queue.try_start(DEFAULT, 4096)));
     queue.set(THIRD, 100);
-    assert!(!queue.try_start(DEFAULT, 4096), "another class may come");
+    assert!(!queue.try_start(DEFAULT, 4096), "another class may compete");
 }
 
 #[test]
@@ -150,7 +150,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever comes, leaves and changes: nothing waits while there is capacity, nothing is lost, and everything is given back.
+    /// After any sequence of arrivals, departures and changes: no request waits while there is capacity, none
+    /// is lost, and all cost is returned.
     #[test]
     fn nothing_waits_for_ever(steps in prop::collection::vec(step(), 1..300)) {
         let depth = 500_000;

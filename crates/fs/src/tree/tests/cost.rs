@@ -1,4 +1,4 @@
-//! What items cost in memory and, measured on request, in time.
+//! Memory that items take and, measured on request, the time of operations.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn files_that_grow_side_by_side_leave_full_pages() {
     for file in 0..50 {
         tree.put(&Key::new(file, 1, 0), &[1; 60]);
     }
-    // A hundred extents of one file, then of the next.
+    // A hundred extents of one file, then of the next one.
     for round in 0..20 {
         for file in 0..50 {
             for extent in 0..100 {
@@ -52,7 +52,7 @@ fn files_that_grow_side_by_side_leave_full_pages() {
     assert!(memory <= 18.0);
 }
 
-/// Nanoseconds that this thread has run, without the time that it waited for a processor.
+/// Nanoseconds of processor time of this thread, without waiting for a processor.
 fn processor_time() -> u64 {
     let schedule = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     schedule.split(' ').next().unwrap().parse().unwrap()

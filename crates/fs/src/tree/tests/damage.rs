@@ -23,11 +23,11 @@ fn stored_tree() -> (Medium, Stored, Model) {
     (medium, stored, model)
 }
 
-/// Loads a tree that is refused, and returns the error's text.
+/// Loads a tree, which must fail, and returns the text of the error.
 fn refused(medium: &Medium, stored: &Stored) -> String {
     let released = Released::new();
     let error = match medium.load(stored, &released) {
-        Ok(_) => panic!("it was loaded"),
+        Ok(_) => panic!("a damaged tree was loaded"),
         Err(error) => error,
     };
     assert!(matches!(error, Error::Corrupt(_) | Error::Io(_)), "{error}");
@@ -46,7 +46,7 @@ fn a_flipped_bit_is_an_error_or_another_value() {
         let mut medium = medium.clone();
         let place = if round % 5 == 0 { root } else { places[random.below(places.len() as u64) as usize] };
         let page = medium.pages.get_mut(&place).unwrap();
-        // Headers and the first records more often than values.
+        // Headers and the first records are damaged more often than values.
         let at = if round % 2 == 0 { random.below(300) } else { random.below(PAGE as u64) } as usize;
         page[at] ^= 1 << random.below(8);
         let released = Released::new();
@@ -54,7 +54,7 @@ fn a_flipped_bit_is_an_error_or_another_value() {
             Ok(tree) => {
                 check(&tree);
                 assert_eq!(tree.len(), model.len() as u64, "page {place}, byte {at}");
-                // The base is a leaf's first key: another one is another key, if the bounds permit it.
+                // A changed base of a leaf is only a changed first key, if the bounds permit it.
                 assert!(at >= HEADER || (8..25).contains(&at), "page {place}, byte {at}");
             }
             Err(error) => {
@@ -83,7 +83,7 @@ fn pages_of_random_bytes_never_panic() {
             0 => page[begin..].fill(0),
             1 => page[begin..end].fill(0xFF),
             2 => page[begin..end].copy_from_slice(&random.bytes(end - begin)),
-            // The header stays, with other widths and counts.
+            // The header gets other widths and counts.
             _ => {
                 page[6..8].copy_from_slice(&random.bytes(2));
                 page[25] = random.below(10) as u8;
@@ -160,11 +160,11 @@ fn every_field_is_checked() {
     expect(refused(&medium, &more), &format!("tree with {} items", model.len()));
 
     let mut load = Load::new(&stored, &Released::new()).unwrap();
-    assert!(load.supply(1, &medium.pages[&root]).is_err(), "it isn't wanted");
+    assert!(load.supply(1, &medium.pages[&root]).is_err(), "the page isn't wanted");
     load.supply(0, &medium.pages[&root]).unwrap();
     let first = load.wanted()[0];
     load.supply(0, &medium.pages[&first]).unwrap();
-    assert!(load.supply(0, &medium.pages[&first]).is_err(), "it was supplied");
+    assert!(load.supply(0, &medium.pages[&first]).is_err(), "the page was supplied before");
     assert!(load.finish().unwrap_err().to_string().contains("missing"));
 }
 
@@ -184,7 +184,7 @@ fn a_stale_leaf_of_the_same_range_passes_only_within_its_bounds() {
     assert_ne!(old, new);
     let page = medium.pages[&old].clone();
     medium.pages.insert(new, page);
-    // The old page has fewer items than the tree was stored with.
+    // The old page has fewer items than the stored tree.
     assert!(refused(&medium, &after).contains("items"));
     medium.load(&before, &Released::new()).unwrap();
 }

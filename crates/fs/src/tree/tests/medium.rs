@@ -1,4 +1,4 @@
-//! Checkpoints on a medium: at every moment the places that aren't dead are those that something refers to.
+//! Checkpoints on a medium. Invariant: the places that aren't dead are always those that are referenced.
 
 use super::*;
 
@@ -11,9 +11,9 @@ struct World {
     model: Model,
     clones: Vec<(Tree, Model)>,
     checkpoint: Option<Checkpoint>,
-    /// The newest durable checkpoint, its items, and the places of its pages.
+    /// Newest durable checkpoint with its items and the places of its pages.
     newest: (Stored, Model, BTreeSet<Place>),
-    /// Released since the last cut.
+    /// Places released since the last checkpoint began.
     pending: Vec<Place>,
 }
 
@@ -23,9 +23,9 @@ struct Checkpoint {
     batch: Vec<Place>,
     cursor: Unstored,
     level: u8,
-    /// Pages encoded, whose writes are in flight.
+    /// Encoded pages whose writes are in flight.
     in_flight: Vec<(Page, Place)>,
-    /// The first page of the next level.
+    /// First page of the next level.
     next: Option<Page>,
 }
 
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// The cleaner moves a page.
+    /// Withdraws the place of a page, as the cleaner does to move it.
     fn forget(&mut self) {
         let (key, level) = (self.key(), self.random.below(3) as u8);
         let place = self.tree.place_of(&key, level);
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// One step of a checkpoint.
+    /// Advances a checkpoint by one step.
     fn advance(&mut self) {
         let Some(checkpoint) = &mut self.checkpoint else {
             let (frozen, mut batch) = (self.tree.clone(), self.released.take());
@@ -132,7 +132,7 @@ impl World {
         let Some(checkpoint) = self.checkpoint.take() else { return };
         assert_eq!(check(&checkpoint.frozen).unstored.len(), 0);
         if self.random.below(8) == 0 {
-            // It fails before its root is durable.
+            // The checkpoint fails before its root is durable.
             self.pending = checkpoint.batch;
             return;
         }
@@ -170,7 +170,7 @@ impl World {
         expected.append(&mut in_flight);
         let there: BTreeSet<Place> = self.medium.pages.keys().copied().collect();
         assert_eq!(there, expected, "places that aren't dead");
-        assert!(self.newest.2.is_subset(&there), "the newest checkpoint is there");
+        assert!(self.newest.2.is_subset(&there), "a page of the newest checkpoint is dead");
         let memory = all.leaves.len() * Leaf::MEMORY + all.branches.len() * Branch::MEMORY;
         assert_eq!(self.tree.unstored_pages(), all.unstored.len());
         assert_eq!(self.tree.memory(), memory);
@@ -187,7 +187,7 @@ impl World {
 fn live(seed: u64, steps: usize) {
     println!("seed {seed}");
     let mut world = World::new(seed);
-    // Enough for three levels.
+    // Enough changes for three levels.
     for _ in 0..steps {
         for _ in 0..world.random.below(30) {
             world.change();
@@ -208,7 +208,7 @@ fn live(seed: u64, steps: usize) {
         world.check();
     }
     compare(&world.tree, &world.model);
-    // At rest nothing is on the medium but the newest checkpoint.
+    // Without clones and pending changes, the medium has only the newest checkpoint.
     world.clones.clear();
     let mut cuts = 0;
     while cuts < 40 {
@@ -250,7 +250,7 @@ fn only_pages_that_changed_are_written_again() {
         (old.get(&Key::new(15_000, 1, 0)).unwrap()[0], new.get(&Key::new(15_000, 1, 0)).unwrap()[0]),
         (3, 4)
     );
-    // A key that isn't there changes nothing.
+    // Removing a key that doesn't exist changes nothing.
     assert!(!tree.remove(&Key::new(1, 2, 3)));
     assert_eq!(tree.stored(), Some(second));
 }
@@ -281,13 +281,13 @@ fn places_that_are_visited_in_parts_are_all_places() {
             assert_eq!(parts, all, "{most} at a time");
         }
     }
-    // Pages that stay are visited although others change.
+    // Unchanged pages are visited although others change.
     let stay = check(&old).places.intersection(&check(&tree).places).copied().collect::<BTreeSet<_>>();
     let mut seen = BTreeSet::new();
     let next = old.visit_own_places_from(None, &Key::MIN, 100, |place| {
         seen.insert(place);
     });
-    let rest = next.expect("there are more");
+    let rest = next.expect("a key at which to continue");
     tree.visit_own_places_from(None, &rest, 10_000, |place| {
         seen.insert(place);
     });
@@ -336,14 +336,14 @@ fn trees_loaded_beside_each_other_share_pages() {
     let mut seen = Vec::new();
     visit_differences(&beside, &loaded, |key, _| seen.push(key.inode));
     assert_eq!(seen, [77]);
-    // The same tree needs no page.
+    // The same tree needs no pages.
     let again = Load::beside(&current, &[&beside, &loaded]).unwrap();
     assert_eq!(again.wanted(), []);
     compare(
         &again.finish().unwrap(),
         &loaded.range(&Key::MIN).map(|(key, value)| (key, value.to_vec())).collect(),
     );
-    // Places that both have are released by the last.
+    // Places of shared pages are released by the last tree.
     let only = &check(&beside).places - &check(&loaded).places;
     let all = check(&loaded).places;
     drop(beside);

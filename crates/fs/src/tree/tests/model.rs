@@ -8,14 +8,14 @@ enum Step {
     Put(Key, usize, u8),
     Update(Key, u8),
     Remove(Key),
-    /// Puts items with rising offsets.
+    /// Puts items with ascending offsets.
     Run(Key, u16, u8),
-    /// Removes items from this one on.
+    /// Removes items at and after this key.
     Clear(Key, u16),
     Look(Key),
     Clone,
     Drop(usize),
-    /// Goes on with a clone.
+    /// Continues with a clone.
     Revert(usize),
     /// Stores the tree, or its clone.
     Store,
@@ -190,7 +190,7 @@ fn differences_skip_what_is_shared() {
     let mut seen = Vec::new();
     visit_differences(&old, &tree, |key, value| seen.push((key.inode, value.len())));
     assert_eq!(seen, [(5, 60), (70_000, 60)]);
-    // Two ways to two leaves were copied.
+    // The paths to two leaves were copied.
     let (before, after) = (check(&old), check(&tree));
     assert!(after.leaves.difference(&before.leaves).count() <= 4);
 }
@@ -203,7 +203,7 @@ fn large_values_make_tall_trees_that_shrink_from_any_side() {
         let mut random = Random(side);
         let (mut tree, mut model) = (Tree::new(&Released::new()), Model::new());
         let mut order: Vec<u64> = (0..ITEMS).collect();
-        // Rising order makes full branches, another one half full ones.
+        // Ascending order makes full branches, other orders half-full ones.
         if side % 2 == 1 {
             (1..order.len()).for_each(|index| order.swap(index, random.below(index as u64 + 1) as usize));
         }
@@ -238,7 +238,8 @@ fn large_values_make_tall_trees_that_shrink_from_any_side() {
     }
 }
 
-/// Returns a tree whose nodes have few children: changes don't make such trees, but the format permits them.
+/// Returns a tree whose nodes have few children. Changes don't produce such trees, but the format permits
+/// them.
 fn sparse_tree(random: &mut Random) -> (Tree, Model) {
     let mut tree = Tree::new(&Released::new());
     let mut model = Model::new();
