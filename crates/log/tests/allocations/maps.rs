@@ -1,10 +1,10 @@
-//! What maps say they take is what they take, and the radix map keeps to its budget.
+//! The size that maps report is what they take, and the radix map keeps to its budget.
 
 use conformance::allocations;
 use log::map::{Map, NAMES, PAGE_BLOCKS, Physical, Radix, make};
 use runtime::Random;
 
-/// Memory of this process that is in use.
+/// Resident memory of this process, in bytes.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
     let pages: u64 = text.split(' ').nth(1).and_then(|word| word.parse().ok()).expect("the second number");
@@ -21,8 +21,8 @@ fn shuffled(count: u64, seed: u64) -> Vec<u32> {
     numbers
 }
 
-/// Every block of the map at a place of its own, written one by one in random order. Returns the most that `bytes`
-/// said meanwhile.
+/// Maps every block to a location of its own, one by one in random order. Returns the largest value of
+/// `bytes` meanwhile.
 fn write_at_random(map: &dyn Map) -> u64 {
     let mut most = 0;
     for (place, block) in (1..).zip(shuffled(map.blocks(), 3)) {
@@ -35,7 +35,7 @@ fn write_at_random(map: &dyn Map) -> u64 {
     most
 }
 
-/// Every block, in extents of 255, each behind a header.
+/// Maps every block, in extents of 255, each after a header.
 fn write_sequentially(map: &dyn Map) -> u64 {
     let (mut block, mut place, mut most) = (0, 1, 0);
     while block < map.blocks() {
@@ -54,7 +54,7 @@ fn write_sequentially(map: &dyn Map) -> u64 {
 fn radix_keeps_to_its_budget() {
     const BLOCKS: u64 = 1 << 22;
     const PER_TEBIBYTE: u64 = (1 << 28) / BLOCKS;
-    // Memory comes in huge pages: the last one isn't full.
+    // Memory is allocated in huge pages, and the last one isn't full.
     const ROUNDING: u64 = 2 << 20;
     let before = resident();
     let map = Radix::new(BLOCKS).expect("room");
@@ -75,7 +75,7 @@ fn radix_keeps_to_its_budget() {
     println!("sequentially: {} bytes, {most} at most, budget {budget}", map.bytes());
     assert!(most <= budget, "{most} bytes sequentially, budget {budget}");
 
-    // Rewritten sequentially, a map that was full of single blocks has as few in use: it doesn't grow.
+    // A map that was full of single blocks doesn't grow when it is rewritten sequentially.
     let map = Radix::new(BLOCKS).expect("room");
     write_at_random(&map);
     let dense = map.bytes();
