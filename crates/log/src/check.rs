@@ -54,7 +54,7 @@ const MAP: &str = "radix";
 /// Checks the log on a device, and writes nothing to it.
 ///
 /// # Errors
-/// As [`check`]; errors of opening the zones.
+/// Errors of [`check`] and of opening the zones.
 pub async fn check_device(device: Arc<dyn DevicePart>, progress: &dyn Fn(u64, u64)) -> Result<CheckReport> {
     check(open_zones(device).await?, None, progress).await
 }

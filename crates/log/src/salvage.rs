@@ -21,7 +21,7 @@ pub(crate) const MOST_BYTES: u64 = 0;
 /// Most blocks of a map that are examined between two yields to other tasks, and whose locations are held in
 /// memory.
 const AT_ONCE: u64 = 1 << 16;
-/// Shared cause of the unknown locations for which no location is left.
+/// Cause for the last location, once several losses share it.
 const FURTHER: &str = "a part of the map can't be read; status lists the first of them";
 
 /// Losses of a log that were found when it was opened.
@@ -67,7 +67,7 @@ impl Lost {
         if self.causes.len() < self.most_causes {
             self.causes.push(String::new());
         } else if let Some(last) = self.causes.last_mut() {
-            // The last cause is then shared by all further locations.
+            // No location is left: all further losses share the last one, with a common cause.
             FURTHER.clone_into(last);
         }
         Physical(self.causes.len() as u32)

@@ -1,7 +1,7 @@
 //! Group commit of one shard: entries wait in queues, one for each class of zones, and are taken as the entries of a record
 //! when an append can carry them; records commit in the order of their numbers.
 //!
-//! Nothing here does I/O: `lane` appends what is taken here.
+//! This module does no I/O: `lane` appends the records.
 
 use crate::entry::{Batch, Entry};
 use crate::layout::Layout;

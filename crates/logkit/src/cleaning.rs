@@ -48,7 +48,7 @@ pub const DEFAULT: &str = lifetime::NAME;
 pub struct Candidate {
     /// Number of the zone.
     pub zone: ZoneIndex,
-    /// Number of its live data units.
+    /// Number of live data units.
     pub live: u64,
     /// Number of data units that the zone takes up: those written, and those that can't be written any more because it
     /// was finished early. Cleaning gains the ones that aren't live.
@@ -62,7 +62,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Returns the live share of the zone, from 0 to 1. An empty zone counts as live: cleaning gains nothing.
+    /// Returns the live share of the zone, from 0 to 1. The share of an empty zone is 1: cleaning gains nothing.
     pub fn live_share(&self) -> f64 {
         if self.written == 0 { 1.0 } else { self.live as f64 / self.written as f64 }
     }

@@ -200,7 +200,7 @@ pub struct Kit {
     pub checkpointing: Rc<Semaphore>,
     /// Lanes, the cleaner, tasks that they started, and calls of other shards.
     pub tasks: TaskGroup,
-    /// Marks of what is durable while this shard is idle.
+    /// Marks of durable records while this shard is idle.
     pub(crate) marks: Marks,
     shared: Arc<Shared>,
     member: Rc<Member>,

@@ -26,7 +26,7 @@ use std::rc::Rc;
 /// The next zone is opened once less than 1/4 of a zone is left. A lane then has the time of writing that
 /// much for it: a flush of the device below takes as long as many records.
 const SHARE_LEFT: u32 = 4;
-/// The next zone is also opened once at most this many records as large as the last one fit.
+/// The next zone is also opened once fewer than this many records as large as the last one fit.
 const RECORDS_LEFT: u32 = 4;
 
 /// Whether the next zone should be opened, after a record of `record` blocks that ended at block `position`.

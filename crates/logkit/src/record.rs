@@ -194,7 +194,7 @@ impl Header {
     /// Returns a block of `size` bytes with the header at its start, and zeros after it.
     ///
     /// # Panics
-    /// As [`encode`](Self::encode).
+    /// In the cases of [`encode`](Self::encode).
     pub fn encode_block(
         &self,
         identity: &Identity,

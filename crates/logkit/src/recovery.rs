@@ -225,7 +225,7 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
 /// can be read; later roots, with the records of their epochs, are lost.
 ///
 /// # Errors
-/// As [`open`].
+/// Errors of [`open`].
 pub async fn newest_checkpoint(
     zones: &dyn Zones,
     owner: [u8; 8],

@@ -19,7 +19,7 @@ struct Run {
 #[derive(Debug, Clone, Default)]
 pub struct ZoneSums {
     zone: u32,
-    /// By position.
+    /// Sorted by position.
     runs: Vec<Run>,
     sums: Vec<u32>,
 }

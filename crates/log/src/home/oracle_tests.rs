@@ -267,7 +267,7 @@ fn what_forgets_a_fence_or_a_flush_is_caught() {
     for broken in [Broken::WriteWithoutFence, Broken::PersistWithoutFence, Broken::StoreWithoutFlush] {
         let is_caught = (1..=8).any(|seed| {
             let search = move || run(async move || search(seed, &live(seed, 40, broken).await).await.err());
-            // An assertion of the map may detect the fault, too.
+            // An assertion of the map may also detect the fault.
             let found = std::panic::catch_unwind(search).unwrap_or(Some("the map panics".to_owned()));
             found.inspect(|wrong| println!("{broken:?}, seed {seed}: {wrong}")).is_some()
         });

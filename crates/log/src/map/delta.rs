@@ -204,8 +204,8 @@ fn merge<P: Plain>(paths: &[Arc<Path>], base: &P) {
     }
 }
 
-/// Returns a delta with the same users as the layer below, and that layer; `None` for the layer if it is the
-/// base.
+/// Returns a delta that has the same users as the layer below, and that layer (`None` for the base); `None` if
+/// there is no such delta.
 fn mergeable(paths: &[Arc<Path>]) -> Option<(Arc<Delta>, Option<Arc<Delta>>)> {
     for path in paths {
         let deltas = read(&path.deltas).clone();

@@ -1,4 +1,4 @@
-//! The log keeps the promises of a device, on any disk, with any number of shards, closed and opened again.
+//! The contract of a device, for logs on any disk, with any number of shards, closed and opened again.
 
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart};
 use layers::record::replay::ImageDisk;

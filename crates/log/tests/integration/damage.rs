@@ -413,7 +413,7 @@ fn planted_copies_of_records_do_not_validate() {
                         .unwrap();
                 }
             }
-            // The originals are overwritten, so that a copy would be noticed.
+            // The original blocks are overwritten: a copy that is replayed would bring their old data back.
             volume.write(0, 10, 50).await;
             volume.flush().await;
         });

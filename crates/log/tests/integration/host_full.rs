@@ -122,8 +122,7 @@ impl Device for Handle {
     }
 }
 
-/// Writes blocks in order, `length` at a time, until one finds no space; returns the block after the last
-/// written one.
+/// Writes blocks in order, `length` at a time, until one finds no space; returns the number of written blocks.
 async fn fill(volume: &Volume, from: u64, length: u64, version: u64) -> u64 {
     let mut at = from;
     while at + length <= volume.blocks() {

@@ -21,9 +21,9 @@ enum Event {
     None,
     /// The system clock is set by this many seconds.
     Step(i64),
-    /// As `Step`, and the log is closed and opened after that.
+    /// Like `Step`; then the log is closed and opened.
     StepAndReopen(i64),
-    /// As `Step`, and the log is opened again without a close.
+    /// Like `Step`; then the log is opened again without a close.
     StepAndKill(i64),
 }
 

@@ -1,4 +1,4 @@
-//! A disk that counts its operations and stops answering when a test says so, until the test lets it answer
+//! A disk that counts its operations and stops answering at a test's request, until the test lets it answer
 //! again.
 
 use block::{
