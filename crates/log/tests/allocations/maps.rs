@@ -57,7 +57,7 @@ fn radix_keeps_to_its_budget() {
     // Memory is allocated in huge pages, and the last one isn't full.
     const ROUNDING: u64 = 2 << 20;
     let before = resident();
-    let map = Radix::new(BLOCKS).expect("room");
+    let map = Radix::new(BLOCKS).expect("memory for the tables");
     let most = write_at_random(&map);
     let budget = (1.01 * (1 << 30) as f64) as u64 / PER_TEBIBYTE;
     println!("at random: {} bytes, {most} at most, budget {budget}", map.bytes());
@@ -65,18 +65,18 @@ fn radix_keeps_to_its_budget() {
     // While leaves of runs become dense both exist.
     assert!(most <= budget + budget / 20 + ROUNDING, "{most} bytes at most, budget {budget}");
     let taken = resident().saturating_sub(before);
-    assert!(taken <= map.bytes() + ROUNDING, "{taken} bytes resident, {} said", map.bytes());
-    assert!(taken >= map.bytes() / 10 * 8, "{taken} bytes resident, {} said", map.bytes());
+    assert!(taken <= map.bytes() + ROUNDING, "{taken} bytes resident, {} reported", map.bytes());
+    assert!(taken >= map.bytes() / 10 * 8, "{taken} bytes resident, {} reported", map.bytes());
     drop(map);
 
-    let map = Radix::new(BLOCKS).expect("room");
+    let map = Radix::new(BLOCKS).expect("memory for the tables");
     let most = write_sequentially(&map);
     let budget = (64 << 20) / PER_TEBIBYTE;
     println!("sequentially: {} bytes, {most} at most, budget {budget}", map.bytes());
     assert!(most <= budget, "{most} bytes sequentially, budget {budget}");
 
     // A map that was full of single blocks doesn't grow when it is rewritten sequentially.
-    let map = Radix::new(BLOCKS).expect("room");
+    let map = Radix::new(BLOCKS).expect("memory for the tables");
     write_at_random(&map);
     let dense = map.bytes();
     write_sequentially(&map);
@@ -97,7 +97,7 @@ fn what_a_map_says_is_what_the_allocator_counts() {
             let (taken, said) = (allocations::bytes().saturating_sub(before), map.bytes());
             let ratio = said as f64 / taken as f64;
             println!("{name} {what}: {taken} bytes allocated, {said} said ({ratio:.2})");
-            assert!((0.7..1.4).contains(&ratio), "{name} {what}: {taken} bytes allocated, {said} said");
+            assert!((0.7..1.4).contains(&ratio), "{name} {what}: {taken} bytes allocated, {said} reported");
         }
     }
 }

@@ -68,7 +68,7 @@ fn blocks_0_and_the_last_are_blocks_like_any_other() {
             volume.write(0, 1, version).await;
             volume.write(last, 1, version).await;
             volume.flush().await;
-            assert!(volume.try_write(last, 2, 9).await.is_err(), "behind the end");
+            assert!(volume.try_write(last, 2, 9).await.is_err(), "after the end");
         });
     };
     ends(disk.clone(), true, 1);
@@ -303,7 +303,7 @@ fn a_volume_that_fits_its_disk_is_never_full() {
         });
         let tasks: Vec<_> = tasks.collect();
         for outcome in runtime::join_all(tasks).await {
-            outcome.expect("there is always room");
+            outcome.expect("there is always space");
         }
     });
 }
@@ -534,11 +534,11 @@ fn stopped_uncleanly_two_hundred_times_in_a_row() {
                 expected[300..].fill(1);
                 if writes {
                     expected[..life as usize].fill(2);
-                    assert_eq!(volume.versions(0, 308).await, expected, "life {life}");
+                    assert_eq!(volume.versions(0, 308).await, expected, "epoch {life}");
                     volume.write(life, 1, 2).await;
                     volume.flush().await;
                 }
-                assert!(volume.versions(0, 308).await[300..] == [1; 8], "life {life}");
+                assert!(volume.versions(0, 308).await[300..] == [1; 8], "epoch {life}");
             });
         }
     }

@@ -69,7 +69,7 @@ fn snapshots_fill_a_log_and_their_deletion_empties_it() {
             for round in 1..4 {
                 let names = fill_with_snapshots(&volume, round * 10_000).await;
                 println!("{} snapshots", names.len());
-                assert!(names.len() > 2, "room for {} snapshots", names.len());
+                assert!(names.len() > 2, "space for {} snapshots", names.len());
                 volume.flush().await;
                 volume.discard(0, volume.blocks()).await;
                 volume.flush().await;
@@ -145,7 +145,7 @@ fn a_thin_volume_is_filled_with_blocks_far_apart() {
                 }
             }
             println!("{} blocks", written.len());
-            assert!(written.len() > 10, "room for {} blocks", written.len());
+            assert!(written.len() > 10, "space for {} blocks", written.len());
             volume.flush().await;
             if round == 2 {
                 volume.close().await;

@@ -58,7 +58,7 @@ fn pages_that_threads_take_over_are_as_they_were() {
             let mut volume = Volume::open(&disk, &options).await;
             let recovered = volume.part.recovered().clone();
             assert!(recovered.pages >= PAGES / 2 && recovered.replayed >= 2500, "{recovered:?}");
-            assert!(all(&volume).await == before, "life {life}");
+            assert!(all(&volume).await == before, "epoch {life}");
             if life == 1 {
                 // From here on all pages are part of the checkpoint.
                 volume.close().await;

@@ -229,7 +229,7 @@ mod tests {
     fn each_purpose_finds_its_share_whatever_others_hold() {
         let budget = budget(6, 2, 2);
         let mut tables: Vec<Permit> = std::iter::from_fn(|| budget.try_take(Tables)).collect();
-        assert_eq!(tables.len(), 3, "its share, and one that is nobody's");
+        assert_eq!(tables.len(), 3, "its share, and one unreserved");
         let log: Vec<Permit> = std::iter::from_fn(|| budget.try_take(Log)).collect();
         assert_eq!(log.len(), 2);
         let checkpoint = budget.try_take(Checkpoint).expect("its share");

@@ -362,7 +362,7 @@ fn higher_marks() {
     }
     print("uniform 80 %, 256 zones, by how far the upper mark lies above the lower one", &columns, &rows);
     for (name, values) in rows.iter().step_by(2) {
-        assert!(values.is_sorted(), "{name}: more room kept costs more: {values:?}");
+        assert!(values.is_sorted(), "{name}: more headroom costs more: {values:?}");
         // The first value is that of the log device's default for this number of zones.
         assert!(values[0] < 2.69 * 1.05 && values[1] < values[0] * 1.03, "{name}: {values:?}");
     }

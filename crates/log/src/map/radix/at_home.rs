@@ -385,7 +385,7 @@ mod tests {
                 _ => {}
             }
             copy.update(&family);
-            assert_eq!(copy.update(&family), 0, "what was told is told once");
+            assert_eq!(copy.update(&family), 0, "each change is reported once");
             let versions: Vec<_> = maps.iter().map(|map| roots(&**map)).collect();
             let (opened, new_family) = open(copy.words(), family.used(), &versions).unwrap();
             for (map, opened) in maps.iter().zip(&opened) {

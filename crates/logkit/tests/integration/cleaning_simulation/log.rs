@@ -152,7 +152,7 @@ impl Log {
         if pace.must.is_infinite() {
             self.counts.waits += 1;
             while self.room <= self.marks.stop {
-                assert!(self.move_one(), "{}: nothing to clean and no room", self.policy.name());
+                assert!(self.move_one(), "{}: nothing to clean and no free space", self.policy.name());
             }
             self.due = 0.0;
             return;
