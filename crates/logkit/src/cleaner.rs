@@ -33,7 +33,7 @@ struct InHand<N> {
 }
 
 impl<N> InHand<N> {
-    /// Whether it has live blocks that haven't been moved.
+    /// Whether the victim has live blocks that haven't been moved.
     fn has_moves(&self, kit: &Kit) -> bool {
         self.next < self.pieces.len() && kit.pool.live(self.victim.zone()) > 0
     }
