@@ -50,14 +50,15 @@ impl Buffered {
         ticket
     }
 
-    /// Returns the buffered blocks of a range.
+    /// Returns the buffered blocks of a range, with their data.
     pub fn find(&self, version: VersionId, block: u64, count: u64) -> Vec<(u64, Data)> {
         let blocks = self.lock();
         let found = blocks.range((version, block)..(version, block + count));
         found.map(|((_, block), (_, data))| (*block, data.clone())).collect()
     }
 
-    /// Removes the blocks of a committed write that no later write has overwritten here.
+    /// Removes the blocks of a committed write, except those that a later write has overwritten in the
+    /// buffer.
     pub fn committed_write(&self, version: VersionId, block: u64, count: u32, ticket: u64) {
         let mut blocks = self.lock();
         for block in block..block + u64::from(count) {

@@ -1,13 +1,14 @@
-//! Capacity of a log for data, beside the checkpoints of all its versions.
+//! Capacity of a log for data, in addition to the checkpoints of all its versions.
 //!
 //! The zones that are reserved for checkpoints ([`Reserve`](crate::layout::Reserve)) are enough for a volume alone.
 //! Pages of snapshots and clones, and those of a sparse thin volume, take more. The additional space is subtracted from
 //! the capacity, so that a write is refused before it is acknowledged.
 //!
-//! Neither writes nor the cleaner raise the bound: a writable version counts as if it shared no page with any other. So
-//! a discard, which takes a page of its own and no capacity for data, is always admitted, and admitted data keeps its
-//! capacity. Creating a version raises the bound, and is refused where live data needs the capacity. A version larger
-//! than the disk would take too much under that rule: its pages are counted one by one.
+//! Neither writes nor the cleaner raise the bound: a writable version is counted as if it shared no page with
+//! any other. So a discard, which takes a page of its own and no capacity for data, is always admitted, and
+//! admitted data keeps its capacity. Creating a version raises the bound, and is refused if live data needs
+//! the capacity. A version larger than the disk would take too much under that rule, so its pages are counted
+//! one by one.
 
 use crate::core::Core;
 use crate::directory::{self, PageTable};
@@ -84,8 +85,8 @@ impl Images {
         images
     }
 
-    /// Returns the most zones that checkpoints take while `dirty` pages of thin versions are not on the medium: the
-    /// durable image at its loosest packing, and another image in flight.
+    /// Returns the most zones that checkpoints take while `dirty` pages of thin versions are not on the
+    /// medium: the durable image at its loosest packing, and another image in flight.
     pub(crate) fn zones(&self, layout: &Layout, dirty: u64) -> u64 {
         let thin = (self.thin + 2 * dirty).min(self.thin_most);
         let blocks = self.pages + self.directory + thin;
@@ -129,7 +130,7 @@ impl Core {
         self.capacity_beside(images.zones(&self.layout, dirty))
     }
 
-    /// Returns the most blocks of data beside checkpoints of this number of zones.
+    /// Returns the most blocks of data if checkpoints take `zones` zones.
     fn capacity_beside(&self, zones: u64) -> u64 {
         let taken = match self.home {
             // A log with a map home writes no checkpoint.
@@ -148,8 +149,8 @@ impl Core {
         thin.map(|version| version.dirty.len() + version.writing.len()).sum()
     }
 
-    /// Returns whether a checkpoint may raise the capacity: pages that have become empty are known only once they are
-    /// saved.
+    /// Returns whether a checkpoint may raise the capacity: pages that have become empty are found only when
+    /// they are saved.
     pub fn checkpoint_may_help(&self) -> bool {
         self.images.get().0.thin_most > 0 && self.dirty_thin_pages() > 0
     }

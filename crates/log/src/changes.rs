@@ -1,10 +1,10 @@
 //! The changes of a record that waits for replay, in a third of the memory of their encoding on the medium.
 //!
-//! A volume of 1 TiB may have 2^24 blocks of log after its checkpoint, each with an extent of its own. Touching memory
-//! for the first time costs as much as reading that memory's contents from the medium (the kernel clears it), so
-//! opening the log uses little. A write or an unmapping of the volume itself takes one word, a move two; every other
-//! change is kept as it is. Changes aren't validated here: bytes that can't be decoded are kept, too, and replay
-//! refuses them.
+//! A volume of 1 TiB may have 2^24 blocks of log after its checkpoint, each with an extent of its own.
+//! Touching memory for the first time costs as much as reading that memory's contents from the medium (the
+//! kernel clears it), so opening the log uses little. A write or an unmapping of the volume itself takes one
+//! word, a move two; every other change is kept in its encoded form. Changes aren't validated here:
+//! undecodable bytes are also kept, and replay refuses them.
 
 use crate::format::{Change, EXTENT, VersionId};
 use crate::map::Physical;
@@ -38,7 +38,7 @@ fn word(kind: u64, block: u64, count: u32) -> Option<u64> {
 }
 
 impl Changes {
-    /// Encodes the changes of a record with this meta, which may be any bytes.
+    /// Encodes the changes of a record with this meta, which is untrusted.
     pub fn new(meta: &[u8]) -> Self {
         let mut words = Vec::with_capacity(meta.len().div_ceil(EXTENT));
         let mut others = Vec::new();
@@ -70,7 +70,7 @@ impl Changes {
         Changes { words: words.into_boxed_slice(), others: others.into_boxed_slice() }
     }
 
-    /// Returns all changes, up to the first that no version of this program writes.
+    /// Returns all changes, up to and including the first that can't be decoded.
     pub fn iter(&self) -> impl Iterator<Item = Result<Change>> + '_ {
         let mut words = self.words.iter();
         let mut others = &*self.others;

@@ -5,15 +5,16 @@
 //! Then the maps are compared with the records: a record must describe each mapped block as that block, and its data
 //! must be good.
 //!
-//! A finding is *damage* if something is lost that the log still needs: a version maps the block, or the log can't be
-//! opened in its state. Otherwise it is a *note*: the bytes are wrong and nothing is lost. Two cases can't be told
-//! apart from a power cut, and aren't reported if nothing references them: bytes after the last record of a zone that
-//! was never finished, and a root that was being written.
+//! A finding is *damage* if something is lost that the log still needs: a version maps the block, or the log
+//! can't be opened in its state. Otherwise it is a *note*: the bytes are wrong and nothing is lost. Two cases
+//! are indistinguishable from a power cut, and aren't reported unless something references them: bytes after
+//! the last record of a zone that was never finished, and a root that was being written.
 //!
 //! If the map is at home, the home replaces the directory and the pages. Of the map's words only those that lead to the
 //! leaves are checked, and then every block against the records.
 //!
-//! Besides the maps, which it loads as opening the log does, it holds a few windows of a zone in memory at a time.
+//! Besides the maps, which it loads like opening the log does, it holds a few windows of a zone in memory at
+//! a time.
 //!
 //! One concept per module: `roots` the two root zones, `pages` the pages of the maps, `zone` the records of one zone,
 //! `owners` the versions that need damaged blocks, `report` the result.
@@ -53,7 +54,7 @@ const MAP: &str = "radix";
 /// Checks the log on a device, and writes nothing to it.
 ///
 /// # Errors
-/// As [`check`]; errors of opening the zones.
+/// Errors of [`check`] and of opening the zones.
 pub async fn check_device(device: Arc<dyn DevicePart>, progress: &dyn Fn(u64, u64)) -> Result<CheckReport> {
     check(open_zones(device).await?, None, progress).await
 }
@@ -66,8 +67,9 @@ pub async fn open_zones(device: Arc<dyn DevicePart>) -> Result<Arc<dyn ZonesPart
     Ok(Arc::new(zones::OnDevice::open_read_only(device, Some(crate::kind::MAX_APPEND)).await?))
 }
 
-/// Checks the log on these zones, and writes nothing. The zones have no other user meanwhile. A log whose map is at
-/// home needs its home, opened read-only. `progress` gets the number of bytes read and their total.
+/// Checks the log on these zones, and writes nothing. The zones must have no other user meanwhile. A log
+/// whose map is at home needs its home, opened read-only. `progress` gets the number of bytes read and their
+/// total.
 ///
 /// # Errors
 /// [`Error::Protocol`] if there is no log, or one of another format version; [`Error::Corrupt`] if no root can be read,
@@ -84,7 +86,7 @@ pub async fn check(
     let mut at_home = None;
     if let Some((medium, demanded)) = recovery::at_home(&root, home)? {
         let opened = home::recovery::open(&layout, &root, demanded, &reports, medium, true).await?;
-        // The home holds the moment of the map.
+        // The home names the checkpoint that matches its map.
         root = opened.root.clone();
         at_home = Some(opened);
     }
@@ -106,7 +108,7 @@ pub async fn check(
     Ok(check.findings.into_report(&found, check.checked, &check.recovered))
 }
 
-/// Name of the records of a stream, for operators.
+/// Describes a stream for operators.
 pub(crate) fn stream_name(stream: StreamId) -> &'static str {
     match stream {
         USER => "users' writes",
@@ -115,7 +117,7 @@ pub(crate) fn stream_name(stream: StreamId) -> &'static str {
     }
 }
 
-/// Name of the stream of a record, or of the record's other purpose.
+/// Describes the stream of a record, or the record's other purpose.
 pub(crate) fn name_of(header: &Header) -> &'static str {
     match header.kind {
         Kind::Entries => stream_name(header.stream),
@@ -136,9 +138,9 @@ struct Check<'a> {
     recovered: Recovered,
 }
 
-/// The log as opening it would load it, as far as possible.
+/// The log as far as it can be loaded, in the way that opening does.
 struct Loaded {
-    /// The versions; none if the directory is damaged.
+    /// The versions; empty if the directory is damaged.
     versions: Versions,
     directory: Directory,
     pool: ZonePool,
@@ -186,7 +188,7 @@ impl Check<'_> {
         }
         let pool = logkit::recovery::known_zones(&self.layout, &root, &known, self.reports);
         let recovered = &mut self.recovered;
-        // The pages have been checked: those that can't be read aren't in the directory any more.
+        // The pages have been checked: unreadable ones were removed from the directory.
         let loading = recovery::Loading { map: MAP, batched: None, lost: None };
         let mut versions =
             recovery::load(self.zones, &self.layout, &directory, &pool, loading, recovered).await?;
@@ -234,7 +236,7 @@ impl Check<'_> {
             scans.records.iter().map(|record| (record.header.stream, record.header.sequence)).collect();
         let tail = logkit::recovery::choose(root, scans, Goal::Salvage).and_then(|tail| {
             self.recovered.note(&tail);
-            // An unclean stop leaves such records; damage of the last ones can't be told from them.
+            // An unclean stop leaves such records; damage of the last ones is indistinguishable from them.
             for line in tail.dropped.first().into_iter().flat_map(|_| tail.describe()).take(1) {
                 self.findings.note(Finding::at(None, 0, line));
             }
@@ -358,8 +360,9 @@ impl Check<'_> {
     }
 }
 
-/// Returns whether a version may map data that was written to `writer`: the version itself, or an older one that it is,
-/// directly or not, a copy of. The copies in between may have been deleted, so nothing stricter can be checked.
+/// Returns whether a version may map data that was written to `writer`: the version itself, or an older one
+/// that it is a direct or indirect copy of. The copies in between may have been deleted, so the check can't
+/// be stricter.
 pub(crate) fn can_come_from(version: VersionId, writer: VersionId) -> bool {
     writer.0 > 0 && writer <= version
 }

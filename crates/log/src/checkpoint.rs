@@ -1,8 +1,9 @@
 //! Checkpoints of the maps ([`logkit::checkpoint`] has the rules): dirty pages, their contents and their locations.
 //!
-//! No version may be created or deleted between the first page and the directory: some pages would be older and some newer than
-//! that. If it happens, the checkpoint starts over; pages that it has written stay valid. While several versions exist, no block is
-//! moved during a checkpoint ([`Core::moves_exclude_checkpoints`](logkit::Owner::moves_exclude_checkpoints)).
+//! No version may be created or deleted between the first page and the directory, as pages would then be of
+//! different sets of versions. If that happens, the checkpoint starts over; pages that it has written stay
+//! valid. While several versions exist, no block is moved during a checkpoint
+//! ([`Core::moves_exclude_checkpoints`](logkit::Owner::moves_exclude_checkpoints)).
 
 use crate::core::Core;
 use crate::directory::{Directory, PagePlace};
@@ -48,11 +49,11 @@ impl Core {
     /// Approximate number of blocks that a checkpoint would take now.
     pub(crate) fn pages_cost(&self) -> u64 {
         if self.home.is_some() {
-            // A transaction takes a few lines per block.
+            // A transaction takes only a few lines per block.
             return 0;
         }
         let dirty: u64 = self.versions.borrow().list.iter().map(|version| version.dirty.len()).sum();
-        // Pages that versions share are written once.
+        // A page that versions share is written once.
         let dirty = dirty.min(self.most_pages());
         let directory = self.kit().checkpoints.directory_blocks(self.kit());
         dirty + dirty / 64 + directory + 2
@@ -97,12 +98,12 @@ impl Core {
             version.writing = dirty;
         }
         drop(versions);
-        // Stable: of one page, parents come before their children, whose images are often the same.
+        // Stable sort: for each page, parents come before their children, whose images are often identical.
         jobs.sort_by_key(|job| job.page);
         jobs
     }
 
-    /// Marks pages as dirty again that may not have been written.
+    /// Marks pages that may not have been written as dirty again.
     fn give_back(&self, jobs: &[Job]) {
         let mut versions = self.versions.borrow_mut();
         for job in jobs {
@@ -112,7 +113,7 @@ impl Core {
         }
     }
 
-    /// Marks pages as dirty that are in zones with few live pages, so that checkpoints stay compact.
+    /// Marks the pages of zones with few live pages as dirty, so that checkpoints stay compact.
     fn compact_checkpoints(&self) {
         let mut zones: Vec<(u32, u32)> = self
             .kit()
@@ -125,7 +126,8 @@ impl Core {
         zones.sort_unstable();
         let live: u64 = zones.iter().map(|(live, _)| u64::from(*live)).sum();
         let per_zone = u64::from(self.layout.zone_blocks);
-        // The number of zones at which a third of their space is unused; the emptiest zones beyond it are rewritten.
+        // Number of zones at which a third of their space is unused; the emptiest of the further zones are
+        // rewritten.
         let enough = (live + live / 2).div_ceil(per_zone) as usize + 1;
         let emptiest: Vec<u32> =
             zones.iter().take(zones.len().saturating_sub(enough)).map(|(_, zone)| *zone).collect();
@@ -163,7 +165,8 @@ impl Core {
                 let orphaned = std::mem::take(&mut versions.orphaned);
                 let saved: Vec<VersionId> = versions.list.iter().map(|version| version.id).collect();
                 drop(versions);
-                // Pages that this directory doesn't name. A version that is deleted before the root is written is still in it.
+                // Pages that this directory doesn't name. A version that is deleted before the root is
+                // written is still in it.
                 break (cut, self.directory().encode(), self.freed_pages(orphaned), saved);
             }
             if attempts == MOST_ATTEMPTS {
@@ -191,7 +194,7 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the pages that are part of the durable checkpoint and of no version any more.
+    /// Returns the pages that are part of the durable checkpoint and no longer of any version.
     fn freed_pages(&self, orphaned: Vec<(u64, Physical)>) -> Vec<(u64, Physical)> {
         let mut freed = self.superseded.0.take();
         freed.extend(orphaned);
@@ -210,7 +213,7 @@ impl Core {
         let block = self.layout.block_bytes();
         let mut entries = vec![0_u32; PAGE_BLOCKS as usize];
         let mut at = 0;
-        // Images of the current page that were written already, for versions with the same contents.
+        // Images of the current page that have been written, for versions with the same contents.
         let mut same_page: (u64, Vec<(PagePlace, Vec<u8>)>) = (u64::MAX, Vec::new());
         while at < jobs.len() {
             let wanted = (jobs.len() - at) as u64;

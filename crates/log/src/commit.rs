@@ -1,4 +1,4 @@
-//! Committing: the effects of a change on the maps and on the zones.
+//! Committing: the effects of changes on the maps and on the zones.
 
 use crate::core::{Core, Item};
 use crate::format::Change;
@@ -68,7 +68,7 @@ impl Core {
             }
         }
         drop((versions, accounts));
-        // The cleaner releases the blocks that only a deleted version mapped.
+        // The cleaner frees the blocks that only a deleted version mapped.
         if has_deleted || has_died && kit.is_stuck() {
             kit.look_again();
         }
@@ -100,7 +100,7 @@ pub enum Effect {
     Dead(Physical, u64),
 }
 
-/// Applies a change whose data is at `physical`, in this zone, to the maps. Recovery uses the same function.
+/// Applies a change to the maps; its data is at `physical`, in zone `zone`. Recovery uses the same function.
 ///
 /// # Errors
 /// [`Error::NotFound`] if there is no such version, [`Error::Invalid`] for blocks after its end.
@@ -126,8 +126,8 @@ pub fn apply(
             });
         }
         Change::Move { block, count, from, .. } => {
-            // Run by run: blocks that have been overwritten since the cleaner chose them stay at their current
-            // location.
+            // Run by run: blocks that have been overwritten since the cleaner chose them stay at their
+            // current location.
             let moved = versions.relocate(*block, u64::from(*count), *from, physical);
             if moved > 0 {
                 effect(Effect::Live(zone, moved));

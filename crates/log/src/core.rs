@@ -1,7 +1,7 @@
 //! The log device on its home shard: an owner of the kit whose entries are changes of versions.
 //!
-//! Writes of all shards are sent here with their data and numbered in the order of arrival, so overlapping writes need no lock.
-//! Reads look up the map on any shard and don't involve the home shard.
+//! Writes of all shards are sent here with their data and numbered in the order of arrival, so overlapping
+//! writes need no lock. Reads look up the map on any shard and don't involve the home shard.
 
 mod admission;
 
@@ -45,7 +45,7 @@ pub struct Settings {
     pub capacity: u64,
     /// Number of zones for checkpoints that `capacity` leaves free.
     pub reserved_zones: u64,
-    /// Used percentage of the capacity from which the log warns.
+    /// Percentage of the capacity at or above which the log warns.
     pub space_warning: u64,
     /// Number of blocks that are discarded, or released after a deletion, between two yields to other tasks.
     pub blocks_at_once: u64,
@@ -56,7 +56,7 @@ pub struct Settings {
 pub struct Item {
     /// The change.
     pub change: Change,
-    /// Its data.
+    /// Data of the change.
     pub payload: Payload,
     /// Request to complete; `None` for the cleaner's moves.
     pub request: Option<RequestKey>,
@@ -123,9 +123,9 @@ pub struct Core {
     pub superseded: Superseded,
     /// Blocks that are known to be damaged.
     pub damaged: Arc<Damaged>,
-    /// Home of the map, if it has one of its own.
+    /// The map's home; `None` if the map is in memory.
     pub home: Option<MapHome>,
-    /// What can't be read of a log that is salvaged; `None` for one that is used.
+    /// Unreadable parts of a log that is salvaged; `None` for a log in normal use.
     pub lost: Option<Lost>,
     /// Transactions of the home.
     pub transactions: Transactions,
@@ -155,9 +155,9 @@ pub struct State {
     pub versions: Versions,
     /// Blocks that are known to be damaged.
     pub damaged: Damaged,
-    /// Home of the map, if it has one of its own.
+    /// The map's home; `None` if the map is in memory.
     pub home: Option<MapHome>,
-    /// What can't be read of a log that is salvaged; `None` for one that is used.
+    /// Unreadable parts of a log that is salvaged; `None` for a log in normal use.
     pub lost: Option<Lost>,
 }
 
@@ -194,7 +194,7 @@ impl Core {
         core
     }
 
-    /// Makes all writes durable that were acknowledged by now.
+    /// Makes all acknowledged writes durable.
     ///
     /// # Errors
     /// The failure of the log; errors of flushing.
@@ -324,8 +324,8 @@ impl Owner for Core {
         Ok(())
     }
 
-    /// Moves exclude checkpoints while several versions exist: the pages of two versions could have different locations of the same
-    /// block, and recovery couldn't tell that it is one block.
+    /// Moves exclude checkpoints while several versions exist: the pages of two versions could name different
+    /// locations of the same block, and recovery couldn't detect that it is one block.
     fn moves_exclude_checkpoints(&self) -> bool {
         self.versions.borrow().list.len() > 1
     }

@@ -1,10 +1,12 @@
 //! Data blocks that are known to be damaged: reads of them fail.
 //!
-//! Reads of a log aren't compared with checksums. The records after a checkpoint are, when the log is opened: a block of a record
-//! that had been durable and whose data is wrong then must not be read as good data. The list is part of each checkpoint
-//! ([`Directory`](crate::directory::Directory)); a block leaves it when its zone has been reset.
+//! Reads of a log aren't verified with checksums. Records after a checkpoint are, when the log is opened: a
+//! block with wrong data of a record that had been durable must not be read as good data. The list of these
+//! blocks is part of each checkpoint ([`Directory`](crate::directory::Directory)); a block is removed from it
+//! when its zone has been reset.
 //!
-//! In a log that is [salvaged](crate::salvage), so are blocks whose location is unknown: the map has them in a root zone.
+//! Blocks of a [salvaged](crate::salvage) log whose location is unknown also fail: the map has them in a root
+//! zone.
 
 use crate::layout::Layout;
 use crate::map::Physical;
@@ -17,14 +19,15 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Damaged {
     blocks: Vec<(Physical, u64)>,
-    /// Why locations are unknown, by location from block 1 on.
+    /// Reasons why locations are unknown, by location, starting at block 1.
     unknown: Vec<String>,
     layout: Layout,
     pool: Arc<ZonePool>,
 }
 
 impl Damaged {
-    /// The blocks that a checkpoint names, and those (zone and block) that recovery found after it.
+    /// Creates the list of the blocks that a checkpoint names, and those (zone and block) that recovery found
+    /// after it.
     pub fn new(
         mut known: Vec<(Physical, u64)>,
         found: &[(u32, u32)],
@@ -42,13 +45,13 @@ impl Damaged {
         damaged
     }
 
-    /// Adds why locations are unknown, by location from block 1 on.
+    /// Adds reasons why locations are unknown, by location, starting at block 1.
     #[must_use]
     pub fn with_unknown(self, unknown: Vec<String>) -> Self {
         Damaged { unknown, ..self }
     }
 
-    /// The blocks in zones that haven't been reset since.
+    /// Returns the blocks whose zones haven't been reset since.
     pub fn list(&self) -> Vec<(Physical, u64)> {
         self.blocks.iter().filter(|block| self.is_there(block)).copied().collect()
     }
@@ -58,7 +61,7 @@ impl Damaged {
         zone < self.layout.zones && self.pool.get(zone).generation == *generation
     }
 
-    /// Describes them, for operators; `None` without any.
+    /// Describes the damaged blocks for operators; `None` if there are none.
     pub fn describe(&self) -> Option<String> {
         let all = self.list();
         let (zone, position) = self.layout.place(all.first()?.0);
@@ -68,10 +71,10 @@ impl Damaged {
         ))
     }
 
-    /// Refuses a range with a damaged block.
+    /// Checks that a range has no damaged block.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the first one, or why its location is unknown.
+    /// [`Error::Corrupt`] with the first damaged block, or the reason why its location is unknown.
     #[inline]
     pub fn check(&self, from: Physical, count: u64) -> Result<()> {
         match self.blocks.is_empty() && self.unknown.is_empty() {
@@ -83,7 +86,7 @@ impl Damaged {
     #[cold]
     fn check_list(&self, from: Physical, count: u64) -> Result<()> {
         if from.0 < ROOT_ZONES * self.layout.zone_blocks {
-            // Also at the beginning of a range that goes on in the first zone with data.
+            // Also for the start of a range that continues in the first zone with data.
             let cause = self.unknown.get((from.0 as usize).saturating_sub(1));
             let cause = cause.map_or("its location is unknown", String::as_str);
             return Err(Error::corrupt(format!("the block can't be read: {cause}")));

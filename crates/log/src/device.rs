@@ -77,7 +77,7 @@ impl LogPart {
         Ok(LogPart { home: Home::here(core), shared: Arc::new(shared), owns_zones: true })
     }
 
-    /// Returns the log with zones that stay open when it is closed.
+    /// Returns the log on borrowed zones, which stay open when it is closed.
     pub fn on_lent_zones(self) -> LogPart {
         LogPart { owns_zones: false, ..self }
     }
@@ -166,11 +166,11 @@ impl Tell for LogPart {
     }
 }
 
-/// Writes the queued changes, and a last checkpoint; nothing of a log that is salvaged.
+/// Writes the queued changes and a last checkpoint; writes nothing for a log that is salvaged.
 async fn close(core: Rc<Core>) -> Result<()> {
     core.kit().begin_closing();
-    // The lanes and the cleaner seal their zones before they end. A handle that is still open can't change anything any
-    // more and may never be dropped, so the close doesn't wait for it.
+    // The lanes and the cleaner seal their zones before they end. Open handles don't delay a close: they
+    // can't change anything, and a client may keep one forever.
     let begun = runtime::now();
     while runtime::timeout(CLOSE_TELLS, core.kit().tasks.ended()).await.is_err() {
         let waited = begun.elapsed().as_secs();
@@ -271,11 +271,11 @@ async fn open_handle(home: &Home<Core>, shared: &Arc<Shared>) -> Result<Rc<dyn D
     Ok(Rc::new(Handle { shared: shared.clone(), home: home.clone(), core, reads, zones }))
 }
 
-/// The handle of one shard on one version.
+/// Handle of one shard on one version.
 struct Handle {
     shared: Arc<Shared>,
     home: Home<Core>,
-    /// The core, on the home shard.
+    /// The core; `None` on other shards than the home.
     core: Option<Rc<Core>>,
     reads: Arc<ShardReads>,
     zones: Rc<dyn Zones>,
@@ -299,19 +299,20 @@ impl Handle {
         self.zones.read(self.shared.layout.address(zone, position), buffer)
     }
 
-    /// Reads one contiguous piece, or zeros if it isn't mapped.
+    /// Reads one contiguous piece; returns zeros if it isn't mapped.
     #[inline]
     fn read_piece(&self, physical: Physical, mut buffer: Buffer) -> Call<'_, ReadOutcome> {
         if !physical.is_mapped() {
             buffer.append_zeroes(buffer.missing());
             return Call::ready((Ok(()), buffer));
         }
-        // No await between the lookup and this, so that the zone isn't reset before the read is registered.
+        // There is no await between the lookup and this, so the zone isn't reset before the read is
+        // registered.
         let reading = self.reads.begin();
         Call::new(Guarded { read: self.read_at(physical, buffer), _reading: reading })
     }
 
-    /// Returns the pieces of a range, physically contiguous ones merged.
+    /// Returns the pieces of a range; physically contiguous ones are merged.
     fn pieces(&self, block: u64, count: u64) -> SmallVec<[Mapping; 8]> {
         let mut pieces: SmallVec<[Mapping; 8]> = SmallVec::new();
         self.shared.map.lookup_range(block..block + count, &mut |piece| {
@@ -400,7 +401,7 @@ impl Handle {
             }
             match durability {
                 Durability::Visible => Ok(()),
-                // The change that unmapped the range earlier may not be durable.
+                // An earlier change that unmapped the range may not be durable.
                 Durability::Durable => self.flush().await,
             }
         })
@@ -409,7 +410,7 @@ impl Handle {
     /// Returns the change that unmaps these blocks; `None` if no acknowledged write is mapped there.
     fn unmapping(&self, block: u64, count: u64) -> Option<Change> {
         let mut mapped = block..block + count;
-        // The buffer is checked first: a block is in the map before it leaves the buffer.
+        // The buffer is checked first: a block is in the map before it is removed from the buffer.
         if self.shared.buffer.is_empty() {
             mapped = 0..0;
             self.shared.map.lookup_range(block..block + count, &mut |piece| {
@@ -501,7 +502,7 @@ impl Device for Handle {
             return Call::ready(Err(error));
         }
         if !self.shared.buffer.is_empty() {
-            // A block that isn't in the map yet isn't known to be a hole.
+            // A buffered block may be a hole in the map, so the range is reported as data.
             let state = ExtentState::Data;
             return Call::ready(Ok(if range.is_empty() {
                 Vec::new()
@@ -512,7 +513,8 @@ impl Device for Handle {
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = range.start.0;
         while at < range.end().0 && extents.len() < MOST {
-            // One page at a time, so that no more than the returned extents are looked up in a large fragmented range.
+            // One page at a time, so that lookups in a large fragmented range are limited to the returned
+            // extents.
             let end = range.end().0.min((at / crate::map::PAGE_BLOCKS + 1) * crate::map::PAGE_BLOCKS);
             self.shared.map.lookup_range(at..end, &mut |piece| {
                 let state = if piece.physical.is_mapped() { ExtentState::Data } else { ExtentState::Hole };
@@ -527,7 +529,7 @@ impl Device for Handle {
     }
 }
 
-/// A read during which its zone isn't reset.
+/// A read that prevents a reset of its zone.
 struct Guarded<'a> {
     read: Call<'a, ReadOutcome>,
     _reading: Reading<'a>,
@@ -556,7 +558,7 @@ pub async fn open(zones: Arc<dyn ZonesPart>, options: &crate::kind::Options) -> 
 /// Opens or creates the log as [`open`] does; `home` is the map's file if the stack has opened and locked it.
 ///
 /// # Errors
-/// As [`open`].
+/// Errors of [`open`].
 pub(crate) async fn open_with_file(
     zones: Arc<dyn ZonesPart>,
     options: &crate::kind::Options,
@@ -571,11 +573,11 @@ pub(crate) async fn open_with_file(
     open_with(zones, options, home).await
 }
 
-/// Opens or creates the log as [`open`] does, with the map's home on this medium. The options must name a home, too,
-/// because the capacity depends on it.
+/// Opens or creates the log as [`open`] does, with the map's home on this medium. The options must also name
+/// a home, because the capacity depends on it.
 ///
 /// # Errors
-/// As [`open`].
+/// Errors of [`open`].
 pub async fn open_with(
     zones: Arc<dyn ZonesPart>,
     options: &crate::kind::Options,
@@ -589,7 +591,7 @@ pub async fn open_with(
         )));
     }
     let zones: Arc<dyn ZonesPart> = match options.salvage {
-        // Nothing is appended; and nothing can be, whatever happens above.
+        // Nothing is appended to the zones, not even by mistake.
         true => Arc::new(Overlay::new(zones, salvage::MOST_BYTES)),
         false => zones,
     };

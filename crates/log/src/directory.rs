@@ -1,8 +1,8 @@
 //! The log device's part of a checkpoint's directory: all versions, and the locations of their map pages.
 //!
-//! The directory is written completely with each checkpoint ([`logkit::directory`]). The pages themselves are written
-//! only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB. A page's checksum is stored
-//! beside its location, so that a stale page is detected.
+//! The directory is written completely with each checkpoint ([`logkit::directory`]). The pages themselves are
+//! written only if they changed: for 1 TiB the directory takes about 2 MiB and all pages 1 GiB. A page's
+//! checksum is stored with its location, so that a stale page is detected.
 
 use crate::format::{LONGEST_NAME, STREAMS, VersionId};
 use crate::layout::Layout;
@@ -21,7 +21,7 @@ const NO_CHUNK: u32 = u32::MAX;
 /// Location of a map page's newest copy, and its checksum. All zeros if the page maps nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PagePlace {
-    /// The block that holds it.
+    /// Block that holds the page.
     pub physical: Physical,
     /// CRC32C of the page.
     pub sum: u32,
@@ -130,7 +130,7 @@ impl VersionEntry {
     /// Decodes an entry without its page table.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](block::Error::Corrupt) for what no version of this program writes.
+    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that no version of this program writes.
     pub fn decode(reader: &mut Reader<'_>) -> Result<Self> {
         let id = VersionId(reader.u32()?);
         let parent = Some(VersionId(reader.u32()?)).filter(|parent| parent.0 != 0);
@@ -145,11 +145,11 @@ impl VersionEntry {
     }
 }
 
-/// Checks that these can be all versions of a log: parents precede their children, numbers are below `next`, and the
-/// volume itself is there.
+/// Checks that these entries can be all versions of a log: parents precede their children, numbers are below
+/// `next`, and the volume itself is present.
 ///
 /// # Errors
-/// [`Error::Corrupt`](block::Error::Corrupt) for the bytes of `reader` if they can't.
+/// [`Error::Corrupt`](block::Error::Corrupt), for the bytes of `reader`, otherwise.
 pub fn check_versions<'a>(
     versions: impl Iterator<Item = &'a VersionEntry>,
     next: u32,
@@ -221,7 +221,7 @@ impl Directory {
                     table.push(NO_CHUNK);
                     continue;
                 };
-                // A shared chunk is at the same index in a version before this one.
+                // A shared chunk has the same index in an earlier version.
                 let before = self.versions[..tables.len()].iter().zip(&tables);
                 let shared = before.rev().find_map(|(other, table): (_, &Vec<u32>)| {
                     let theirs = other.table.chunks.get(number)?.as_ref()?;
@@ -246,7 +246,7 @@ impl Directory {
             writer.u32(table.len() as u32);
             table.iter().for_each(|chunk| writer.u32(*chunk));
         }
-        // Only where there are any, so that an earlier program reads all others.
+        // Written only if there are any, so that earlier programs can read all other directories.
         if !self.damaged.is_empty() {
             writer.put(DAMAGED);
             writer.u32(self.damaged.len() as u32);
@@ -258,10 +258,10 @@ impl Directory {
         writer.0
     }
 
-    /// Decodes a directory from bytes, which may be anything.
+    /// Decodes a directory from untrusted bytes.
     ///
     /// # Errors
-    /// [`block::Error::Corrupt`] for what no version of this program writes.
+    /// [`block::Error::Corrupt`] for bytes that no version of this program writes.
     pub fn decode(bytes: &[u8]) -> Result<Directory> {
         let mut reader = Reader::new(bytes, "the list of versions of a checkpoint");
         if reader.bytes(8)? != MAGIC {

@@ -1,7 +1,8 @@
 //! Contents of the medium as JSON, for operators and programs. Nothing is written.
 //!
-//! Roots and directory are shown as stored. Versions and live counts are those that opening the log would yield. If the
-//! log can't be opened, `trouble` has the error, and the versions are the checkpoint's, without counts.
+//! Roots and directory are shown as stored. Versions and live counts are those that opening the log would
+//! yield. If the log can't be opened, `trouble` has the error, and the versions are those of the checkpoint,
+//! without counts.
 
 use crate::check::{Window, name_of};
 use crate::check::{roots, zone::header_at};
@@ -71,7 +72,7 @@ pub async fn dump(
                 Some(demanded) => value["home"] = json!({ "demanded_transaction": demanded }),
                 None => value["directory"] = told,
             }
-            // The state that opening would yield, if the log can be opened; otherwise the checkpoint's.
+            // The state after opening, or that of the checkpoint if the log can't be opened.
             match recovery::recover(handle.clone(), crate::map::NAMES[0], home, recovery::Access::Inspect)
                 .await
             {
@@ -276,7 +277,7 @@ async fn records(zones: Rc<dyn Zones>, layout: &Layout, root: &Root, report: &Zo
 
 fn entries(header: &Header, meta: &[u8], layout: &Layout) -> Value {
     if header.kind != Kind::Entries {
-        // Pages by version and number; pieces of a directory and roots have no names.
+        // Pages by version and number; parts of a directory and roots have no names.
         let is_pages = header.kind == Kind::Checkpoint && meta.len() == 8 * header.blocks as usize;
         let pages = if is_pages { meta.as_chunks::<8>().0 } else { &[] };
         let page = |bytes: &[u8; 8]| {

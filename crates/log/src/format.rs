@@ -1,7 +1,8 @@
 //! The log's encoding in a record: owners of its data blocks, and changes to the volume without data.
 //!
-//! The meta of a record of the streams [`USER`] and [`CLEANER`] is a sequence of extents; a [`Change::Create`] is
-//! followed by its name. The book's page "The log on the medium" describes them byte by byte. Decoding takes any bytes.
+//! The meta of a record of the streams [`USER`] and [`CLEANER`] is a sequence of extents; a
+//! [`Change::Create`] is followed by its name. The book's page "The log on the medium" describes them byte by
+//! byte. Decoding accepts untrusted bytes.
 
 use crate::map::Physical;
 use block::{Error, Result};
@@ -21,7 +22,7 @@ pub const EXTENT: usize = size_of::<Raw>();
 /// The longest name of a snapshot or clone, in bytes.
 pub const LONGEST_NAME: usize = 255;
 
-/// The number of a version of the volume: the volume itself, a snapshot or a clone. Never used twice.
+/// Number of a version of the volume: the volume itself, a snapshot or a clone. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VersionId(pub u32);
 
@@ -40,11 +41,11 @@ pub enum Change {
     Unmap { version: VersionId, block: u64, count: u32 },
     /// The next `count` data blocks were at `from` and are mapped here by every version that mapped them there.
     Move { version: VersionId, block: u64, count: u32, from: Physical },
-    /// A new version exists from here on, with the current contents of `parent`.
+    /// Creates a version with the current contents of `parent`.
     Create { version: VersionId, parent: VersionId, writable: bool, created: u64, name: String },
     /// The version is deleted.
     Delete { version: VersionId },
-    /// The version has this number of blocks from now on.
+    /// Changes the version's number of blocks.
     Grow { version: VersionId, blocks: u64 },
 }
 
@@ -78,7 +79,7 @@ impl Change {
         }
     }
 
-    /// Returns the first block that the change's data is of; `None` for a change without data.
+    /// Returns the first block of the change's data; `None` for a change without data.
     pub fn first_block(&self) -> Option<u64> {
         match self {
             Change::Write { block, .. } | Change::Move { block, .. } => Some(*block),
@@ -153,7 +154,7 @@ impl Change {
     /// Decodes all entries of a record.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what no version of this program writes.
+    /// [`Error::Corrupt`] for bytes that no version of this program writes.
     pub fn decode_all(meta: &[u8]) -> Result<Vec<Change>> {
         let mut changes = Vec::with_capacity(meta.len() / EXTENT);
         for change in Self::decode_each(meta) {
@@ -181,7 +182,7 @@ impl Change {
     /// Decodes the first entry, and advances `rest` past it.
     ///
     /// # Errors
-    /// As [`decode_all`](Self::decode_all).
+    /// Errors of [`decode_all`](Self::decode_all).
     pub(crate) fn decode(rest: &mut &[u8]) -> Result<Change> {
         let wrong = |what: &str| Error::corrupt(format!("entry of a record: {what}"));
         let (raw, behind) = Raw::ref_from_prefix(rest).map_err(|_| wrong("cut short"))?;
@@ -234,10 +235,10 @@ impl Own {
         self.home.map_or(Vec::new(), |sequence| sequence.to_le_bytes().to_vec())
     }
 
-    /// Decodes the part from bytes, which may be anything.
+    /// Decodes the part from untrusted bytes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what no version of this program writes.
+    /// [`Error::Corrupt`] for bytes that no version of this program writes.
     pub fn decode(bytes: &[u8]) -> Result<Own> {
         match (bytes, <[u8; 8]>::try_from(bytes)) {
             ([], _) => Ok(Own { home: None }),

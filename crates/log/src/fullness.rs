@@ -1,12 +1,13 @@
-//! Warnings of a log that fills, as dm-thin's low-water mark: one when the threshold is crossed, one when a write is refused. The next ones
-//! come only after the log was below the threshold by a margin.
+//! Warnings of a log that fills up, similar to dm-thin's low-water mark: one when the threshold is crossed,
+//! one when a write is refused. Further warnings follow only after the use was below the threshold by a
+//! margin.
 
 use std::cell::Cell;
 
-/// Percentage points below the threshold from which the next crossing warns again.
+/// Percentage points by which the use must fall below the threshold before the next crossing warns again.
 const MARGIN: u64 = 5;
 
-/// How full a log is.
+/// State of a log's capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fullness {
     /// Less than the threshold is used.
@@ -31,13 +32,13 @@ impl Fullness {
 /// Decides when a warning is due.
 #[derive(Debug)]
 pub struct SpaceWarning {
-    /// Used percentage of the capacity; 100: only refused writes warn.
+    /// Threshold as a percentage of the capacity; with 100 only refused writes warn.
     threshold: u64,
     warned: Cell<Fullness>,
 }
 
 impl SpaceWarning {
-    /// Warns from this used percentage of the capacity on.
+    /// Creates a warning for this threshold, a percentage of the capacity.
     pub fn new(threshold: u64) -> Self {
         SpaceWarning { threshold, warned: Cell::new(Fullness::Ok) }
     }
@@ -61,7 +62,8 @@ impl SpaceWarning {
         self.threshold.saturating_sub(MARGIN)
     }
 
-    /// Notes the use; `refused` if a write was. Returns the warning that is due.
+    /// Notes the used blocks; `refused` is whether a write was refused. Returns the warning that is due, if
+    /// any.
     pub fn note(&self, used: u64, capacity: u64, refused: bool) -> Option<Fullness> {
         if !refused && !is_at(used, capacity, self.rearm()) {
             self.warned.set(Fullness::Ok);
@@ -92,7 +94,7 @@ mod tests {
         assert_eq!(note(899, false), (None, Ok));
         assert_eq!(note(900, false), (Some(Low), Low));
         assert_eq!(note(950, false), (None, Low));
-        // It comes and goes around the threshold.
+        // The use varies around the threshold.
         assert_eq!(note(880, false), (None, Ok));
         assert_eq!(note(905, false), (None, Low));
         assert_eq!(note(1000, true), (Some(Full), Full));

@@ -1,16 +1,17 @@
-//! A map's home: the radix map kept in memory that survives, so that opening the log reads no log.
+//! A map's home: the radix map kept in persistent memory, so that opening the log reads no log.
 //!
-//! The map works on a private mapping of the home, so a change doesn't reach the home by itself. A *transaction*
-//! updates the home to the map's state between two commits. The lines that changed go to a journal first. Once they are
-//! durable there, they are stored at their offsets. Once those stores are durable, the journal is emptied. Opening
-//! applies the journal's complete transactions, which is idempotent: they hold the new contents of lines, not changes.
-//! An incomplete transaction is dropped, and the home has the state of the one before.
+//! The map works on a private mapping of the home, so changes don't reach the home by themselves. A
+//! *transaction* updates the home to the map's state between two commits. The changed lines are first written
+//! to a journal. Once they are durable there, they are stored at their offsets. Once those stores are
+//! durable, the journal is emptied. Opening applies the journal's complete transactions, which is idempotent:
+//! they hold the new contents of lines, not changes. An incomplete transaction is dropped, and the home has
+//! the state of the previous one.
 //!
 //! A transaction covers every record that had committed when it was collected. The caller makes those records durable
 //! before it commits the transaction.
 //!
-//! One concept per module: `format` the bytes, `state` the state beside the map, `medium` the storage below, `recovery`
-//! how a log is opened with a home.
+//! One concept per module: `format` the bytes, `state` the state in addition to the map, `medium` the storage
+//! below, `recovery` opening a log with a home.
 
 mod format;
 mod medium;
@@ -37,7 +38,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use zones::on_device::format::Uuid;
 
-/// Slabs by which space is allocated: 1 MiB.
+/// Number of slabs that are allocated together: 1 MiB.
 const SLABS_AT_ONCE: u32 = 256;
 /// Number of slabs in private memory above which those that equal their copy at home are freed: 64 MiB.
 const MOST_PRIVATE: u64 = 16 << 10;
@@ -57,13 +58,13 @@ pub struct MapHome {
     sequence: Cell<u64>,
     /// Offset of the next transaction in the journal.
     position: Cell<u64>,
-    /// Slabs and bytes of state that are allocated.
+    /// Allocated slabs, and allocated bytes of state.
     allocated: Cell<(u32, u64)>,
     /// The versions and the moment of the last transaction.
     last: RefCell<(Vec<u8>, Option<Moment>)>,
     /// Whether a failure has left the contents of the home unknown.
     is_broken: Cell<bool>,
-    /// For the status: lines that transactions changed, and bytes that they wrote.
+    /// For the status: number of lines that transactions changed, and of bytes that they wrote.
     lines: Cell<u64>,
     bytes: Cell<u64>,
 }
@@ -94,7 +95,7 @@ impl Collected {
 /// A home that was opened.
 #[derive(Debug)]
 pub struct Opened {
-    /// State beside the map.
+    /// State in addition to the map.
     pub known: Known,
     /// The maps of the versions, in the same order.
     pub maps: Vec<Radix<HomeWords>>,
@@ -120,7 +121,7 @@ impl MapHome {
     /// Creates a home as [`create`](Self::create) does, with these offsets.
     ///
     /// # Errors
-    /// As [`create`](Self::create).
+    /// Errors of [`create`](Self::create).
     pub async fn create_in(
         medium: Rc<dyn Medium>,
         identity: Identity,
@@ -161,8 +162,8 @@ impl MapHome {
         }
     }
 
-    /// Opens the home of a log; `demanded` is the oldest transaction that its root accepts. The journal is applied.
-    /// With `look_only`, nothing is written, and the journal is overlaid on reads.
+    /// Opens the home of a log and applies the journal; `demanded` is the oldest transaction that the log's
+    /// root accepts. With `look_only`, nothing is written, and the journal is overlaid on reads.
     ///
     /// # Errors
     /// [`Error::Protocol`] for another log's home or another file, [`Error::Corrupt`] for a damaged home or one that is
@@ -249,8 +250,8 @@ impl MapHome {
         })
     }
 
-    /// Collects the changes since the last transaction atomically; `None` without any. The result must be committed or
-    /// given back before the next call.
+    /// Collects the changes since the last transaction atomically; `None` if there are none. The result must
+    /// be committed or given back before the next call.
     pub fn collect(&self, versions: &Versions, pool: &ZonePool, moment: Moment) -> Option<Collected> {
         let moment = Moment { slabs: self.family.used(), next_version: versions.next, ..moment };
         let key = self.identity.key;
@@ -293,14 +294,14 @@ impl MapHome {
         Some(Collected { lines, slabs, zones, versions: now, moment })
     }
 
-    /// Gives back changes that weren't committed: the next call collects them again.
+    /// Returns changes that weren't committed: the next call collects them again.
     pub fn give_back(&self, collected: &Collected, pool: &ZonePool) {
         self.family.touch(&collected.slabs);
         collected.zones.iter().for_each(|zone| pool.touch(*zone));
     }
 
-    /// Commits a transaction, which is durable when this returns. Every record that had committed when it was collected
-    /// must be durable.
+    /// Commits a transaction; it is durable when this returns. Every record that had committed when it was
+    /// collected must already be durable.
     ///
     /// # Errors
     /// [`Error::NoSpace`] before anything was changed; otherwise errors of writing, and the home [is
@@ -361,7 +362,7 @@ impl MapHome {
         Ok(Some(offset))
     }
 
-    /// Allocates this number of slabs, and of bytes of state.
+    /// Allocates `slabs` slabs, and `state` bytes of state.
     async fn take_space(&self, slabs: u32, state: u64) -> Result<()> {
         let (slabs, state) = (
             slabs.next_multiple_of(SLABS_AT_ONCE),
@@ -373,7 +374,7 @@ impl MapHome {
             self.allocated.set((slabs_before, state));
         }
         if slabs > slabs_before {
-            // The file is extended first: then the allocation doesn't change its length.
+            // The file is extended first, so that the allocation doesn't change its length.
             self.family.reach(slabs)?;
             let length = SLAB * u64::from(slabs - slabs_before);
             self.medium.allocate(self.places.slab(slabs_before), length).await?;
@@ -475,15 +476,15 @@ async fn find_header(medium: &dyn Medium, uuid: &Uuid, zones: u32) -> Result<Hea
     Ok(header)
 }
 
-/// Contents of a journal.
+/// Contents of the journal.
 struct FoundLines {
-    /// Last complete transaction; the base without any.
+    /// Last complete transaction, or the base if there is none.
     sequence: u64,
-    /// Lines that the transactions change, the newest copy of each.
+    /// Newest copy of each line that the transactions change.
     lines: BTreeMap<u64, Line>,
 }
 
-/// A home that is being opened.
+/// Journal of a home that is being opened.
 struct Journal<'a> {
     medium: &'a dyn Medium,
     key: u64,
@@ -499,8 +500,8 @@ impl Journal<'_> {
         while at + TRANSACTION as u64 <= self.places.journal_length {
             let bytes = self.medium.read(self.places.journal + at, TRANSACTION).await?;
             let Some(transaction) = Transaction::decode(&bytes, self.key) else { break };
-            // The first transaction may be older than a header slot that is damaged now. That slot was written only
-            // after every transaction before it had been stored.
+            // The first transaction may be older than a header slot that is now damaged. That slot was written only
+            // after all earlier transactions had been stored.
             let is_next = transaction.sequence == found.sequence + 1;
             if !is_next && (at > 0 || transaction.sequence <= base) {
                 break;
@@ -549,7 +550,7 @@ impl Journal<'_> {
         Ok(())
     }
 
-    /// Returns the state beside the map, with these lines overlaid.
+    /// Returns the state in addition to the map, with these lines overlaid.
     async fn state(&self, zones: u32, over: &BTreeMap<u64, Line>) -> Result<Known> {
         let start = self.places.state;
         let first = self.patched(start, LINE, over).await?;

@@ -125,7 +125,8 @@ pub const KIND: Kind = Kind {
 pub const MAX_APPEND: u64 = 2 << 20;
 const LARGEST_ZONE: u64 = 64 << 20;
 const SMALLEST_ZONE: u64 = 64 << 10;
-/// Numbers of zones that are tried for the least one that works: more than any number of reserved zones.
+/// Numbers of zones that are tried to find the smallest one that works; more than any number of reserved
+/// zones.
 const FEWEST_ZONES_SEARCHED: usize = 4096;
 /// Default size of a volume in percent of the capacity.
 const USUAL_SHARE: u64 = 90;
@@ -144,36 +145,36 @@ pub enum MapPlace {
 pub struct Options {
     /// Whether to create the log from scratch.
     pub format: bool,
-    /// The volume's size in bytes; `None` for the default.
+    /// Size of the volume in bytes; `None` for the default.
     pub size: Option<u64>,
-    /// The size of the disk in bytes, if known; a larger volume is thin.
+    /// Size of the disk in bytes, if known; a larger volume is thin.
     pub disk: Option<u64>,
-    /// The structure of the map.
+    /// Name of the map's structure.
     pub map: String,
     /// Location of the map.
     pub map_home: MapPlace,
-    /// The distance between the starts of zones in bytes; `None` for the default.
+    /// Distance between the starts of zones in bytes; `None` for the default.
     pub zone_size: Option<u64>,
-    /// The cleaning policy.
+    /// Name of the cleaning policy.
     pub cleaning: String,
     /// Number of records of user data in flight at a time.
     pub appends_in_flight: u32,
-    /// When a write is acknowledged.
+    /// Point at which a write is acknowledged.
     pub acknowledge: Acknowledge,
-    /// Most bytes of written data in memory; writers wait beyond it.
+    /// Most bytes of written data in memory; further writers wait.
     pub dirty: u64,
-    /// Least bytes written between two checkpoints.
+    /// Least number of bytes written between two checkpoints.
     pub checkpoint_after: u64,
-    /// Used percentage of the capacity from which the log warns.
+    /// Percentage of the capacity at or above which the log warns.
     pub space_warning: u64,
     /// Percentage of free zones below which cleaning is paced to writes.
     pub high_watermark: f64,
-    /// Percentage of free zones below which cleaning outpaces writes.
+    /// Percentage of free zones below which cleaning is faster than writes.
     pub low_watermark: f64,
-    /// Whether to open it to copy what can be read, without a change to it.
+    /// Whether to open the log read-only, to copy its readable data.
     pub salvage: bool,
-    /// Blocks that are discarded, or released after a deletion, before other tasks get their turn. Not a key: the right
-    /// value depends on the processor, not on the log.
+    /// Number of blocks that are discarded, or released after a deletion, between two yields to other tasks.
+    /// Not a key: the right value depends on the processor, not on the log.
     pub blocks_at_once: u64,
 }
 
@@ -280,7 +281,8 @@ impl Options {
     fn open_zones(&self, policy: &dyn Policy) -> u32 {
         let users = (0..policy.classes()).filter(|class| policy.is_users(*class)).count() as u32;
         let movers = u32::from(policy.classes()) - users;
-        // One per lane and class, one per class of the cleaner, and the zones that are being sealed (`Core::seal`).
+        // One per lane and class, one per class of the cleaner, and the zones that are being sealed
+        // (`Core::seal`).
         users * self.appends_in_flight + movers + self.appends_in_flight
     }
 
@@ -304,8 +306,8 @@ impl Options {
             )));
         }
         let layout = Layout::new(zones, BlockSize::new(BLOCK)?)?;
-        // Beside the data zones, one of a checkpoint and the root zones: the next root zone may be opened while one is
-        // written.
+        // In addition to the data zones, one for a checkpoint and the root zones: the next root zone may be
+        // opened while the other is written.
         let most = self.open_zones(&*self.policy(zones.zones)?) + 1 + ROOT_ZONES;
         for (name, limit) in [("max_open", zones.max_open), ("max_active", zones.max_active)] {
             if limit != 0 && limit < most {
@@ -319,7 +321,7 @@ impl Options {
         Ok(layout)
     }
 
-    /// Returns the zones that the log reserves for a volume of this number of blocks, with this number of open zones.
+    /// Returns the zones that the log reserves for a volume of `blocks` blocks, with `open` open zones.
     fn reserve(&self, layout: &Layout, blocks: u64, open: u32) -> Reserve {
         let reserve = Reserve::new(layout, blocks, open);
         match self.map_home {
@@ -329,14 +331,14 @@ impl Options {
         }
     }
 
-    /// Returns the capacity of a log on these zones in blocks, without what the cleaner needs.
+    /// Returns the capacity of a log on these zones in blocks, less the cleaner's share.
     fn largest_volume(&self, layout: &Layout, open: u32) -> u64 {
         // The map of a volume that fills the disk bounds the reserve.
         let reserve = self.reserve(layout, layout.blocks(), open);
         capacity(layout, &reserve) * LARGEST_SHARE / 100
     }
 
-    /// Returns the least number of zones, each as large as these, that hold a volume of the default size.
+    /// Returns the smallest number of zones, each as large as these, that hold a volume of the default size.
     fn fewest_zones(&self, layout: &Layout, open: u32) -> u32 {
         let fits = |zones: &u32| {
             Layout::of(logkit::Layout { zones: *zones, ..**layout })
@@ -345,10 +347,10 @@ impl Options {
         (layout.zones..u32::MAX).take(FEWEST_ZONES_SEARCHED).find(fits).unwrap_or(u32::MAX)
     }
 
-    /// Returns the number of blocks of a volume that is created here.
+    /// Returns the size in blocks of a volume to create.
     ///
     /// # Errors
-    /// [`Error::Invalid`], with a size that works, if it leaves the cleaner too little free space.
+    /// [`Error::Invalid`], with a size that works, if the size leaves the cleaner too little free space.
     pub fn blocks_to_make(&self, layout: &Layout, policy: &dyn Policy) -> Result<u64> {
         let open = self.open_zones(policy);
         let disk_blocks = layout.blocks();
@@ -393,7 +395,7 @@ impl Options {
         Ok(blocks)
     }
 
-    /// Refuses a size that differs from the existing volume's.
+    /// Checks that a size, if given, is that of the existing volume.
     ///
     /// # Errors
     /// [`Error::Invalid`] with the existing volume's size.
@@ -471,7 +473,7 @@ pub fn default_zone_size(disk: u64) -> u64 {
     power.clamp(SMALLEST_ZONE, LARGEST_ZONE)
 }
 
-/// Returns the shape that is known without opening anything: the volume's size, if the stack names one.
+/// Returns the shape that is known without opening any part: the volume's size, if the stack names one.
 fn plan(arguments: &Arguments) -> Result<Shape> {
     if let MapPlace::Pmem(path) = map_place(arguments)? {
         arguments.claim("map_home", &path, true, FileMedium::lock_for_stack);
@@ -496,7 +498,7 @@ fn plan(arguments: &Arguments) -> Result<Shape> {
     Ok(Shape { bytes: options.size, block_size: Some(BLOCK as u32), zones: None })
 }
 
-/// Returns the zones that the log will have, if they are known, and the key to blame if they don't fit.
+/// Returns the zones that the log will have, if known, and the key to report if they don't fit.
 fn planned_zones(
     arguments: &Arguments,
     options: &Options,

@@ -4,15 +4,16 @@ use crate::map::Physical;
 use block::{BlockSize, Error, Result, ZoneGeometry};
 use logkit::layout::ROOT_ZONES;
 
-/// Largest share of the capacity for data that a volume may take, in percent: with less free space the cleaner would move more
-/// than 16 blocks for each that is written.
+/// Largest share of the capacity for data that a volume may take, in percent. With less free space the
+/// cleaner would move more than 16 blocks for each written one.
 pub const LARGEST_SHARE: u64 = 97;
 
 /// The kit's division of zones into blocks, with a number for each block of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     kit: logkit::Layout,
-    /// 2^64 / `zone_blocks`, rounded up: every block that a map names is divided by it, a thousand to a page.
+    /// 2^64 / `zone_blocks`, rounded up: each block number in a map is divided by `zone_blocks`, a thousand
+    /// times per page.
     reciprocal: u64,
 }
 
@@ -58,7 +59,7 @@ impl Layout {
         Physical(zone * self.kit.zone_blocks + position)
     }
 
-    /// Returns the zone of a block, and its position there.
+    /// Returns the zone of a block, and its position in the zone.
     #[inline]
     pub fn place(&self, physical: Physical) -> (u32, u32) {
         // Exact for every 32-bit dividend: Granlund and Montgomery, "Division by invariant integers using
@@ -67,18 +68,19 @@ impl Layout {
         (zone, physical.0 - zone * self.kit.zone_blocks)
     }
 
-    /// Largest number of single blocks of a record, each from a different position of the volume.
+    /// Most single blocks of a record, each from a different position of the volume.
     pub fn single_blocks(&self) -> u32 {
         self.kit.record_blocks(crate::format::EXTENT)
     }
 
-    /// Least number of data blocks that fit a zone which the cleaner fills with single blocks, beside summary and headers.
+    /// Number of data blocks, summary and headers subtracted, that always fit a zone which the cleaner fills
+    /// with single blocks.
     pub fn data_blocks(&self) -> u32 {
         self.kit.data_blocks(crate::format::EXTENT)
     }
 }
 
-/// Zones that a log reserves beside users' data.
+/// Zones that a log reserves in addition to users' data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reserve {
     /// Users' and the cleaner's open zones, and those that are being sealed.
@@ -93,7 +95,7 @@ impl Reserve {
     /// Returns the reserve for a volume of `blocks` blocks with `open` open zones.
     pub fn new(layout: &Layout, blocks: u64, open: u32) -> Self {
         let pages = blocks.div_ceil(crate::map::PAGE_BLOCKS);
-        // Two complete images and their directories may exist at a time: the durable one and the next one.
+        // Two complete images with their directories may exist at a time: the durable one and the next one.
         let image = pages + crate::directory::blocks_at_most(layout, pages);
         let per_zone = u64::from(layout.zone_blocks.saturating_sub(2 + layout.zone_blocks / 64).max(1));
         let checkpoints = (2 * image).div_ceil(per_zone) as u32 + 2;
@@ -106,7 +108,7 @@ impl Reserve {
     }
 }
 
-/// Returns the number of blocks of data of a log with this reserve.
+/// Returns the capacity for data of a log with this reserve, in blocks.
 pub fn capacity(layout: &Layout, reserve: &Reserve) -> u64 {
     u64::from(layout.zones.saturating_sub(reserve.zones())) * u64::from(layout.data_blocks())
 }

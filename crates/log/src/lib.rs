@@ -1,11 +1,12 @@
 //! The log-structured device and its maps.
 //!
-//! - [`map`]: where each block of a volume lies: one trait, several structures behind it, to be compared.
-//! - [`home`]: the map kept in memory that survives.
-//! - [`mod@check`] looks at a whole log for damage, [`dump`] shows what is on the medium; both write nothing.
+//! - [`map`]: the location of each block of a volume: one trait, with several structures to compare.
+//! - [`home`]: the map kept in persistent memory.
+//! - [`mod@check`] checks a whole log for damage, [`dump`] shows the contents of the medium; both write
+//!   nothing.
 //!
-//! Left to others: records, group commit, cleaning, checkpoints and recovery (`logkit`), zones (`zones`), and running the calls
-//! (`runtime`).
+//! Left to others: records, group commit, cleaning, checkpoints and recovery (`logkit`), zones (`zones`), and
+//! the execution of calls (`runtime`).
 
 mod buffered;
 mod capacity;

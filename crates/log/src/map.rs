@@ -3,18 +3,18 @@
 //! A map translates logical blocks to physical ones. It is independent of zones, records and durability. Its users
 //! apply changes in the order of the log, one at a time, and look up blocks at any time.
 //!
-//! # Promises of every implementation
-//! - Lookups may run on any thread, at any time, concurrently with a change. Each single block gives the value before
-//!   the change or the one after; of several blocks some may be old and others new.
-//! - Changes ([`insert`](Map::insert), [`compare_and_move`](Map::compare_and_move), [`load_page`](Map::load_page),
-//!   [`snapshot`](Map::snapshot)) may come from any thread. Of a map and its snapshots one change runs at a time: the
-//!   caller orders them, or else the map itself.
-//! - Memory that a change removed from the structure is reused only after a grace period (RCU): the caller calls
-//!   [`begin_grace`](Map::begin_grace), waits until every lookup that had begun by then has returned, and calls
-//!   [`end_grace`](Map::end_grace). A map that reclaims memory on its own does nothing there. A map and its snapshots
-//!   share their grace periods: "every lookup" includes those of all of them.
-//! - Visitors are called while the change runs, and must not change the map or a snapshot of it.
-//! - A snapshot keeps the contents of its creation whatever happens to the other map; both can be changed.
+//! # Contract of every implementation
+//! - Lookups may run on any thread, at any time, concurrently with a change. For each block they return the
+//!   value before or after the change; of several blocks some may be old and others new.
+//! - Changes ([`insert`](Map::insert), [`compare_and_move`](Map::compare_and_move),
+//!   [`load_page`](Map::load_page), [`snapshot`](Map::snapshot)) may come from any thread. On a map and its
+//!   snapshots one change runs at a time: the caller serializes them, or else the map does.
+//! - Memory that a change removed from the structure is reused only after a grace period (RCU): the caller
+//!   calls [`begin_grace`](Map::begin_grace), waits until every lookup that had begun by then has returned,
+//!   and calls [`end_grace`](Map::end_grace). A map that reclaims memory on its own does nothing in these
+//!   calls. A map and its snapshots share their grace periods: "every lookup" includes those of all of them.
+//! - Visitors are called during the change, and must not change the map or a snapshot of it.
+//! - A snapshot keeps the contents of its creation when the other map changes; both can be changed.
 
 pub mod btree;
 pub mod delta;
@@ -42,7 +42,8 @@ use std::sync::Arc;
 /// Number of blocks that a page of the map covers. Checkpoints save and load whole pages.
 pub const PAGE_BLOCKS: u64 = 1024;
 
-/// A physical block: its number in the log's address space. 0 is [`Physical::NONE`]: block 0 never holds data.
+/// Physical block: its number in the log's address space. 0 is [`Physical::NONE`], since block 0 never holds
+/// data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct Physical(pub u32);
@@ -73,11 +74,11 @@ impl fmt::Display for Physical {
 /// Consecutive logical blocks that are at consecutive physical ones, or are all unmapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// The first logical block.
+    /// First logical block.
     pub block: u64,
     /// Number of blocks; never 0.
     pub count: u64,
-    /// Physical block of the first one.
+    /// Physical block of the first logical one.
     pub physical: Physical,
 }
 
@@ -93,7 +94,7 @@ pub trait Map: Send + Sync + fmt::Debug {
     /// Returns the physical block of a logical one.
     fn lookup(&self, block: u64) -> Physical;
 
-    /// Looks up several blocks: `found[i]` for `blocks[i]`. A structure that can overlaps their cache misses.
+    /// Looks up several blocks: `found[i]` for `blocks[i]`. A structure may overlap their cache misses.
     ///
     /// # Panics
     /// If the slices' lengths differ.
@@ -105,16 +106,16 @@ pub trait Map: Send + Sync + fmt::Debug {
     }
 
     /// Visits the range in order, in pieces that cover it without gap or overlap, unmapped ones included.
-    /// Neighbouring pieces may be parts of what could be one.
+    /// Neighbouring pieces may be contiguous.
     fn lookup_range(&self, range: Range<u64>, visit: &mut dyn FnMut(Mapping));
 
     /// Maps the range to `to` and the blocks after it, or unmaps it if `to` is [`Physical::NONE`]. Visits the previous
     /// mappings, piece by piece, in order; unmapped blocks aren't visited.
     fn insert(&self, range: Range<u64>, to: Physical, displaced: &mut dyn FnMut(Mapping));
 
-    /// For each block `i` of the range that is mapped to `from + i`: maps it to `to + i`. Blocks that have moved
-    /// meanwhile stay where they are. Visits the moved blocks with their new location. Snapshots that share nodes with
-    /// the map may see the move, too: to them it is the same block, which has moved. If `from` or `to` is
+    /// Maps each block `i` of the range that is mapped to `from + i` to `to + i`. Blocks with another
+    /// location stay unchanged. Visits the moved blocks with their new location. Snapshots that share nodes
+    /// with the map may also see the move, since the data is the same. If `from` or `to` is
     /// [`Physical::NONE`], nothing moves.
     fn compare_and_move(
         &self,
@@ -124,8 +125,8 @@ pub trait Map: Send + Sync + fmt::Debug {
         moved: &mut dyn FnMut(Mapping),
     );
 
-    /// Returns another map with the same contents, which shares nodes if possible: its cost is low now, and later in
-    /// proportion to the changes of either.
+    /// Returns another map with the same contents, which shares nodes if possible: its cost is low at first,
+    /// and later in proportion to the changes of either map.
     fn snapshot(&self) -> Arc<dyn Map>;
 
     /// Replaces a whole page: `entries[i]` is the physical block of block `page * PAGE_BLOCKS + i`, 0 for an unmapped
@@ -149,9 +150,9 @@ pub trait Map: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Announces that most blocks of these pages, in order, are about to be loaded with scattered locations, so that
-    /// the map can prepare memory. Unlike changes, this may be called by several threads at a time, and concurrently
-    /// with a change of the map.
+    /// Announces that most blocks of these pages, in order, are about to be loaded with scattered locations,
+    /// so that the map can prepare memory. Unlike changes, this may be called by several threads at a time,
+    /// and concurrently with a change of the map.
     fn expect_pages(&self, _pages: &[u64]) {}
 
     /// Copies a whole page, in the form that [`load_page`](Self::load_page) takes.
@@ -170,8 +171,8 @@ pub trait Map: Send + Sync + fmt::Debug {
         });
     }
 
-    /// Adds the words that, beside the memory of a persistent home, suffice to reopen a map kept there. Other maps add
-    /// none.
+    /// Adds the words that are needed, in addition to the memory of a persistent home, to reopen a map kept
+    /// there. Other maps add none.
     fn roots(&self, _roots: &mut Vec<u32>) {}
 
     /// Extends the map to `blocks` blocks; the additional ones are unmapped. Never shrinks.
@@ -191,6 +192,7 @@ pub trait Map: Send + Sync + fmt::Debug {
         0
     }
 
-    /// Ends a grace period: every lookup that had begun before it has returned, so its memory may be reused.
+    /// Ends a grace period: every lookup that began before it has returned, so its retired memory may be
+    /// reused.
     fn end_grace(&self, _grace: u64) {}
 }

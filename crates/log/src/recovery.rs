@@ -1,5 +1,5 @@
-//! Opening a log device: the newest checkpoint is loaded, and all later records are replayed over it ([`logkit::recovery`] finds
-//! them).
+//! Opening a log device: loads the newest checkpoint, and replays all later records over it
+//! ([`logkit::recovery`] finds them).
 
 mod batched;
 mod load;
@@ -43,8 +43,8 @@ pub struct Recovered {
     pub scanned_zones: u64,
     /// Number of valid records that aren't part of the log, because a record that they follow is missing.
     pub discarded: u64,
-    /// Number of records with wrong data at the end of the log that were dropped: torn, or damaged before a later record said that they
-    /// were durable.
+    /// Number of records with wrong data at the end of the log that were dropped: torn, or damaged before a
+    /// later record named them as durable.
     pub torn: u64,
     /// Number of damaged data blocks of replayed records.
     pub damaged_blocks: u64,
@@ -52,7 +52,7 @@ pub struct Recovered {
     pub pages: u64,
 }
 
-/// Formats all these zones as an empty log. Earlier contents are lost.
+/// Formats all these zones as an empty log, which destroys their contents.
 ///
 /// # Errors
 /// Errors of resetting and writing.
@@ -122,13 +122,14 @@ fn decode_directory(bytes: &[u8]) -> Result<(Vec<ZoneEntry>, Directory)> {
     Ok((known, Directory::decode(own)?))
 }
 
-/// Recovers the log on these zones without writing to them. The caller calls [`State::begin`] before the first write. With
-/// [`Access::Inspect`] nothing is written to the home either, and the log must not be written to; nor with [`Access::Salvage`], which goes on
-/// after damage and returns a state that names what is lost. `medium` is the map's home; it has to be given exactly if the log has one.
+/// Recovers the log on these zones without writing to them. The caller calls [`State::begin`] before the
+/// first write. With [`Access::Inspect`] and [`Access::Salvage`] the home isn't written either, and the log
+/// must not be written to. [`Access::Salvage`] continues after damage and returns a state that lists the
+/// losses. `medium` is the map's home, which must be given exactly if the log has one.
 ///
 /// # Errors
-/// [`Error::Protocol`] if there is no log; [`Error::Corrupt`] for a damaged one; [`Error::Invalid`] if the home is missing or not
-/// expected; errors of reading.
+/// [`Error::Protocol`] if there is no log; [`Error::Corrupt`] for a damaged one; [`Error::Invalid`] if the
+/// home is missing or unexpected; errors of reading.
 pub async fn recover(
     zones: Rc<dyn Zones>,
     map: &str,
@@ -171,11 +172,11 @@ pub async fn recover(
 /// The checkpoint from which a log is recovered.
 struct Checkpoint {
     found: root::FoundRoot,
-    /// The root that replay begins at: that of the map's home if there is one.
+    /// Root from which replay begins: that of the map's home if there is one.
     root: Root,
     layout: Layout,
     reports: Vec<ZoneReport>,
-    /// Zones that were reset since.
+    /// Zones that were reset since the checkpoint.
     reset_since: Vec<u32>,
     known: Vec<ZoneEntry>,
     directory: Directory,
@@ -233,12 +234,13 @@ impl Checkpoint {
             let checked = recovery::check_closed(zones, &layout, &root, &reset_since, &reports).await;
             checked.map_err(|error| access.advise(error))?;
         }
-        // There may have been a newer root than one that says so.
+        // A newer root than a clean one may have been lost.
         root.clean &= goal == Goal::Serve;
         Ok(Checkpoint { found, root, layout, reports, reset_since, known, directory, pool, at_home })
     }
 
-    /// The records after the checkpoint, in the order of replay, the end of each stream, and the damaged blocks of the records.
+    /// Returns the records after the checkpoint in the order of replay, the end of each stream, and the
+    /// damaged blocks of the records.
     async fn records(
         &self,
         zones: &dyn Zones,
@@ -261,7 +263,7 @@ impl Checkpoint {
         Ok((records, end, damaged))
     }
 
-    /// Loads the maps, replays the records over them, and decides what each zone is used for.
+    /// Loads the maps, replays the records over them, and sets the usage of each zone.
     async fn load(
         &mut self,
         zones: &dyn Zones,
@@ -270,7 +272,7 @@ impl Checkpoint {
         parts: &mut LostParts,
         (recovered, stages): (&mut Recovered, &mut Stages),
     ) -> Result<Loaded> {
-        // The records are read before the maps, so that their changes can be applied to pages while these are loaded.
+        // The records are read before the maps, so that their changes can be applied to pages during loading.
         let (records, end, damaged) = self.records(zones, goal, parts, recovered).await?;
         stages.end(&format!("{} records in {} zones", records.len(), recovered.scanned_zones));
         let at_home = self.at_home.take();
@@ -306,14 +308,14 @@ impl Checkpoint {
     }
 }
 
-/// What a log is recovered for.
+/// Purpose of recovering a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It is used: recovery may write to the map's home.
+    /// Normal use: recovery may write to the map's home.
     Serve,
-    /// It is read as it would be used, without any write.
+    /// Reading the log as in normal use, without any write.
     Inspect,
-    /// Damage is tolerated and listed, without any write.
+    /// Reading a damaged log: damage is listed, without any write.
     Salvage,
 }
 
@@ -325,7 +327,7 @@ impl Access {
         }
     }
 
-    /// Adds to an error of a log that isn't salvaged that it can be.
+    /// Adds the advice to salvage the log to an error of opening it, unless it is being salvaged.
     fn advise(self, error: Error) -> Error {
         match self.goal() {
             Goal::Serve => salvage::advise(error),
@@ -335,7 +337,7 @@ impl Access {
 }
 
 impl Recovered {
-    /// Notes what was found after the checkpoint.
+    /// Notes the result of scanning the records after the checkpoint.
     pub(crate) fn note<K>(&mut self, tail: &Tail<K>) {
         self.discarded = tail.discarded;
         self.torn = tail.dropped.iter().filter(|record| record.is_torn).count() as u64;
@@ -356,7 +358,7 @@ impl State {
     }
 }
 
-/// Sorts the records that are part of the log into the order of replay. Also returns the end of each stream.
+/// Sorts the records that are part of the log for replay. Also returns the end of each stream.
 pub(crate) fn in_order_of_replay(tail: Tail<Replayable>) -> (Arc<Vec<Replayable>>, Sequences) {
     let mut records = tail.records;
     recovery::sort_for_replay(&mut records, crate::format::USER);
@@ -378,8 +380,8 @@ impl Stages {
     }
 }
 
-/// Returns the medium of a log's map home, and the oldest transaction with which the log can be opened; `None` for a log without a
-/// map home.
+/// Returns the medium of a log's map home, and the oldest transaction with which the log can be opened;
+/// `None` for a log without a map home.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the stack and the log differ about the map home.

@@ -1,8 +1,8 @@
-//! What of a log can't be read, where it is opened to be salvaged.
+//! Unreadable parts of a log that is opened to be salvaged.
 //!
-//! Such a log takes no changes, and none of its background work runs. The location of a block is unknown if the page of the map that
-//! says so can't be read, or if its zone has been reset since. A read of such a block fails and names the cause. In the map it has a
-//! location in a root zone, where no data ever is: one for each cause.
+//! Such a log accepts no changes, and none of its background work runs. The location of a block is unknown if
+//! its page of the map is unreadable, or its zone has been reset since. Reads of such a block fail and name
+//! the cause. In the map it has a location in a root zone, where no data ever is: one for each cause.
 
 use crate::format::{Change, VersionId};
 use crate::layout::Layout;
@@ -16,24 +16,25 @@ use logkit::pool::Usage;
 use logkit::recovery::LostParts;
 use std::collections::BTreeMap;
 
-/// Limit of what is appended to the zones of such a log, in memory: nothing.
+/// Limit of memory for appends to the zones of such a log: none are permitted.
 pub(crate) const MOST_BYTES: u64 = 0;
-/// Most blocks of a map that are looked at before other tasks get their turn, and whose locations are held in memory.
+/// Most blocks of a map that are examined between two yields to other tasks, and whose locations are held in
+/// memory.
 const AT_ONCE: u64 = 1 << 16;
-/// Cause of unknown locations that is told for the last ones.
+/// Cause for the last location, once several losses share it.
 const FURTHER: &str = "a part of the map can't be read; status lists the first of them";
 
-/// Losses of a log, as far as they were found when it was opened.
+/// Losses of a log that were found when it was opened.
 #[derive(Debug)]
 pub struct Lost {
     parts: LostParts,
-    /// Why locations are unknown, in the order of the blocks of the root zones from block 1 on.
+    /// Reasons why locations are unknown, in the order of the blocks of the root zones, starting at block 1.
     causes: Vec<String>,
     most_causes: usize,
 }
 
 impl Lost {
-    /// No losses of a log with this layout.
+    /// Creates an empty list for a log with this layout.
     pub(crate) fn new(layout: &Layout) -> Self {
         let most_causes = (ROOT_ZONES * layout.zone_blocks) as usize - 1;
         Lost { parts: LostParts::default(), causes: Vec::new(), most_causes }
@@ -47,25 +48,26 @@ impl Lost {
         }
     }
 
-    /// Adds losses that were found before.
+    /// Adds losses that were found earlier.
     pub(crate) fn append(&mut self, parts: LostParts) {
         parts.lines.iter().for_each(|line| tracing::error!("salvaging the log: {line}"));
         self.parts.append(parts);
     }
 
-    /// Notes that the locations of some blocks are unknown. Returns the location that these blocks get in the map.
+    /// Notes that the locations of some blocks are unknown. Returns the location of these blocks in the map.
     pub(crate) fn note_unknown(&mut self, line: String) -> Physical {
         let place = self.begin_unknown();
         self.end_unknown(place, line);
         place
     }
 
-    /// Returns a location for blocks whose locations are unknown; [`end_unknown`](Self::end_unknown) says why.
+    /// Returns a location for blocks whose locations are unknown; [`end_unknown`](Self::end_unknown) sets the
+    /// reason.
     fn begin_unknown(&mut self) -> Physical {
         if self.causes.len() < self.most_causes {
             self.causes.push(String::new());
         } else if let Some(last) = self.causes.last_mut() {
-            // Of all further ones, too.
+            // No location is left: all further losses share the last one, with a common cause.
             FURTHER.clone_into(last);
         }
         Physical(self.causes.len() as u32)
@@ -79,7 +81,7 @@ impl Lost {
         self.note(line);
     }
 
-    /// Logs how many losses there are.
+    /// Logs the number of losses.
     pub(crate) fn tell(&self) {
         match self.parts.count {
             0 => tracing::info!("salvaging the log: everything could be read that opening it reads"),
@@ -90,7 +92,7 @@ impl Lost {
         }
     }
 
-    /// The losses that are described.
+    /// Descriptions of the first losses.
     pub fn lines(&self) -> &[String] {
         &self.parts.lines
     }
@@ -100,13 +102,13 @@ impl Lost {
         self.parts.count
     }
 
-    /// Why locations are unknown, by location from block 1 on.
+    /// Reasons why locations are unknown, by location, starting at block 1.
     pub(crate) fn causes(&self) -> Vec<String> {
         self.causes.clone()
     }
 }
 
-/// Refuses a change of a log that is salvaged.
+/// Returns the error for a change of a log that is salvaged.
 pub(crate) fn refusal() -> Error {
     Error::read_only("log: it is open to be salvaged and takes no changes; copy its blocks to another volume")
 }
@@ -121,7 +123,7 @@ pub(crate) fn advise(error: Error) -> Error {
     }
 }
 
-/// Name of a version, for operators.
+/// Describes a version for operators.
 pub(crate) fn name_of(name: &str, is_head: bool) -> String {
     match (is_head, name) {
         (true, _) => "the volume".to_owned(),
@@ -130,25 +132,26 @@ pub(crate) fn name_of(name: &str, is_head: bool) -> String {
     }
 }
 
-/// The blocks of a page, for operators.
+/// Describes the blocks of a page for operators.
 pub(crate) fn blocks_of_page(page: u64, blocks: u64) -> String {
     let first = page * PAGE_BLOCKS;
     format!("{first}..{}", blocks.min(first + PAGE_BLOCKS))
 }
 
-/// Blocks of a version whose data is gone with a zone.
+/// Blocks of a version whose data is lost with a zone.
 struct Gone {
-    /// The location that they get.
+    /// Location that the blocks get.
     to: Physical,
     first: u64,
     count: u64,
 }
 
-/// Gives blocks an unknown location whose data isn't where the maps say: in zones that were reset since the checkpoint, and after the
-/// end of zones. Without losses there are none: a zone is reset once all its blocks were written elsewhere, and the records that say
-/// so are replayed, unless one before them is missing.
+/// Gives an unknown location to blocks whose data isn't at the location in the maps: in zones that were reset
+/// since the checkpoint, and after the end of zones. Without losses there are no such blocks: a zone is reset
+/// only after all its blocks were written elsewhere, and the records that name the new locations are
+/// replayed, unless an earlier one is missing.
 ///
-/// In a zone that was reset since, blocks are there that the replayed records have written.
+/// A zone that was reset since has the blocks that replayed records have written.
 pub(crate) async fn check_places(versions: &Versions, places: &Places<'_>, lost: &mut Lost) {
     for version in &versions.list {
         let mut gone: BTreeMap<u32, Gone> = BTreeMap::new();
@@ -185,7 +188,7 @@ pub(crate) async fn check_places(versions: &Versions, places: &Places<'_>, lost:
     }
 }
 
-/// Notes the zones with blocks that can't be read, except those whose blocks have got an unknown location.
+/// Notes the zones with unreadable blocks, except blocks that have an unknown location.
 pub(crate) fn note_zones(pool: &ZonePool, lost: &mut Lost) {
     for (zone, entry) in pool.list() {
         if zone >= ROOT_ZONES && entry.usage == Usage::Damaged && entry.live > 0 {
@@ -199,23 +202,24 @@ pub(crate) fn note_zones(pool: &ZonePool, lost: &mut Lost) {
 
 /// A block that a replayed record has written to a zone that was reset since the checkpoint.
 struct Written {
-    /// The version that has it; `None` for a move, which versions share.
+    /// Version that has the block; `None` for a move, which versions share.
     version: Option<VersionId>,
     block: u64,
-    /// Place of the change in the order of replay.
+    /// Position of the change in the order of replay.
     order: u64,
 }
 
-/// What is in the zones.
+/// Contents of the zones.
 pub(crate) struct Places<'a> {
     layout: &'a Layout,
-    /// Number of blocks that can be read of each zone.
+    /// Number of readable blocks of each zone.
     ends: Vec<u32>,
     /// Zones that were reset since the checkpoint, in order.
     reset_since: &'a [u32],
-    /// Blocks in them, by location.
+    /// Blocks in these zones, by location.
     written: BTreeMap<Physical, Written>,
-    /// Versions that replayed records have made: of which other version, and when in the order of replay.
+    /// Versions that replayed records have created: the parent of each, and the position in the order of
+    /// replay.
     made: BTreeMap<VersionId, (VersionId, u64)>,
 }
 
@@ -227,7 +231,7 @@ impl<'a> Places<'a> {
         records: &[Replayable],
     ) -> Self {
         let ends = reports.iter().map(|report| match report.state {
-            // Reads of it fail.
+            // Reads of an offline zone fail anyway.
             ZoneState::Offline => layout.zone_blocks,
             ZoneState::Empty => 0,
             _ => layout.blocks_in(report.write_pointer) as u32,
@@ -250,7 +254,7 @@ impl<'a> Places<'a> {
         let was_reset = self.was_reset(zone);
         let (mut position, mut left) = (record.header.position + 1, record.header.blocks);
         for change in record.changes.iter() {
-            // Replaying the record has told about damage.
+            // Replaying the record has already reported the damage.
             let Ok(change) = change else { return };
             *order += 1;
             let count = change.data_blocks();
@@ -263,7 +267,7 @@ impl<'a> Places<'a> {
                 _ => None,
             };
             let Some(block) = change.first_block() else { continue };
-            // A record that says it has more data than it has isn't replayed.
+            // A record whose entries exceed its data isn't replayed.
             let Some(rest) = left.checked_sub(count) else { return };
             if was_reset {
                 let at = self.layout.physical(zone, position);
@@ -277,7 +281,7 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// Whether a block of a version is at this location, where its map says.
+    /// Whether a block of a version is at the location in its map.
     fn is_there(&self, version: VersionId, physical: Physical, block: u64) -> bool {
         let (zone, position) = self.layout.place(physical);
         if self.ends.get(zone as usize).is_none_or(|end| position >= *end) {
@@ -286,14 +290,16 @@ impl<'a> Places<'a> {
         if !self.was_reset(zone) {
             return true;
         }
-        // A version that wasn't written there may name it by its map of the checkpoint, from before the reset.
+        // A version that wasn't written there may name it in its map of the checkpoint, from before the
+        // reset.
         self.written.get(&physical).is_some_and(|written| {
             written.block == block
                 && written.version.is_none_or(|writer| self.has_from(version, writer, written.order))
         })
     }
 
-    /// Whether a version has what another one wrote at this place in the order: it is that one, or was made of it later.
+    /// Whether a version has the data that another one wrote at this position in the order: it is that
+    /// version, or a later copy of it.
     fn has_from(&self, mut version: VersionId, writer: VersionId, order: u64) -> bool {
         let mut before = u64::MAX;
         while version != writer {
@@ -335,7 +341,7 @@ mod tests {
         }
         places.written.insert(at, Written { version: Some(new), block: 5, order: 15 });
         assert_eq!(there(&places), [false, false, true, true]);
-        // As only a damaged log has it.
+        // Possible only in a damaged log.
         places.made.insert(new, (newer, 30));
         assert!(!places.is_there(newer, at, 5) || !places.is_there(head, at, 5));
         places.written.insert(at, Written { version: None, block: 5, order: 15 });

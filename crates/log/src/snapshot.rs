@@ -1,8 +1,8 @@
 //! Snapshots and clones: the operator's messages, and the kind that opens a version as a device in a stack.
 //!
-//! A snapshot is a record in the log's order: the snapshot has every write before that record and none after. Its cost
-//! is that of the map's own snapshot, and later that of the pages that change. A clone is a writable version below a
-//! snapshot.
+//! A snapshot is a record in the log's order: it has every write before that record and none after. Its cost
+//! is that of the map's own snapshot, and later that of the pages that change. A clone is a writable version
+//! whose parent is a snapshot.
 
 use crate::capacity::Planned;
 use crate::core::Core;
@@ -37,7 +37,7 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// Number of pages after which other tasks get their turn.
+/// Number of pages between two yields to other tasks.
 const PAGES_AT_ONCE: u64 = 64;
 /// Most ranges that `diff` reports.
 const MOST_RANGES: usize = 200_000;
@@ -103,7 +103,7 @@ pub fn not_found(core: &Core, name: &str) -> Error {
     })
 }
 
-/// Carries out a change of the versions, which is durable when this returns.
+/// Carries out a change of the versions; it is durable when this returns.
 async fn change(core: &Rc<Core>, change: Change) -> Result<()> {
     core.change(smallvec::smallvec![change], Payload::new(), Durability::Durable).await
 }
@@ -127,8 +127,8 @@ async fn create(core: &Rc<Core>, parent: VersionId, name: String, writable: bool
     };
     let created = runtime::wall_clock().as_secs();
     {
-        // A write that was admitted as an overwrite takes new capacity if the snapshot precedes it: so no write may be
-        // in flight.
+        // A write that was admitted as an overwrite takes new capacity if the snapshot precedes it, so no
+        // write may be in flight.
         let _alone = core.without_writes().await;
         core.admit_version(Planned { parent, writable })?;
         let create = Change::Create { version, parent, writable, created, name: name.clone() };
@@ -147,8 +147,8 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
         )));
     }
     set_leaving(core, version, true);
-    // A task of its own: dropping the call doesn't cancel the record. If the record fails, the version stays and must
-    // be openable again.
+    // In a task, since dropping the call doesn't cancel the record. If the record fails, the version stays
+    // and must be openable again.
     let own = core.clone();
     let deleted = core.kit().tasks.spawn(async move {
         let outcome = change(&own, Change::Delete { version }).await;
@@ -159,7 +159,8 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
         outcome
     });
     deleted.await?;
-    // The version is deleted in any case. Its blocks are released piece by piece; after a stop, when the log is opened.
+    // The version is deleted in any case. Its blocks are released in pieces; after a stop, when the log is
+    // opened.
     while core.versions.borrow().is_dying(version)
         && !core.kit().is_closing()
         && core.kit().failure().is_none()
@@ -169,7 +170,7 @@ async fn delete(core: &Rc<Core>, name: &str) -> Result<Value> {
     Ok(json!({ "deleted": name }))
 }
 
-/// Sets whether a version can't be opened any more because its deletion has begun.
+/// Sets whether opening a version is refused because its deletion has begun.
 fn set_leaving(core: &Core, version: VersionId, is_leaving: bool) {
     let mut versions = core.versions.borrow_mut();
     versions.list.iter_mut().filter(|it| it.id == version).for_each(|it| it.is_leaving = is_leaving);

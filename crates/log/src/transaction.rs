@@ -1,10 +1,10 @@
-//! Transactions of a map's home, which replace checkpoints: one at each flush. A root holds the oldest transaction that
-//! a home may have.
+//! Transactions of a map's home, which replace checkpoints: one at each flush. A root names the oldest
+//! transaction that a home may have.
 //!
-//! A transaction is collected atomically, between two commits. Then the zones are flushed, so that every record whose
-//! effect the transaction holds is durable; then the transaction is committed. From then on it covers those records
-//! like a checkpoint, and zones may be reset because of it. Before a zone is reset, a root demands the transaction, so
-//! that an older home is refused.
+//! A transaction is collected atomically, between two commits. Then the zones are flushed, so that every
+//! record whose effect the transaction holds is durable; then the transaction is committed. It now covers
+//! those records like a checkpoint, and zones may be reset because of it. Before a zone is reset, a root
+//! demands the transaction, so that an older home is refused.
 
 use crate::core::Core;
 use crate::format::{CLEANER, Own, USER};
@@ -32,7 +32,7 @@ impl Core {
     /// Errors of flushing the zones. If only the home has no space, that is logged as a warning: the writes are durable
     /// in the log and are replayed.
     pub async fn flush_home(self: &Rc<Self>) -> Result<()> {
-        // Only a transaction that begins from here on includes every acknowledged write.
+        // Only a transaction that begins later includes every acknowledged write.
         let wanted = self.transactions.begun.get() + 1;
         let core = self.clone();
         // Dropping the call doesn't cancel the transaction.
@@ -78,7 +78,7 @@ impl Core {
         let number = self.transactions.begun.get() + 1;
         self.transactions.begun.set(number);
         self.write_transaction(home, clean).await?;
-        // A call that waits for a failed transaction takes the next.
+        // A call that waits for a failed transaction takes the next one.
         self.transactions.durable.set(number);
         Ok(())
     }
@@ -137,10 +137,11 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the newest root demand the newest transaction, if it doesn't yet. The caller's next step relies on it.
+    /// Makes the newest root demand the newest transaction, unless it already does. The caller's next step
+    /// depends on it.
     ///
     /// # Errors
-    /// Errors of writing the root; the log has failed then.
+    /// Errors of writing the root, after which the log has failed.
     pub async fn demand_home(self: &Rc<Self>) -> Result<()> {
         let Some(home) = &self.home else { return Ok(()) };
         let _alone = self.kit().checkpointing.acquire(1).await;

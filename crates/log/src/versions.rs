@@ -1,19 +1,20 @@
 //! The versions of a volume: the volume itself, its snapshots, and clones of them.
 //!
-//! Versions form a tree: a snapshot is inserted between a version and that version's previous parent; a clone is a
-//! child of a snapshot. Only leaves are written. A physical block is live as long as any version maps it. A version's
-//! parent is older than the version and doesn't change. So a block that a version releases is dead exactly if the
-//! parent doesn't map it at the same logical block: if an older ancestor or another branch mapped it, so would the
-//! parent.
+//! Versions form a tree: a snapshot is inserted between a version and that version's previous parent; a clone
+//! is a child of a snapshot. Only leaves are written. A physical block is live as long as any version maps
+//! it. A version's parent is older than the version and doesn't change. So a block that a version releases is
+//! dead exactly if the parent doesn't map it at the same logical block: if an older ancestor or another
+//! branch mapped it, so would the parent.
 //!
-//! The mappings that several versions share below a snapshot may be recorded in that snapshot alone. So a snapshot that
-//! is deleted while it has several children stays, without a name, until one child is left.
+//! The mappings that several versions share below a snapshot may be recorded in that snapshot alone. A
+//! snapshot that is deleted while it has several children therefore stays, without a name, until one child is
+//! left.
 //!
-//! A deleted version disappears at once from lookups and from checkpoints. The blocks that only this version mapped are
-//! released piece by piece ([`Versions::release`]), so that deleting a large volume doesn't stall other requests. Until
-//! a piece is released, its blocks are live, and are moved, like those of any version: [`Dying`] holds them. None of
-//! that is persistent: opening the log counts only the blocks of the remaining versions, so a power cut during the
-//! release loses no data.
+//! A deleted version disappears at once from lookups and from checkpoints. The blocks that only this version
+//! mapped are released in pieces ([`Versions::release`]), so that deleting a large volume doesn't stall other
+//! requests. Until a piece is released, its blocks are live, and are moved, like those of any version:
+//! [`Dying`] holds them. None of that is persistent: opening the log counts only the blocks of the remaining
+//! versions, so a power cut during the release loses no data.
 
 use crate::directory::{PageTable, VersionEntry};
 use crate::format::VersionId;
@@ -93,7 +94,7 @@ pub struct Version {
     pub blocks: u64,
     /// Name; empty for the volume itself, and for a deleted snapshot that has to stay.
     pub name: String,
-    /// Whether its deletion has begun: the version can't be opened any more.
+    /// Whether the version's deletion has begun, so that it can't be opened.
     pub is_leaving: bool,
     /// Map of the version's blocks.
     pub map: Arc<dyn Map>,
@@ -152,22 +153,22 @@ pub fn is_deleted(id: VersionId, name: &str) -> bool {
     name.is_empty() && id != VersionId::HEAD
 }
 
-/// A deleted version whose own blocks aren't all released.
+/// A deleted version whose own blocks haven't all been released.
 #[derive(Debug)]
 pub struct Dying {
     /// Number of the version.
     pub id: VersionId,
-    /// Its parent or, once that was removed, the nearest ancestor in the list.
+    /// Parent of the version or, once that was removed, the nearest ancestor in the list.
     parent: Option<VersionId>,
     /// Size in blocks.
     pub blocks: u64,
-    /// Map of the version's blocks; valid from block `released` on.
+    /// Map of the version's blocks; valid at and after block `released`.
     pub map: Arc<dyn Map>,
     /// First block that isn't released.
     pub released: u64,
 }
 
-/// A map that keeps blocks live, from a start block on.
+/// A map that keeps blocks live, starting at block `from`.
 #[derive(Debug, Clone)]
 struct Keeper {
     map: Arc<dyn Map>,
@@ -184,7 +185,7 @@ impl Keeper {
     }
 }
 
-/// All versions, parents before their children.
+/// All versions; parents precede their children.
 #[derive(Debug, Default)]
 pub struct Versions {
     /// Versions in that order.
@@ -221,7 +222,7 @@ impl Versions {
         self.list.iter().filter(move |version| version.parent == Some(id))
     }
 
-    /// Returns the other maps that may map a block at the same logical block after this version has released it.
+    /// Returns the other maps that may map a block at the same logical block after a version has released it.
     #[inline]
     fn keepers(&self, parent: Option<VersionId>) -> SmallVec<[Keeper; 1]> {
         if parent.is_none() && self.dying.is_empty() {
@@ -231,7 +232,8 @@ impl Versions {
         parent.into_iter().chain(self.dying.iter().map(Keeper::of_dying)).collect()
     }
 
-    /// Changes the mapping of a version. Calls `died` for each physical block that no version maps any more.
+    /// Changes the mapping of a version. Calls `died` for each physical block that is no longer mapped by any
+    /// version.
     pub fn insert(
         &mut self,
         position: usize,
@@ -242,8 +244,8 @@ impl Versions {
     ) {
         let keepers = self.keepers(self.list[position].parent);
         let Version { map, dirty, .. } = &mut self.list[position];
-        // A page without anything to unmap stays clean, so discarding a large empty range adds nothing to the next
-        // checkpoint.
+        // A page without mapped blocks stays clean, so discarding a large empty range adds nothing to the
+        // next checkpoint.
         let unmaps = !to.is_mapped();
         if !unmaps {
             dirty.insert_blocks(block, count);
@@ -259,7 +261,8 @@ impl Versions {
         });
     }
 
-    /// Moves blocks in all versions that map them at `from`. Returns the number of blocks moved, each counted once.
+    /// Moves blocks in all versions that map them at `from`. Returns the number of moved blocks, each counted
+    /// once.
     pub fn relocate(&mut self, block: u64, count: u64, from: Physical, to: Physical) -> u64 {
         if let ([only], []) = (self.list.as_mut_slice(), self.dying.as_slice()) {
             let mut moved = 0;
@@ -301,8 +304,8 @@ impl Versions {
         has_moved.iter().filter(|moved| **moved).count() as u64
     }
 
-    /// Visits the blocks at this location, recorded as `block..` of a volume, that any version maps there: runs of
-    /// offsets from the first block.
+    /// Visits the blocks that any version maps at this location, among `count` blocks recorded as `block..`
+    /// of the volume: runs of offsets from the first block.
     pub fn live(&self, block: u64, count: u64, at: Physical, visit: &mut dyn FnMut(u64, u64)) {
         if let ([only], []) = (self.list.as_slice(), self.dying.as_slice()) {
             let end = (block + count).min(only.blocks);
@@ -345,7 +348,8 @@ impl Versions {
     /// place in the tree and becomes its parent. A clone becomes a child of its parent, which is a snapshot.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without the parent, [`Error::AlreadyExists`] for a number or name that is in use.
+    /// [`Error::NotFound`] if the parent doesn't exist, [`Error::AlreadyExists`] for a number or name that is
+    /// in use.
     pub fn create(
         &mut self,
         id: VersionId,
@@ -365,7 +369,7 @@ impl Versions {
             .ok_or_else(|| Error::not_found(format!("version {} of the volume doesn't exist", parent.0)))?;
         let origin = &mut self.list[position];
         let is_below = writable;
-        // Pages that a checkpoint is about to write are written for the origin alone.
+        // Pages that a running checkpoint is about to write are written for the origin alone.
         let dirty = origin.dirty.with(&origin.writing);
         let version = Version {
             id,
@@ -392,8 +396,9 @@ impl Versions {
         Ok(())
     }
 
-    /// Removes a version, and its parent if the parent was deleted and has no more reason to stay. Their own blocks are
-    /// released later: [`release`](Self::release). A snapshot with several children stays, without its name.
+    /// Removes a version, and its parent if that was deleted and no longer has to stay. Their own blocks are
+    /// released later by [`release`](Self::release). A snapshot with several children stays, without its
+    /// name.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is no such version.
@@ -421,12 +426,12 @@ impl Versions {
         }
     }
 
-    /// Releases the next `most` blocks of a deleted version. Calls `died` for each physical block that no version maps
-    /// any more. Returns whether there was any such version.
+    /// Releases the next `most` blocks of a deleted version. Calls `died` for each physical block that is no
+    /// longer mapped by any version. Returns whether there was a deleted version.
     ///
-    /// A block of it may be mapped at the same logical block by its parent, by the parent's current children, its own
-    /// child among them, and by other deleted versions. Any further version maps the block only if one of these does,
-    /// as with versions that aren't deleted.
+    /// Its parent, the parent's current children (its own child among them) and other deleted versions may
+    /// map a block of it at the same logical block. Any further version maps the block only if one of these
+    /// does, as for versions that aren't deleted.
     pub fn release(&mut self, most: u64, died: &mut dyn FnMut(Physical)) -> bool {
         let Some((dying, others)) = self.dying.split_first() else { return false };
         let siblings = self.list.iter().filter(|version| version.parent == dying.parent);
@@ -484,8 +489,8 @@ impl Versions {
         Ok(())
     }
 
-    /// Returns the number of live blocks that a write to this range would add: blocks that aren't mapped, and blocks
-    /// that another version keeps live.
+    /// Returns the number of live blocks that a write to this range would add: blocks that are unmapped, and
+    /// blocks that another version keeps live.
     pub fn growth(&self, position: usize, block: u64, count: u64) -> u64 {
         let version = &self.list[position];
         let keepers = self.keepers(version.parent);
@@ -499,8 +504,8 @@ impl Versions {
     }
 }
 
-/// Copies a page of a map, with 0 for blocks that one of the others, each from its start block on, maps at the same
-/// location.
+/// Copies a page of a map, with 0 for blocks that one of the others, each starting at its start block, maps
+/// at the same location.
 pub fn own_page<'a>(
     map: &dyn Map,
     others: impl IntoIterator<Item = (&'a dyn Map, u64)>,
@@ -537,7 +542,8 @@ fn unshared(others: &[Keeper], mapping: Mapping, visit: &mut dyn FnMut(Mapping))
     }
     if start < end {
         other.map.lookup_range(start..end, &mut |piece| {
-            // Physical blocks advance with logical blocks in both maps, so a piece with another start shares nothing.
+            // Physical blocks advance with logical blocks in both maps, so a piece with another start shares
+            // nothing.
             let own = part(piece.block..piece.block + piece.count);
             if piece.physical != own.physical {
                 unshared(others, own, visit);

@@ -1,7 +1,7 @@
 //! Group commit of one shard: entries wait in queues, one for each class of zones, and are taken as the entries of a record
 //! when an append can carry them; records commit in the order of their numbers.
 //!
-//! Nothing here does I/O: `lane` appends what is taken here.
+//! This module does no I/O: `lane` appends the records.
 
 use crate::entry::{Batch, Entry};
 use crate::layout::Layout;
@@ -30,7 +30,7 @@ pub struct Appender<E> {
     spare: RefCell<Vec<Vec<E>>>,
 }
 
-/// Number of bytes of an entry in the header of its record, checksums not included: its meta, and a link for each join.
+/// Number of bytes of an entry in its record's header, checksums excluded: meta, and a link for each join.
 #[inline]
 fn words<E: Entry>(entry: &E) -> usize {
     entry.meta_length() + LINK * entry.joins().len()
@@ -44,8 +44,9 @@ fn too_many_joins(joins: usize) -> Error {
 }
 
 impl<E: Entry> Appender<E> {
-    /// Appender with so many classes of zones, for these streams. At most `lanes` appends are in flight; the entries of a
-    /// record take at most `most_steps` steps.
+    /// Creates the appender of a shard that writes the streams `own`, with a queue for each of `classes`
+    /// classes of zones. `lanes` is the most appends in flight, `most_steps` the most [steps](Entry::steps)
+    /// of a record's entries.
     pub fn new(
         layout: Layout,
         classes: u8,
@@ -67,8 +68,9 @@ impl<E: Entry> Appender<E> {
         }
     }
 
-    /// Checks that an entry, or the first block of one that may be divided, fits an empty zone as a record of its own; one with
-    /// data also as a record of the cleaner, which has a link. (A move may have other meta: that is the owner's.)
+    /// Checks that an entry, or the first block of a divisible one, fits an empty zone as a record of its
+    /// own. An entry with data must also fit as a move of the cleaner, whose record has a link. (The meta of
+    /// a move may differ; the owner checks that.)
     ///
     /// # Errors
     /// [`Error::Invalid`] for an entry that no zone takes, or that joins more than [`MOST_LINKS`] streams.
@@ -123,10 +125,10 @@ impl<E: Entry> Appender<E> {
         self.queues.borrow()[usize::from(class)].iter().any(is_wanted)
     }
 
-    /// The class whose entries a lane should append now, if it should.
+    /// Returns the class whose entries a lane should append now; `None` if it should wait.
     ///
-    /// While other appends are in flight, a lane waits until as many entries are queued as one of these has: so the appends
-    /// share what clients keep in flight, however it arrives.
+    /// While other appends are in flight, a lane waits until as many entries are queued as one of those
+    /// appends has. Appends then share the clients' queue depth evenly, however requests arrive.
     pub fn ready_class(&self) -> Option<u8> {
         let queues = self.queues.borrow();
         let (class, queue) = queues.iter().enumerate().max_by_key(|(_, queue)| queue.len())?;
@@ -138,8 +140,9 @@ impl<E: Entry> Appender<E> {
         (appends == 0 || is_enough).then_some(class as u8)
     }
 
-    /// Takes the entries of one record: no more than fit the zone and are the lane's share. `cut` divides an entry that is
-    /// too large: it takes off the first blocks, so many, and returns them.
+    /// Takes the entries of one record: those that fit the zone, at most the lane's share of the queue. `cut`
+    /// divides an entry that is too large: it splits off the given number of blocks from the start of the
+    /// entry and returns them.
     pub fn take(&self, class: u8, zone: &ZoneWriter, mut cut: impl FnMut(&mut E, u32) -> E) -> Batch<E> {
         let mut batch = self.batch();
         let mut queues = self.queues.borrow_mut();
@@ -153,12 +156,12 @@ impl<E: Entry> Appender<E> {
         while batch.entries.len() < share {
             let Some(entry) = queue.front_mut() else { break };
             let (wanted, words) = (entry.blocks(), words(entry));
-            // An entry that is numbered in other streams, too, is a record of its own.
+            // An entry that is numbered in other streams is a record of its own.
             let is_joint = !entry.joins().is_empty();
             if is_joint && !batch.entries.is_empty() {
                 break;
             }
-            // All of a record takes effect at once.
+            // All entries of a record take effect in one turn.
             steps += entry.steps();
             if steps > self.most_steps && entry.steps() > 0 && !batch.entries.is_empty() {
                 break;
@@ -175,7 +178,7 @@ impl<E: Entry> Appender<E> {
             if entry.is_atomic() {
                 break;
             }
-            // The beginning of a large entry may fit, where the record has no other that would wait for it.
+            // The start of a large entry may be appended, if that delays no other entry of the record.
             let is_worth_cutting = batch.entries.is_empty() || wanted > self.layout.max_append / 2;
             let most = blocks + wanted.saturating_sub(1);
             let fits = zone.most_blocks(&self.layout, most, |_| meta + words).saturating_sub(blocks);
@@ -197,8 +200,8 @@ impl<E: Entry> Appender<E> {
         first
     }
 
-    /// Takes the entries of one record without data, of those that are wanted; the rest of these stays queued. Returns the
-    /// others, too, which leave the queue.
+    /// Takes the wanted entries of one record without data; further wanted entries stay queued. All others
+    /// are removed from the queue and returned.
     pub fn take_without_data(&self, class: u8, is_wanted: impl Fn(&E) -> bool) -> (Batch<E>, Vec<E>) {
         let mut batch = self.batch();
         let mut others = Vec::new();
@@ -226,7 +229,7 @@ impl<E: Entry> Appender<E> {
         (batch, others)
     }
 
-    /// Takes the queued entries that aren't kept, of one class or of all.
+    /// Removes and returns the queued entries that `is_kept` rejects, of one class or of all.
     pub fn take_refused(&self, class: Option<u8>, is_kept: impl Fn(&E) -> bool) -> Vec<E> {
         let mut refused = Vec::new();
         for (number, queue) in self.queues.borrow_mut().iter_mut().enumerate() {
@@ -244,7 +247,7 @@ impl<E: Entry> Appender<E> {
         Batch { entries: self.spare.borrow_mut().pop().unwrap_or_default(), ..Batch::default() }
     }
 
-    /// Keeps the memory of a list of entries to be used again.
+    /// Keeps the allocation of a list of entries for reuse.
     pub fn recycle(&self, mut entries: Vec<E>) {
         entries.clear();
         let mut spare = self.spare.borrow_mut();
@@ -270,7 +273,7 @@ impl<E: Entry> Appender<E> {
         &found.expect("a stream of this shard").1
     }
 
-    /// Notes that a record is written, which may have links to records that have committed.
+    /// Notes that a record has been written. `is_linked` is whether it has links to other records.
     /// [`commit_next`](Self::commit_next) follows.
     ///
     /// # Panics
@@ -279,7 +282,7 @@ impl<E: Entry> Appender<E> {
         self.records(stream).borrow_mut().written(sequence, batch, is_linked);
     }
 
-    /// Notes that a joint record is written, of which this stream commits `batch`.
+    /// Notes that a joint record has been written; `batch` is the part that this stream commits.
     /// [`commit_next`](Self::commit_next) follows.
     ///
     /// # Panics
@@ -288,8 +291,9 @@ impl<E: Entry> Appender<E> {
         self.records(stream).borrow_mut().joint_written(joint, batch);
     }
 
-    /// Commits the next record of a stream and returns it, if it is written. `decided` is set if a joint record has become
-    /// the next one in all its streams: the shards of the others should commit.
+    /// Commits the next record of a stream and returns it; `None` if it isn't written yet. `decided` is set
+    /// if a joint record has become the next one in all its streams: the shards of those streams should then
+    /// commit.
     pub fn commit_next(&self, stream: StreamId, decided: &mut bool) -> Option<Batch<E>> {
         self.records(stream).borrow_mut().commit_next(decided)
     }
@@ -299,14 +303,15 @@ impl<E: Entry> Appender<E> {
         self.records(stream).borrow().committed()
     }
 
-    /// Visits the entries of all records that are written and can't commit, because an earlier record isn't written.
+    /// Visits the entries of records that have been written and can't commit yet, because an earlier record
+    /// isn't written.
     pub fn for_each_waiting(&self, mut visit: impl FnMut(&mut E)) {
         for (_, records) in &self.records {
             records.borrow_mut().waiting_mut().flat_map(|batch| &mut batch.entries).for_each(&mut visit);
         }
     }
 
-    /// Takes everything that is queued or can't commit; for a log that has failed.
+    /// Removes and returns all entries that are queued or haven't committed; for a log that has failed.
     pub fn take_all(&self) -> Vec<E> {
         let mut entries = self.take_refused(None, |_| false);
         for (_, records) in &self.records {
@@ -329,7 +334,7 @@ mod tests {
         Layout { block_size: BlockSize::default(), zone_blocks: 64, zones: 8, max_append: 32 }
     }
 
-    /// An entry of whole blocks that is not divided.
+    /// An indivisible entry of whole blocks.
     #[derive(Debug)]
     struct Piece {
         blocks: u32,
@@ -370,7 +375,7 @@ mod tests {
         Appender::new(layout(), 1, 1, u64::MAX, &streams, &[StreamId(0)])
     }
 
-    /// Number of entries of the record that takes this one into an empty zone.
+    /// Number of entries in the record that takes this one into an empty zone.
     fn taken(entry: Piece) -> usize {
         let appender = appender();
         appender.push(0, entry);
@@ -397,10 +402,10 @@ mod tests {
         assert!(refusal(piece(1, most, 1)).contains("1 blocks of data and 4112 bytes of header"));
         assert!(appender().check(&piece(31, 0, 1)).is_ok());
         assert!(refusal(piece(32, 0, 1)).contains("32 blocks of data"));
-        // What may be divided fits if its first block does.
+        // A divisible entry fits if its first block does.
         assert!(appender().check(&piece(1000, most - LINK, 0)).is_ok());
         assert!(refusal(piece(1000, most + 1, 0)).contains("1 blocks of data and 4113 bytes of header"));
-        // A move has a link; what has no data isn't moved.
+        // A move has a link; an entry without data is never moved.
         assert!(refusal(piece(1, most - LINK + 1, 0)).contains("1 blocks of data and 4097 bytes of header"));
         assert!(appender().check(&piece(0, most + 4, 0)).is_ok());
         assert!(refusal(piece(0, most + 5, 0)).contains("0 blocks of data and 4097 bytes of header"));

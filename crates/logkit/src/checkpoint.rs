@@ -122,7 +122,7 @@ pub async fn write_root<O: Owner>(owner: &O, root: Root) -> Result<()> {
         return Err(error);
     }
     let written = match prepared {
-        // A root may begin a zone.
+        // Writing a root may open a zone.
         Ok(()) => {
             kit.until_opened(&mut [], async || writer.write(&*kit.zones, &kit.layout, &root).await).await
         }
@@ -158,7 +158,7 @@ pub async fn space<O: Owner>(owner: &Rc<O>, wanted: u64, meta: impl Fn(u32) -> u
     }
 }
 
-/// Gives back space that isn't needed.
+/// Returns unused space.
 pub fn give_back<O: Owner>(owner: &O, space: Space) {
     *owner.kit().checkpoints.zone.borrow_mut() = Some(space.writer);
 }
@@ -173,7 +173,7 @@ async fn zone<O: Owner>(owner: &Rc<O>) -> Result<ZoneWriter> {
     if let Some(zone) = kit.open_zone(CHECKPOINT_CLASS, 0).await {
         return Ok(zone);
     }
-    // The cleaner may not have come to reset dead zones, or have ended.
+    // Dead zones may not have been reset yet: the cleaner may be late or have ended.
     Box::pin(reset_dead(owner)).await?;
     while kit.pool.free() == 0 && kit.back_reserve().await {}
     kit.open_zone(CHECKPOINT_CLASS, 0)
@@ -204,7 +204,8 @@ pub async fn append<O: Owner>(
     let kit = owner.kit();
     let mut zone = space.writer;
     let checkpoints = &kit.checkpoints;
-    // A number that isn't written is never looked for: roots name what is part of the checkpoint.
+    // A number whose record isn't written leaves no gap that recovery notices: roots name the records of a
+    // checkpoint.
     checkpoints.sequence.set(checkpoints.sequence.get() + 1);
     let header = Header {
         kind: Kind::Checkpoint,
@@ -350,7 +351,7 @@ pub async fn commit<O: Owner>(owner: &Rc<O>, cut: Cut, own: &[u8], clean: bool) 
         }
     };
     let old = kit.checkpoints.root().clone();
-    // Records of earlier epochs that aren't covered stay valid.
+    // Uncovered records of earlier epochs stay valid.
     let is_uncovered = |boundary: &&Boundary| {
         let (last, covered) = (boundary.last.numbers(), cut.covered.numbers());
         last.iter().enumerate().any(|(stream, last)| *last > covered.get(stream).copied().unwrap_or(0))

@@ -3,8 +3,8 @@
 //! A move is a record of the cleaner's own stream, so users' writes never wait for one. It takes effect when it commits, and
 //! only for blocks whose location hasn't changed: a write that committed in between takes precedence.
 //!
-//! The cleaner's task observes a small state, gets the next action from [`decision::next`], and carries it out. [`pace`] decides
-//! the speed of the moves; its documentation has the argument why no writer waits for ever.
+//! The cleaner's task observes a small state, gets the next action from [`decision::next`], and carries it
+//! out. [`pace`] sets the speed of the moves; its module documentation shows why no writer waits forever.
 //!
 //! Left to others: reading a victim (`victim`), appending moves (`mover`), resetting zones (`reset`), the choice of a victim (the
 //! policy), and finding live data (the owner).
@@ -23,7 +23,7 @@ use block::{Error, Result};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// The victim in progress with its pieces; those from `next` on haven't been moved.
+/// Victim in progress with its pieces; the first `next` of them have been moved.
 #[derive(Debug)]
 struct InHand<N> {
     victim: Victim,
@@ -33,7 +33,7 @@ struct InHand<N> {
 }
 
 impl<N> InHand<N> {
-    /// Whether it has live blocks that haven't been moved.
+    /// Whether the victim has live blocks that haven't been moved.
     fn has_moves(&self, kit: &Kit) -> bool {
         self.next < self.pieces.len() && kit.pool.live(self.victim.zone()) > 0
     }
@@ -136,7 +136,7 @@ impl<O: Owner> Cleaner<O> {
     async fn run(mut self) {
         while self.pass().await {}
         self.release_victim();
-        // Wakes lanes that wait for a zone: they check their queue again.
+        // Lanes that wait for a zone check their queues again.
         let owner = self.owner.clone();
         owner.kit().events.freed.notify_all();
         self.mover.close(&*owner).await;
@@ -170,7 +170,7 @@ impl<O: Owner> Cleaner<O> {
                         answers.choice = choice;
                         continue;
                     }
-                    // The state may have changed during the action: the next decision is for a new one.
+                    // The state may have changed during the action, so the next decision observes it again.
                     Chosen::Victim => continue,
                     Chosen::Unreadable => self.done().await,
                 },
@@ -228,7 +228,7 @@ impl<O: Owner> Cleaner<O> {
         let owner = &*self.owner;
         let kit = owner.kit();
         let kept = owner.kept_zones();
-        // Read before the coverage below: a commit of another shard in between must not make a zone look pinned.
+        // Read before the coverage below: a commit on another shard in between must not make a zone look pinned.
         let has_uncommitted = kit.streams.has_uncommitted();
         let state = State {
             has_failed: kit.failure().is_some(),
@@ -308,8 +308,8 @@ impl<O: Owner> Cleaner<O> {
         self.error = Some(error);
     }
 
-    /// Waits to be woken. Before that, wakes waiting writers if a zone is free or none can be freed; otherwise they would only request the same work
-    /// again.
+    /// Waits to be woken. Before that, wakes waiting writers if a zone is free or none can be freed.
+    /// Otherwise the writers would only request the same work again.
     async fn wait(&self, woken: impl Future<Output = ()>, until_commit: bool) {
         let kit = self.owner.kit();
         if until_commit {
@@ -399,8 +399,8 @@ impl<O: Owner> Cleaner<O> {
         let zone = victim.zone();
         let state = kit.pool.get(zone);
         match state.live {
-            // Users' overwrites and the moves have freed all blocks. Dying blocks die when their records commit; until then the
-            // zone isn't chosen again.
+            // Users' overwrites and the moves have freed all blocks. Dying blocks become dead when their
+            // records commit; until then the zone isn't chosen again.
             left if left <= state.dying => {
                 kit.pool.set_full(zone);
                 count(&kit.counters.cleaned_zones, 1);
@@ -423,7 +423,7 @@ impl<O: Owner> Cleaner<O> {
         }
     }
 
-    /// Moves the live blocks of the next pieces, up to the capacity of `records` records of single blocks.
+    /// Moves the live blocks of the next pieces, at most `records` records' worth.
     async fn move_some(&mut self, in_hand: &mut InHand<O::Name>, records: u32) -> Result<()> {
         let owner = self.owner.clone();
         let kit = owner.kit();

@@ -1,8 +1,8 @@
 //! Cleaning policies: the choice of the next victim, and of the class of each written block.
 //!
-//! A policy only decides: it reads no zone and moves no block. So the same policy works in every owner of zones, and in
-//! a simulation without any I/O. Time is counted in data units (blocks or bytes: the owner's choice) that users have
-//! written, as in the literature: a policy has no clock.
+//! A policy only decides: it does no I/O. The same policy therefore works for every owner of zones and in
+//! simulations. Time is the number of data units (blocks or bytes, the owner's choice) that users have
+//! written, as in the literature.
 //!
 //! - [`greedy`], [`cost_benefit`], [`threshold`], [`lifetime`], [`sepbit`]: the policies; [`make`] makes one by name.
 //! - [`pacing`]: how many blocks are moved per block that users write.
@@ -11,9 +11,9 @@
 //! # Inputs and contract of a policy
 //! - Ages may be known at the granularity of zones only: the age of a block is then the age of its zone. No policy
 //!   improves with finer ages (`tests/cleaning_simulation.rs` shows it).
-//! - With such ages all blocks of a victim go to one class. So an owner that keeps one empty zone from its users can
+//! - With such ages all blocks of a victim go to one class, so an owner that reserves one empty zone can
 //!   always finish cleaning a zone.
-//! - After a restart a policy has lost its statistics, and collects them again within some zones.
+//! - A restart loses a policy's statistics; they are collected again within a few zones.
 //!
 //! Other modules read and move the live blocks and reserve free zones for that (the owner of the zones), and decide
 //! when to begin ([`Pressure`] holds the free space; a policy may ask for more cleaning than is urgent).
@@ -40,7 +40,7 @@ use block::{Error, Result, ZoneIndex};
 pub const NAMES: [&str; 5] =
     [greedy::NAME, cost_benefit::NAME, threshold::NAME, lifetime::NAME, sepbit::NAME];
 
-/// Default policy. The book's page on cleaning explains the choice.
+/// Default policy; the book's page on cleaning gives the reasons.
 pub const DEFAULT: &str = lifetime::NAME;
 
 /// A zone that could be cleaned: it takes no more appends.
@@ -48,7 +48,7 @@ pub const DEFAULT: &str = lifetime::NAME;
 pub struct Candidate {
     /// Number of the zone.
     pub zone: ZoneIndex,
-    /// Number of its live data units.
+    /// Number of live data units.
     pub live: u64,
     /// Number of data units that the zone takes up: those written, and those that can't be written any more because it
     /// was finished early. Cleaning gains the ones that aren't live.
@@ -62,7 +62,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Returns the live share of the zone, from 0 to 1. An empty zone counts as live: cleaning gains nothing.
+    /// Returns the live share of the zone, from 0 to 1. The share of an empty zone is 1: cleaning gains nothing.
     pub fn live_share(&self) -> f64 {
         if self.written == 0 { 1.0 } else { self.live as f64 / self.written as f64 }
     }
@@ -72,8 +72,8 @@ impl Candidate {
         self.live < self.written
     }
 
-    /// Returns the time since the zone was opened, in user data units; at least 1, so that products with it tell zones
-    /// apart.
+    /// Returns the time since the zone was opened, in user data units; at least 1, so that scores multiplied
+    /// by it still differ between zones.
     fn age(&self, now: u64) -> f64 {
         now.saturating_sub(self.opened).max(1) as f64
     }
@@ -148,9 +148,9 @@ pub trait Policy: std::fmt::Debug {
         u8::from(matches!(arrival, Arrival::Moved { .. }))
     }
 
-    /// Returns the zone to clean next, at time `now`; `None` if cleaning is not worthwhile, or not requested, yet.
-    /// While cleaning is urgent, it returns a zone as long as any would gain something. It examines every candidate, so
-    /// it is meant to be called once per victim, not once per block.
+    /// Returns the zone to clean next, at time `now`; `None` if no zone is worth cleaning or cleaning isn't
+    /// requested. While cleaning is urgent, `None` means that no zone gains anything. The cost is linear in
+    /// the number of candidates, so call this once per victim, not per block.
     fn choose(
         &mut self,
         candidates: &mut dyn Iterator<Item = Candidate>,

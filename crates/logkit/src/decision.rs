@@ -9,9 +9,9 @@
 //! Two inputs of the decision take time or have side effects: the policy's choice and the pace. They are requested by
 //! [`Action::Choose`] and [`Action::AskPace`]. The answers are part of the state until the pass ends.
 //!
-//! Actions are in order of priority: the largest gain at the least cost first. Blocks of deleted versions are freed before a
-//! victim is moved, because they needn't be moved then. A reset precedes the checkpoint that covers further zones. Both run
-//! concurrently with the moves.
+//! Actions are in order of priority: the largest gain at the least cost first. Blocks of deleted versions are
+//! freed before a victim is moved, because that makes moves unnecessary. A reset precedes the checkpoint that
+//! covers further zones. Both run concurrently with the moves.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub const RESET_TOGETHER: u32 = 4;
 pub const MOST_RECORDS: u32 = 4;
 /// Number of consecutive failures after which writers that wait for a zone are refused.
 pub const MOST_FAILURES: u32 = 3;
-/// Pause after a failure during which wakeups are ignored, since the attempt itself caused some.
+/// Pause after a failure. Wakeups during it are ignored, since the failed attempt itself caused some.
 pub const REST: Duration = Duration::from_millis(10);
 /// Longest wait before the next attempt after the first failure; it doubles with each further one, [`MOST_DOUBLINGS`] times.
 /// Writes that failed for lack of a free zone don't wake the cleaner.
@@ -94,7 +94,7 @@ pub enum Admission {
         /// Number of blocks to move per block that users write, rounded up; `None` is without limit.
         per_write: Option<u32>,
     },
-    /// Users' commits wake the cleaner when blocks may be moved. Never returned while users wait for a zone.
+    /// Users' commits wake the cleaner once blocks may be moved. Never returned while users wait for a zone.
     Later,
 }
 
@@ -133,13 +133,15 @@ pub struct State {
     pub dead: u32,
     /// Number of dead zones that the running reset has taken and hasn't reset yet.
     pub resetting: u32,
-    /// Number of zones that were free, and are being opened ahead; the end of that wakes the cleaner.
+    /// Number of zones that are being opened ahead, and so aren't free; the end of opening one wakes the
+    /// cleaner.
     pub preparing: u32,
     /// The durable checkpoint covers a zone of `dead`.
     pub has_covered: bool,
     /// A new checkpoint would cover a zone of `dead` that the durable one doesn't.
     pub has_coverable: bool,
-    /// The zones of `dead` are pinned: none is covered or coverable, and every record has committed, so none can be reset before the owner writes more.
+    /// No zone of `dead` is covered or coverable although every record has committed: none can be reset
+    /// before the owner writes more.
     pub is_dead_pinned: bool,
     /// A new checkpoint would free pages of the previous one. Only known after [`Choice::Nothing`].
     pub frees_pages: bool,
@@ -164,7 +166,8 @@ impl State {
         self.free <= self.kept.saturating_add(self.lanes)
     }
 
-    /// Whether users would wait even if all dead zones had been reset, unless they are pinned, and those that are being opened ahead were free again.
+    /// Whether users would wait even after all dead zones that aren't pinned are reset, and all zones that
+    /// are being opened ahead are free again.
     pub fn is_short(&self) -> bool {
         let dead = if self.is_dead_pinned { 0 } else { self.dead };
         let soon = dead.saturating_add(self.resetting).saturating_add(self.preparing);
@@ -183,13 +186,14 @@ impl State {
 pub enum Cause {
     /// Users have written as much as [`Admission::Later`] asked for.
     Pace,
-    /// The running checkpoint has ended, and moves go on.
+    /// The running checkpoint has ended, so moves may continue.
     Checkpoint,
     /// A record has committed.
     Commit,
     /// A task has ended, or a zone was opened ahead.
     Task,
-    /// Any change: a zone was taken or sealed, a version deleted, or the log is being closed. There is nothing to do.
+    /// Any change: a zone was taken or sealed, a version deleted, or the log is being closed. The cleaner has
+    /// nothing to do.
     Change,
 }
 
@@ -214,7 +218,8 @@ pub enum Action {
     },
     /// Makes the victim dead, so that it is reset. Ends the pass and resets the count of failures.
     EndVictim,
-    /// Waits to be woken; ends the pass. Refuses no writer, except after consecutive failures; [`Cause::Change`] resets their count.
+    /// Waits to be woken; ends the pass. Writers are refused only after consecutive failures;
+    /// [`Cause::Change`] resets their count.
     Wait {
         /// Event that ends the wait.
         cause: Cause,
@@ -234,7 +239,7 @@ pub enum Action {
         /// Longest wait after the pause.
         limit: Duration,
     },
-    /// Ends the cleaner. The victim keeps its state.
+    /// Ends the cleaner. The victim's state is unchanged.
     Stop,
 }
 
@@ -277,7 +282,7 @@ fn task_to_begin(state: &State) -> Option<Task> {
     if state.dead >= enough && state.has_covered && !state.reset.is_busy() {
         return Some(Task::Reset);
     }
-    // A running reset may free enough without a checkpoint.
+    // A running reset may free enough zones without a checkpoint.
     let is_waited_for = state.is_urgent() && state.has_coverable && !state.reset.is_busy();
     let is_wanted = state.wants_checkpoint || is_waited_for;
     (is_wanted && !state.checkpoint.is_busy()).then_some(Task::Checkpoint)
@@ -304,7 +309,7 @@ fn without_victim(state: &State) -> Action {
     if state.is_urgent() && state.frees_pages && !state.checkpoint.is_busy() {
         return Action::Begin(Task::Checkpoint);
     }
-    // A zone can't be reset while a record in it hasn't committed.
+    // A dead zone can't be reset while a record in it hasn't committed.
     let until_commit = state.dead > 0;
     if state.has_task() {
         Action::Wait { cause: Cause::Task, until_commit }
@@ -315,7 +320,7 @@ fn without_victim(state: &State) -> Action {
     }
 }
 
-/// Returns the wait after a failure. Dead zones don't help writers while they can't be reset.
+/// Returns the wait after a failure. Dead zones aren't counted as free here: they may not be resettable.
 fn retry(state: &State) -> Action {
     let doublings = state.failures.saturating_sub(1).min(MOST_DOUBLINGS);
     Action::Retry {

@@ -1,4 +1,4 @@
-//! The directory of a checkpoint: the zones with records, and the owner's part. A root has its location.
+//! The directory of a checkpoint: the zones with records, and the owner's part. The root names its location.
 
 use crate::pool::{LastRecords, Usage, Zone, ZonePool};
 use crate::stream::StreamId;
@@ -82,7 +82,7 @@ pub fn encode(zones: &[ZoneEntry], own: &[u8]) -> Vec<u8> {
     writer.0
 }
 
-/// Decodes a directory from bytes, which may be anything; returns the zones and the owner's part.
+/// Decodes a directory from untrusted bytes; returns the zones and the owner's part.
 ///
 /// # Errors
 /// [`block::Error::Corrupt`] for bytes that no version of this program writes.

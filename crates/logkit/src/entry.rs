@@ -1,4 +1,5 @@
-//! Entries: what an owner appends, several to a record; and a record whose entries and numbers are fixed.
+//! Entries: the changes that an owner appends, several to a record; and a record whose entries and numbers
+//! are fixed.
 
 use crate::record::{Header, Identity, LINK, Links, sum_of};
 use crate::stream::StreamId;
@@ -19,47 +20,49 @@ pub trait Entry: 'static {
     /// Appends the entry's part of the record's meta.
     fn encode_meta(&self, meta: &mut Vec<u8>);
 
-    /// Number of steps that its commit takes beside those for its data. A record takes effect in one turn of the shard, so
-    /// [`Settings::most_steps`](crate::kit::Settings::most_steps) bounds those of its entries together.
+    /// Number of steps of the commit, those for the data excluded. A record takes effect in one turn of the
+    /// shard, so [`Settings::most_steps`](crate::kit::Settings::most_steps) bounds the sum over its entries.
     fn steps(&self) -> u64 {
         0
     }
 
-    /// Whether it only makes blocks die and has no data: it is written even where there is no space for data.
+    /// Whether the entry has no data and only makes blocks die: it is written even if there is no space for
+    /// data.
     fn only_frees(&self) -> bool {
         false
     }
 
-    /// Whether it makes more blocks die than it takes: in a full log it gets zones that other entries leave free
-    /// ([`Owner::freeing_zones`](crate::Owner::freeing_zones)).
+    /// Whether the entry makes more blocks die than it takes. In a full log it may use zones that are
+    /// reserved against other entries ([`Owner::freeing_zones`](crate::Owner::freeing_zones)).
     fn frees_space(&self) -> bool {
         self.only_frees()
     }
 
-    /// Whether it is never divided among records. It has to fit an empty zone.
+    /// Whether the entry is never divided among records. It then has to fit an empty zone.
     fn is_atomic(&self) -> bool {
         !self.joins().is_empty()
     }
 
-    /// Whether the cleaner appends it: its data was live in another zone.
+    /// Whether the cleaner appends the entry: its data was live in another zone.
     fn is_moved(&self) -> bool {
         false
     }
 
-    /// Streams of other shards of which its record is a member, too. The entry takes effect on all these shards or, after a
-    /// crash, on none; it is atomic, and a record of its own, which [`Owner::share`](crate::Owner::share) passes on. An entry that was
-    /// acknowledged before it is written can't have any. At most [`MOST_LINKS`](crate::record::MOST_LINKS).
+    /// Streams of other shards of which the entry's record is also a member; at most
+    /// [`MOST_LINKS`](crate::record::MOST_LINKS). The entry takes effect on all these shards or, after a
+    /// crash, on none. It is atomic and a record of its own, which [`Owner::share`](crate::Owner::share)
+    /// passes on. An entry that was acknowledged before it is written has no joins.
     fn joins(&self) -> &[StreamId] {
         &[]
     }
 
-    /// Whether it was acknowledged before it was written, and so can't be refused.
+    /// Whether the entry was acknowledged before it was written, and therefore can't be refused.
     fn is_acknowledged(&self) -> bool {
         false
     }
 }
 
-/// The entries of one record, and where the record's data is once it is written.
+/// Entries of one record, with the location of the record's data once it is written.
 #[derive(Debug)]
 pub struct Batch<E> {
     /// In the order of the record.
@@ -68,8 +71,8 @@ pub struct Batch<E> {
     pub zone: u32,
     /// First data block in the zone.
     pub position: u32,
-    /// In its zone, records aren't in the order in which they commit here: it was written to the filler
-    /// ([`space`](crate::space)), or by another shard.
+    /// Whether the record may commit in another order than that of its zone, because it was written to the
+    /// filler ([`space`](crate::space)) or by another shard.
     pub is_unordered: bool,
 }
 
@@ -79,8 +82,8 @@ impl<E> Default for Batch<E> {
     }
 }
 
-/// A record that was numbered: all of it but its place is fixed, so that an attempt in another zone writes the same record.
-/// Its memory is used again for the next one.
+/// A numbered record that is fixed except for its location, so that an attempt in another zone writes the
+/// same record. Its memory is reused for the next record.
 #[derive(Debug, Default)]
 pub struct Frozen {
     header: Option<Header>,
@@ -91,7 +94,8 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// Computes checksums and meta of these entries. `header` has everything but the place and the number of blocks.
+    /// Computes checksums and meta of these entries. `header` has all fields except the location and the
+    /// number of blocks.
     pub fn freeze<E: Entry>(&mut self, header: Header, links: Links, entries: &[E], block: usize) {
         self.links = links;
         self.sums.clear();
@@ -117,7 +121,8 @@ impl Frozen {
         self.header = Some(Header { blocks: self.sums.len() as u32, ..header });
     }
 
-    /// Computes checksums and meta again, for fewer entries under the same number: those with data were refused.
+    /// Computes checksums and meta again for fewer entries under the same number, after entries with data
+    /// were refused.
     ///
     /// # Panics
     /// If nothing was [frozen](Self::freeze).
@@ -142,13 +147,13 @@ impl Frozen {
         self.links.len() * LINK + self.meta.len()
     }
 
-    /// The header as it was encoded last, without padding.
+    /// The most recently encoded header, without padding.
     pub fn encoded(&self) -> &[u8] {
         &self.encoded
     }
 
-    /// Encodes the header for the next place of a zone, and returns the append: a block with the header, and the data, which
-    /// isn't copied.
+    /// Encodes the header for the zone's write pointer, and returns the append: a block with the header, and
+    /// the data, which isn't copied.
     ///
     /// # Panics
     /// If nothing was [frozen](Self::freeze).

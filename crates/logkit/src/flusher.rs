@@ -1,4 +1,4 @@
-//! Making appends durable: callers that ask at the same time share one flush of the zones.
+//! Durability of appends: concurrent callers share one flush of the zones.
 
 use crate::owner::Owner;
 use crate::stream::{StreamId, Streams};
@@ -13,13 +13,13 @@ use std::sync::Arc;
 pub struct Flusher {
     zones: Rc<dyn Zones>,
     streams: Arc<Streams>,
-    /// Its number in `streams`.
+    /// Number of this flusher in `streams`.
     number: u64,
     own: Vec<StreamId>,
     tasks: TaskGroup,
     /// Zones with appends that may not be durable.
     unflushed: RefCell<Vec<ZoneIndex>>,
-    /// Number of flushes that have begun, have ended, and are wanted.
+    /// Number of flushes that have begun, that have ended, and that are requested.
     begun: Cell<u64>,
     ended: Cell<u64>,
     wanted: Cell<u64>,
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Flusher {
 }
 
 impl Flusher {
-    /// Flusher of a shard that writes the streams `own` through `zones`.
+    /// Creates the flusher of a shard that writes the streams `own` through `zones`.
     pub fn new(zones: Rc<dyn Zones>, streams: Arc<Streams>, own: &[StreamId], tasks: TaskGroup) -> Rc<Self> {
         Rc::new(Flusher {
             zones,
@@ -54,12 +54,12 @@ impl Flusher {
         })
     }
 
-    /// Whether an append is durable once it has completed.
+    /// Whether flushes are unnecessary: an append is durable on completion.
     pub fn is_needless(&self) -> bool {
         self.zones.geometry().durable == Durable::OnAppend
     }
 
-    /// Notes that an append to this zone has ended, well or not.
+    /// Notes that an append to this zone has ended, with or without success.
     pub fn appended(&self, zone: u32) {
         let mut unflushed = self.unflushed.borrow_mut();
         if !unflushed.contains(&ZoneIndex(zone)) {
@@ -74,20 +74,21 @@ impl Flusher {
         }
     }
 
-    /// Whether records of this shard that have committed depend on some that other shards have to flush.
+    /// Whether committed records of this shard depend on records that other shards have to flush.
     pub fn waits_for_others(&self) -> bool {
         !self.is_needless() && self.streams.waits_for_others(&self.own)
     }
 
-    /// Makes durable what this shard has appended by now; not what waits to be appended, which may wait for the caller.
+    /// Makes all earlier appends of this shard durable. Entries that are still queued aren't waited for: they
+    /// may wait for the caller.
     ///
     /// # Errors
-    /// What flushing the zones returns. Zones whose flush failed are flushed again by the next call.
+    /// Errors of [`Zones::flush`]. Zones whose flush failed are flushed again by the next call.
     pub async fn flush(self: &Rc<Self>) -> Result<()> {
         if self.is_needless() {
             return Ok(());
         }
-        // A flush that has begun may have passed what was appended a moment ago.
+        // A flush that is already running may have missed the latest appends.
         let ticket = self.begun.get() + 1;
         self.wanted.set(self.wanted.get().max(ticket));
         if !self.is_running.replace(true) {
@@ -122,11 +123,11 @@ impl Flusher {
     }
 }
 
-/// Makes durable what this shard has appended by now, and what that depends on: a joint record needs the flushes of other
-/// shards.
+/// Makes all earlier appends of this shard durable, with the records that they depend on: a joint record
+/// needs the flushes of other shards.
 ///
 /// # Errors
-/// What flushing the zones returns.
+/// Errors of [`Zones::flush`].
 pub async fn flush<O: Owner>(owner: &O) -> Result<()> {
     owner.kit().flush().await?;
     match owner.kit().flusher.waits_for_others() {
@@ -136,9 +137,10 @@ pub async fn flush<O: Owner>(owner: &O) -> Result<()> {
 }
 
 impl Drop for Flusher {
-    /// Leaves the log. Where appends of this shard may not be durable, no other flush makes a joint record of later numbers durable.
+    /// Leaves the log. If appends of this shard may not be durable, no later flush makes joint records after
+    /// them durable.
     fn drop(&mut self) {
-        // A flush that was cancelled has taken the zones out of the list.
+        // A cancelled flush has already emptied the list of zones.
         let has_flushed = self.unflushed.borrow().is_empty() && !self.is_running.get();
         if has_flushed || self.is_needless() {
             self.streams.remove_flusher(self.number);
@@ -156,8 +158,8 @@ mod tests {
     const A: StreamId = StreamId(0);
     const B: StreamId = StreamId(1);
 
-    /// A joint record of two shards commits, and the second shard leaves the log. Returns what is durable of the stream of the first one
-    /// after its flush.
+    /// Commits a joint record of two shards, and lets the second shard leave the log. Returns the durable
+    /// record of the first shard's stream after its flush.
     fn durable_after_leaving(leave: impl AsyncFn(Rc<Flusher>) + 'static) -> u64 {
         let main = async move || {
             let part = RamZones::new(Options::default())?;
@@ -196,7 +198,7 @@ mod tests {
     #[test]
     fn a_shard_that_leaves_during_a_flush_keeps_joint_records_from_being_durable() {
         let leave = async |there: Rc<Flusher>| {
-            // As a flush leaves it that is cancelled with the shard's tasks.
+            // State after a flush that was cancelled with the shard's tasks.
             there.is_running.set(true);
             there.unflushed.borrow_mut().clear();
         };

@@ -1,17 +1,20 @@
-//! Marks of what is durable, once a shard is idle.
+//! Marks: empty records that state, on an idle shard, which records are durable.
 //!
-//! A record's header names the records before it that were durable; of the last records no later one says so. If damage then hits
-//! one of them, recovery can't tell it from a torn end, and drops it. So once a shard has appended nothing for [`IDLE`], its
-//! appends are flushed, and an empty record is appended to each stream that has records since the last mark: its header says
-//! that all of them are durable. It is flushed, too.
+//! A record's header names the earlier records that were durable when it was written, so no header covers the
+//! last records. Recovery couldn't distinguish damage to one of those from a torn end, and would drop the
+//! record. So once a shard has appended nothing for [`IDLE`], its appends are flushed, and an empty record,
+//! the mark, is appended to each stream that has records since its last mark. Its header states that all of
+//! them are durable. The mark is then flushed.
 //!
-//! There is at most one mark per stream and idle period, and none for what only marks changed: an idle log doesn't write on. There is none
-//! after the device below had no space, until the log is opened again. The lane that has a zone open appends it; where no lane has
-//! one, the last records are in zones with summaries, which are believed without reading their data.
+//! There is at most one mark per stream and idle period, and no mark after a mark alone: an idle log stops
+//! writing. After the device below had no space there are no marks until the log is opened again. The mark
+//! goes to the open zone of a lane; if no lane has one, the last records are in zones with summaries, which
+//! recovery trusts without reading the data.
 //!
-//! A flush that fails ends the log, as that of a client does: what it should have written may be lost. A mark for which there is no space doesn't: nothing is
-//! lost with it. Its number must be filled as that of any record ([`space`](crate::space)), except when the log is closed and no record follows it. A mark goes
-//! to an open zone, so no limit of open zones refuses it.
+//! A flush that fails ends the log, as a client's does: the data may be lost. A mark without space doesn't,
+//! because no data is lost with it. Its number must be filled as that of any record
+//! ([`space`](crate::space)), except when the log is being closed and no record follows. A mark goes to an
+//! open zone, so no limit of open zones refuses it.
 
 use crate::entry::{Batch, Frozen};
 use crate::flusher;
@@ -24,31 +27,32 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time without appends after which a shard is idle. It is looked at once in this time, so a mark is durable within twice of it.
+/// Time without appends after which a shard is idle. It is checked once in this time, so a mark is durable
+/// within twice this time.
 pub const IDLE: Duration = Duration::from_secs(2);
 
 /// State of the marks of one shard.
 #[derive(Debug)]
 pub(crate) struct Marks {
-    /// Streams of this shard, and of each the number of the last record that needs no mark.
+    /// Streams of this shard, each with the number of the last record that needs no mark.
     streams: [(StreamId, Cell<u64>); 2],
-    /// Number of records that were appended, marks excluded, and how many of them had been when the last mark was asked for.
+    /// Number of appended records, marks excluded: in total, and at the time of the last request for a mark.
     appended: Cell<u64>,
     asked: Cell<u64>,
     /// A lane should append marks.
     is_wanted: Cell<bool>,
-    /// The device below had no space since the log was opened: what is left of it isn't spent on marks.
+    /// The device below had no space since the log was opened: its remaining space isn't spent on marks.
     is_off: Cell<bool>,
     /// A mark was appended and isn't flushed.
     is_unflushed: Cell<bool>,
-    /// The first record after a mark was appended, a mark was, or the log is being closed.
+    /// Notified when the first record after a mark or a mark was appended, or the log is being closed.
     changed: Notify,
 }
 
 impl Marks {
     pub(crate) fn new(streams: &Streams, own: [StreamId; 2]) -> Self {
         Marks {
-            // What was recovered is durable.
+            // Recovered records are durable.
             streams: own.map(|stream| (stream, Cell::new(streams.committed(stream)))),
             appended: Cell::new(0),
             asked: Cell::new(0),
@@ -59,7 +63,7 @@ impl Marks {
         }
     }
 
-    /// Notes that a record was appended that isn't a mark.
+    /// Notes that a record other than a mark was appended.
     pub(crate) fn appended(&self) {
         let is_first = self.appended.replace(self.appended.get() + 1) == self.asked.get();
         if is_first {
@@ -72,19 +76,20 @@ impl Marks {
         self.is_wanted.get()
     }
 
-    /// Ends the marks: the device below has no space. A mark that fails for this reason would cost the rest of its zone.
+    /// Ends the marks because the device below has no space. A mark that failed for this reason would cost
+    /// the rest of its zone.
     pub(crate) fn turn_off(&self) {
         self.is_off.set(true);
         self.is_wanted.set(false);
     }
 
-    /// Wakes the task that asks for marks.
+    /// Wakes the task that requests marks.
     pub(crate) fn wake(&self) {
         self.changed.notify_all();
     }
 }
 
-/// Asks for a mark whenever the shard has become idle, until the log is closed or has failed.
+/// Requests a mark whenever the shard has become idle, until the log is closed or has failed.
 pub(crate) async fn run<O: Owner>(owner: Rc<O>) {
     let kit = owner.kit();
     let marks = &kit.marks;
@@ -98,7 +103,7 @@ pub(crate) async fn run<O: Owner>(owner: Rc<O>) {
             marks.changed.notified().await;
             continue;
         }
-        // Only closing wakes it before the time is over.
+        // Only closing the log wakes the task early.
         let _elapsed = runtime::timeout(IDLE, marks.changed.notified()).await;
         let is_idle = seen == marks.appended.get() && owner.appender().in_flight().0 == 0;
         if is_idle && !kit.is_closing() {
@@ -113,13 +118,14 @@ pub(crate) async fn run<O: Owner>(owner: Rc<O>) {
 
 async fn flush<O: Owner>(owner: &O) {
     if let Err(error) = flusher::flush(owner).await {
-        // A later flush may succeed although what this one should have written is lost.
+        // A later flush may succeed although data of this one is lost.
         owner.fail(&error.in_context("making records of an idle log durable"));
     }
 }
 
-/// Appends a mark to each stream with records since the last one, to a zone of this lane, if it has one open. A zone without space
-/// for it is sealed, which makes its records durable; another lane may have a zone with space.
+/// Appends a mark to each stream with records since its last mark, to an open zone of this lane, if there is
+/// one. A zone without space for it is sealed, which makes its records durable; another lane may have a zone
+/// with space.
 pub(crate) async fn append<O: Owner>(owner: &Rc<O>, zones: &mut [Option<ZoneWriter>], frozen: &mut Frozen) {
     let kit = owner.kit();
     let marks = &kit.marks;

@@ -1,7 +1,7 @@
 //! The parts of a log on one shard, and the opening, sealing and abandoning of its zones.
 //!
-//! The parts keep their state private. [`Kit`] holds one of each, and their common state: the failure of the log, its closing, and the events by
-//! which tasks wake each other.
+//! The parts keep their state private. [`Kit`] holds one of each, and their common state: the failure of the
+//! log, its closing, and the events by which tasks wake each other.
 
 use crate::checkpoint::{self, Checkpoints};
 use crate::cleaning::Policy;
@@ -30,13 +30,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Time between attempts to append to a zone that the drive refuses to open because as many are open as it allows, and longest time for them.
+/// Time between attempts of an append that the drive refuses because it has its maximum of open zones, and
+/// time after which the append fails.
 const BETWEEN_BUSY: Duration = Duration::from_millis(10);
 const MOST_BUSY: Duration = Duration::from_secs(10);
-/// Attempts between two requests to other shards to seal their zones.
+/// Number of attempts between two requests to other shards to seal their zones.
 const ATTEMPTS_TO_ASK: u32 = 100;
 
-/// Settings of an open log; none of them is on the medium.
+/// Settings of an open log; none is stored on the medium.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Stream of users' records.
@@ -47,26 +48,28 @@ pub struct Settings {
     pub appends_in_flight: u32,
     /// Number of data blocks in a zone that the cleaner fills.
     pub data_blocks: u32,
-    /// Number of data blocks that a record takes, of entries of one block each.
+    /// Number of data blocks in a record whose entries have one block each.
     pub record_blocks: u32,
     /// Number of free zones that only the cleaner may take.
     pub cleaner_reserve: u32,
     /// Least number of blocks that are appended between checkpoints; more while a checkpoint would be large.
     pub checkpoint_blocks: u64,
-    /// With less than this share of all zones free, cleaning gains on users' writes; 0 to 1, at least the share that the cleaner needs.
+    /// Share of free zones, 0 to 1, below which cleaning is faster than users' writes; at least the share
+    /// that the cleaner needs.
     pub low_watermark: f64,
-    /// With less than this share of all zones free, cleaning is paced to users' writes; 0 to 1.
+    /// Share of free zones, 0 to 1, below which cleaning is paced to users' writes.
     pub high_watermark: f64,
-    /// Most steps of a record's entries, those for its data excluded.
+    /// Most [steps](crate::Entry::steps) of a record's entries.
     pub most_steps: u64,
-    /// Fixed cost of a read of a victim, as the number of bytes that could be read in the same time: gaps between live data up to this length are
-    /// read, too. 0 reads only live data; `u64::MAX` reads everything from the first live block of the zone to the last one.
+    /// Fixed cost of a read of a victim, as the number of bytes that could be read in the same time: gaps
+    /// between live data up to this length are read through. 0 reads only live data; `u64::MAX` reads
+    /// everything between the first and the last live block of the zone.
     pub read_request_bytes: u64,
     /// Whether the next zones of lanes are [opened ahead](crate::prepare), so that no record of users waits for the opening of a zone.
     pub prepare_zones: bool,
 }
 
-/// Numbers for operators, counted since the log was opened.
+/// Statistics since the log was opened.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Data blocks that users wrote.
@@ -95,7 +98,8 @@ pub fn count(counter: &AtomicU64, value: u64) {
     counter.fetch_add(value, Ordering::Relaxed);
 }
 
-/// Events by which tasks wake each other: tasks of this shard, and for an [`Event`], of all shards.
+/// Events by which tasks wake each other. A [`Notify`] wakes tasks of this shard, an [`Event`] those of all
+/// shards.
 #[derive(Debug)]
 pub struct Events {
     /// An entry was queued, or an append has ended.
@@ -104,9 +108,9 @@ pub struct Events {
     pub freed: Event,
     /// The cleaner may have something to do.
     pub cleaner: Event,
-    /// Capacity was given back.
+    /// Capacity was returned.
     pub settled: Notify,
-    /// Entries that were acknowledged before have committed, or never will.
+    /// Entries that had been acknowledged have committed, or never will.
     pub committed: Notify,
 }
 
@@ -144,11 +148,11 @@ pub struct Parts {
     pub streams: Arc<Streams>,
     /// Number of data blocks that users have written.
     pub clock: u64,
-    /// The newest checkpoint, and where the next one goes.
+    /// The newest checkpoint, and the location of the next root.
     pub checkpoints: Checkpoints,
 }
 
-/// A log, to be joined by another shard ([`Kit::join`]).
+/// Shared state of a log, for another shard to [join](Kit::join).
 #[derive(Debug, Clone)]
 pub struct Peer {
     layout: Layout,
@@ -166,7 +170,7 @@ pub struct Kit {
     pub settings: Settings,
     /// The zones, through this shard's handle.
     pub zones: Rc<dyn Zones>,
-    /// What binds records to this log.
+    /// Identity that binds records to this log.
     pub identity: Identity,
     /// Number of times that the log has been opened.
     pub epoch: u64,
@@ -188,26 +192,26 @@ pub struct Kit {
     pub space: Space,
     /// Events by which tasks wake each other.
     pub events: Events,
-    /// The newest checkpoint, and where the next one goes.
+    /// The newest checkpoint, and the location of the next root.
     pub checkpoints: Checkpoints,
     /// Keeps moves out of checkpoints.
     pub turns: Turns,
-    /// Held while a checkpoint is written: one at a time.
+    /// Held while a checkpoint is written, since there is at most one.
     pub checkpointing: Rc<Semaphore>,
     /// Lanes, the cleaner, tasks that they started, and calls of other shards.
     pub tasks: TaskGroup,
-    /// Marks of what is durable while this shard is idle.
+    /// Marks of durable records while this shard is idle.
     pub(crate) marks: Marks,
     shared: Arc<Shared>,
     member: Rc<Member>,
     is_closing: Cell<bool>,
     /// Number of times that lanes were asked to seal their zones.
     seals_asked: Cell<u64>,
-    /// Number of times that the cleaner was.
+    /// Number of times that the cleaner was asked to seal its zones.
     mover_seals_asked: Cell<u64>,
     /// Number of resets of dead zones that are running.
     resets: Cell<u32>,
-    /// Permits for zones that are sealed beside everything else.
+    /// Permits of zones that are sealed in the background.
     sealing: Rc<Semaphore>,
     spare_summaries: RefCell<Vec<Builder>>,
 }
@@ -218,7 +222,7 @@ impl std::fmt::Debug for Kit {
     }
 }
 
-/// A reset of dead zones in progress, until this is dropped.
+/// Guard of a reset of dead zones in progress.
 #[derive(Debug)]
 pub(crate) struct Resetting<'a>(&'a Kit);
 
@@ -244,8 +248,9 @@ impl Kit {
         Self::with(peer, checkpoints, zones, settings, policy, own)
     }
 
-    /// Returns the kit of another shard of a log, which writes the streams `own`. It has the newest root at the time it joins, and takes no
-    /// checkpoints. All shards join before lanes and cleaner are started.
+    /// Returns the kit of another shard of a log, which writes the streams `own`. It has the newest root at
+    /// the time of the join, and takes no checkpoints. All shards join before lanes and the cleaner are
+    /// started.
     pub fn join(
         peer: Peer,
         zones: Rc<dyn Zones>,
@@ -257,7 +262,7 @@ impl Kit {
         Self::with(peer, checkpoints, zones, settings, policy, own)
     }
 
-    /// Returns the log, for another shard to join.
+    /// Returns the state that another shard needs to join the log.
     pub fn peer(&self) -> Peer {
         let root = self.checkpoints.root().clone();
         let Kit { layout, identity, epoch, shared, .. } = self;
@@ -335,13 +340,13 @@ impl Kit {
         self.shared.since_checkpoint.load(Ordering::Relaxed)
     }
 
-    /// Counts appended blocks, which a recovery would replay without a checkpoint.
+    /// Counts appended blocks, which recovery replays unless a checkpoint covers them.
     pub fn note_appended(&self, blocks: u64) {
         self.shared.since_checkpoint.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Begins to count appended blocks for the next checkpoint; returns those before. They are
-    /// [counted again](Self::note_appended) if the checkpoint fails.
+    /// Resets the count of appended blocks for the next checkpoint, and returns the previous count. The
+    /// caller [adds it again](Self::note_appended) if the checkpoint fails.
     pub fn begin_checkpoint(&self) -> u64 {
         self.shared.since_checkpoint.swap(0, Ordering::Relaxed)
     }
@@ -351,7 +356,7 @@ impl Kit {
         self.shared.failed.get()
     }
 
-    /// Sets the error of the log unless it has failed before. Returns the error for its users.
+    /// Fails the log unless it has failed before. Returns the error for its users.
     pub(crate) fn set_failed(&self, error: &Error) -> Error {
         let told = Error::read_only(format!("the log takes no more writes: {}", error.detail()));
         tracing::error!("{told}");
@@ -365,7 +370,8 @@ impl Kit {
         self.is_closing.get()
     }
 
-    /// Asks the lanes of this shard to seal their open zones, between two records: for an owner that must erase what is in them.
+    /// Asks the lanes of this shard to seal their open zones between two records, for an owner that must
+    /// erase their contents.
     pub fn seal_lanes(&self) {
         self.seals_asked.set(self.seals_asked.get() + 1);
         self.events.work.notify_all();
@@ -397,7 +403,7 @@ impl Kit {
         self.events.freed.notify_all();
     }
 
-    /// Error by which the cleaner can't free any zone at the moment; `None` if it can.
+    /// Reason why the cleaner can't free any zone at the moment; `None` if it can.
     pub fn stuck(&self) -> Option<Error> {
         self.shared.stuck.get()
     }
@@ -407,7 +413,7 @@ impl Kit {
         self.shared.stuck.is_set()
     }
 
-    /// Sets the error by which the cleaner can't free any zone.
+    /// Sets the reason why the cleaner can't free any zone.
     pub fn set_stuck(&self, error: Option<Error>) {
         self.shared.stuck.set(error);
     }
@@ -429,8 +435,8 @@ impl Kit {
         self.events.cleaner.notify_all();
     }
 
-    /// Makes the present appends of this shard durable. Where records join streams of several shards, clients need
-    /// [`flusher::flush`](crate::flusher::flush).
+    /// Makes the present appends of this shard durable. If records join streams of several shards, clients
+    /// need [`flusher::flush`](crate::flusher::flush).
     ///
     /// # Errors
     /// Errors of flushing the zones.
@@ -448,7 +454,7 @@ impl Kit {
         &self.shared.budget
     }
 
-    /// Purpose of zones of a class.
+    /// Purpose of a class's zones in the budget of open zones.
     fn purpose(&self, class: u8) -> Purpose {
         match class {
             CHECKPOINT_CLASS => Purpose::Checkpoint,
@@ -463,14 +469,16 @@ impl Kit {
         self.open_with(permit, class, keep)
     }
 
-    /// Opens a zone for a class, if more than `keep` are free once the budget of open zones has a permit.
+    /// Opens a zone for a class, after waiting for a permit of the budget of open zones, if more than `keep`
+    /// zones are free then.
     pub async fn open_zone(&self, class: u8, keep: u32) -> Option<ZoneWriter> {
         let permit = self.budget().take(self.purpose(class)).await;
         self.open_with(permit, class, keep)
     }
 
-    /// Opens a zone as [`open_zone`](Self::open_zone) does, for a task that holds other zones. Where it has to wait for a permit, it seals these first, because
-    /// their permits are what other tasks, or it itself, may wait for.
+    /// Opens a zone as [`open_zone`](Self::open_zone) does, for a task that holds other zones. If it has to
+    /// wait for a permit, it seals the held zones first, because other tasks, or this one, may be waiting for
+    /// their permits.
     pub(crate) async fn open_zone_beside(
         &self,
         class: u8,
@@ -496,8 +504,9 @@ impl Kit {
         }
     }
 
-    /// Appends a record, whose header is given beside the payload, to a zone, for a task that holds other zones. Where the drive has as many open zones as it
-    /// permits, more are open than the budget knows of: then zones are sealed, and the append is tried again ([`until_opened`](Self::until_opened)).
+    /// Appends a record, whose header is given in addition to the payload, to a zone, for a task that holds
+    /// other zones. If the drive refuses because it has its maximum of open zones, more are open than the
+    /// budget counts: zones are sealed and the append is retried ([`until_opened`](Self::until_opened)).
     ///
     /// # Errors
     /// Errors of the append, [`Error::Busy`] after 10 s. The zone must not be appended to afterwards.
@@ -517,12 +526,12 @@ impl Kit {
         .await
     }
 
-    /// Tries to open a zone until the drive permits it, for a task that holds other zones. Where the drive has as many open zones as it permits, all that
-    /// are open on this shard are sealed, those of the task at once and those of others as soon as their append in flight has ended; other shards are asked to
-    /// do the same.
+    /// Calls `open` until the drive permits the zone, for a task that holds other zones. While the drive has
+    /// its maximum of open zones, all open zones of this shard are sealed: those in `held` at once, those of
+    /// other tasks after their append in flight. Other shards are asked to do the same.
     ///
     /// # Errors
-    /// Errors of the attempts; [`Error::Busy`] after 10 s, in which no zone was finished although every holder was asked.
+    /// Errors of `open`; [`Error::Busy`] if no zone was finished within 10 s although every holder was asked.
     pub(crate) async fn until_opened<T>(
         self: &Rc<Self>,
         held: &mut [Option<ZoneWriter>],
@@ -555,8 +564,9 @@ impl Kit {
         Some(ZoneWriter::new(taken, class, &self.layout, summary).with_permit(permit))
     }
 
-    /// Seals a zone in a task of its own: appends the summary and finishes the zone. Returns when the task has begun. Waits while as many zones are
-    /// being sealed as there are lanes, because zones may have a limit of open ones.
+    /// Seals a zone in a background task: appends the summary and finishes the zone. Returns when the task
+    /// has begun. Waits while as many zones are being sealed as there are lanes, because the drive may limit
+    /// open zones.
     pub async fn seal(self: &Rc<Self>, zone: ZoneWriter) {
         let permit = self.sealing.acquire(1).await;
         let kit = self.clone();
@@ -604,7 +614,7 @@ impl Kit {
                     "zone {zone} can't be finished: {error}; it isn't used until the log is opened again"
                 );
                 let report = self.zones.report(ZoneIndex(zone), 1).await;
-                // It counts on the drive as long as it isn't known to have failed as a whole.
+                // The zone is assumed to be active on the drive unless the report shows otherwise.
                 if report.is_ok_and(|reports| reports.iter().all(|report| report.state.is_active())) {
                     self.budget().lose();
                 }

@@ -1,8 +1,9 @@
 //! Appending records: lanes of users' entries, each with its own open zones and one append in flight at a time.
 //!
-//! Entries are queued while the appends of all lanes are in flight; a lane whose append has completed takes its share of the
-//! queue as the next record. Two lanes keep the disk busy while clients are told of one record and send their next
-//! writes; one would leave the disk idle meanwhile, and three make records small.
+//! Entries are queued while the appends of all lanes are in flight; a lane whose append has completed takes
+//! its share of the queue as the next record. With two lanes the disk writes one record while clients learn
+//! of the other and send their next writes. One lane would leave the disk idle meanwhile; three make records
+//! small.
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::idle;
@@ -24,11 +25,12 @@ use std::time::Duration;
 /// Attempts to append one record, each in another zone, before the log fails.
 const MOST_ATTEMPTS: usize = 4;
 
-/// Longest time that acknowledged entries without data wait for a zone before the log fails, and time between two looks for one.
+/// Time that acknowledged entries without data wait for a zone before the log fails, and time between two
+/// attempts to find one.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Queues an entry for a class. An entry that no record can carry is refused at once.
+/// Queues an entry for a class, or refuses it at once if no record can carry it.
 #[inline]
 pub fn push<O: Owner>(owner: &O, class: u8, entry: O::Entry) {
     match owner.appender().check(&entry) {
@@ -53,7 +55,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
     let mut zones: Vec<Option<ZoneWriter>> = (0..classes).map(|_| None).collect();
     let mut frozen = Frozen::default();
     let mut sealed = kit.seals_asked();
-    // Since when no zone was free.
+    // Time since which no zone was free.
     let mut refusing: Option<runtime::Instant> = None;
     loop {
         if std::mem::replace(&mut sealed, kit.seals_asked()) != sealed {
@@ -69,7 +71,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
                 continue;
             }
             kit.events.work.notified().await;
-            // Clients that were told of the same completion, or arrive in the same turn, join the record.
+            // Clients that got the same completion, or arrive in the same turn, join the record.
             runtime::yield_now().await;
             continue;
         };
@@ -102,7 +104,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
                     };
                     if refusing.is_some() && zones[usize::from(class)].is_none() && !appender.is_empty(class)
                     {
-                        // What was kept goes to the zone of another lane that has one, or to one that is freed.
+                        // Kept entries go to the zone of another lane that has one, or to one that is freed.
                         kit.events.work.notify_one();
                         let _freed = runtime::timeout(LOOK, kit.events.freed.notified()).await;
                     }
@@ -113,7 +115,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         let batch = appender.take(class, &zone, |entry, blocks| owner.cut(entry, blocks));
         if batch.entries.is_empty() {
             appender.recycle(batch.entries);
-            // Another lane may have taken everything; else the zone has no space for what is first.
+            // Another lane may have taken everything; otherwise the zone has no space for the first entry.
             if !zone.is_empty() && !appender.is_empty(class) {
                 kit.seal(zone).await;
                 continue;
@@ -132,7 +134,7 @@ async fn lane<O: Owner>(owner: Rc<O>) {
         completed(&*owner, entries);
         runtime::yield_now().await;
     }
-    // Nothing is queued any more, for which the other lanes and the cleaner may have waited.
+    // Other lanes and the cleaner may have waited for the empty queue.
     kit.events.work.notify_all();
     kit.events.cleaner.notify_all();
     kit.events.freed.notify_all();
@@ -155,7 +157,8 @@ pub(crate) fn completed<O: Owner>(owner: &O, entries: usize) {
     owner.kit().events.work.notify_one();
 }
 
-/// Opens a zone for users, waiting until one is free; `None` if the queue of its class is empty. The lane holds other zones.
+/// Opens a zone for users, waiting until one is free; `None` if the queue of the class is empty. `held` are
+/// the lane's other zones.
 ///
 /// # Errors
 /// [`Error::NoSpace`] if the cleaner can't free any; the failure of the log.
@@ -190,9 +193,9 @@ async fn open_zone<O: Owner>(
     }
 }
 
-/// Refuses what is queued under a class because no zone is free. Entries that free space stay, and get one of the
-/// cleaner's zones: else a full log could never be emptied. With `keeps`, acknowledged ones without data stay, too: another lane may have
-/// a zone for them.
+/// Refuses the queued entries of a class because no zone is free. Entries that free space stay queued and get
+/// one of the cleaner's zones: otherwise a full log could never be emptied. With `keeps`, acknowledged
+/// entries without data also stay: another lane may have a zone for them.
 async fn refuse_queued<O: Owner>(
     owner: &O,
     class: u8,
@@ -211,15 +214,16 @@ async fn refuse_queued<O: Owner>(
     };
     let entries = appender.take_refused(Some(class), is_kept);
     entries.iter().for_each(|entry| owner.refuse(entry, error));
-    // What was acknowledged can't be refused: reads find it as long as the log is open, and nothing is added.
+    // Acknowledged entries can't be refused. Reads find them while the log is open, and no further entry is
+    // accepted.
     if entries.iter().any(Entry::is_acknowledged) {
         owner.fail(&error.in_context("acknowledged writes can't be written"));
     }
     zone
 }
 
-/// Refuses the first entry that is queued under a class, if any: a zone without records doesn't take it. It fits a whole zone, so
-/// only the backed part of this one may be written.
+/// Refuses the first queued entry of a class, if any, because a zone without records has no space for it. The
+/// entry fits a whole zone, so only the backed part of this zone may be written.
 fn refuse_first<O: Owner>(owner: &O, class: u8) {
     let Some(entry) = owner.appender().take_first(class) else { return };
     let error = owner.kit().space.error().unwrap_or_else(|| {
@@ -231,32 +235,32 @@ fn refuse_first<O: Owner>(owner: &O, class: u8) {
     }
 }
 
-/// What became of a record.
+/// Outcome of writing a record.
 #[derive(Debug, Default)]
 pub struct Written {
-    /// The zone, if it can take more.
+    /// The zone, if it has space left.
     pub zone: Option<ZoneWriter>,
-    /// Why its data wasn't written, where the device below had no space for it.
+    /// Reason why the data wasn't written, if the device below had no space for it.
     pub refused: Option<Error>,
 }
 
-/// Number of a record in its stream, and in others that it is a member of.
+/// Sequence numbers of a record: in its stream and, for a joint record, in others.
 #[derive(Debug)]
 pub(crate) struct Number {
     pub(crate) stream: StreamId,
     pub(crate) sequence: u64,
     joint: Option<Arc<Joint>>,
-    /// It follows a record of another stream.
+    /// The record follows a record of another stream.
     is_linked: bool,
 }
 
 impl Number {
-    /// Whether it is a number in one stream only.
+    /// Whether the record is a member of one stream only.
     pub(crate) fn is_alone(&self) -> bool {
         self.joint.is_none()
     }
 
-    /// All its numbers.
+    /// All sequence numbers of the record, with their streams.
     fn all(&self) -> SmallVec<[(StreamId, u64); 2]> {
         match &self.joint {
             None => SmallVec::from_elem((self.stream, self.sequence), 1),
@@ -265,7 +269,7 @@ impl Number {
     }
 }
 
-/// Numbers a record and fixes all of it but its place.
+/// Numbers a record and fixes all of it except its location.
 pub(crate) fn freeze<O: Owner>(
     owner: &O,
     stream: StreamId,
@@ -291,7 +295,7 @@ pub(crate) fn freeze<O: Owner>(
             joint.members()[1..].iter().map(link).collect()
         }
         None if stream == user => Links::new(),
-        // What the cleaner moves had been committed when it was chosen.
+        // Data that the cleaner moves had committed when the victim was chosen.
         None => {
             let committed = owner.appender().committed(user);
             Links::from_elem(Link { relation: Relation::Follows, stream: user, sequence: committed }, 1)
@@ -322,8 +326,8 @@ pub(crate) fn freeze<O: Owner>(
     number
 }
 
-/// Writes a record and lets it commit. Of one for which the device below has no space, the data is refused. One that can't
-/// be written anywhere for another reason makes the log fail. `held` are other zones of the caller.
+/// Writes a record and lets it commit. If the device below has no space, the record's data is refused. If it
+/// can't be written anywhere for another reason, the log fails. `held` are other zones of the caller.
 pub async fn write_record<O: Owner>(
     owner: &Rc<O>,
     stream: StreamId,
@@ -353,12 +357,13 @@ pub async fn write_record<O: Owner>(
         kit.abandon(zone.zone(), zone.position()).await;
         drop(zone);
         kit.note_no_space(&error);
-        // Acknowledged data can't be refused; entries without data are written elsewhere.
+        // Acknowledged data can't be refused; entries without data are written to another zone.
         if matches!(error, Error::NoSpace(_)) && !batch.entries.iter().any(has_acknowledged_data) {
             space::refuse_record(owner, number, batch, frozen, &error, held).await;
             return Written { zone: None, refused: Some(error) };
         }
-        // The number was issued, so the record must be written to another zone, or no record after it can commit.
+        // The number has been issued, so the record must be written to another zone; otherwise no later
+        // record can commit.
         let another = match attempts < MOST_ATTEMPTS {
             true => kit.open_zone_beside(class, 1, held).await,
             false => None,
@@ -377,7 +382,7 @@ pub async fn write_record<O: Owner>(
 /// Appends a record that was frozen to a zone.
 ///
 /// # Errors
-/// What appending returns. The zone must not be appended to afterwards.
+/// Errors of the append. The zone must not be appended to afterwards.
 pub(crate) async fn append<O: Owner>(
     owner: &O,
     number: &Number,
@@ -389,7 +394,7 @@ pub(crate) async fn append<O: Owner>(
     let kit = owner.kit();
     let blocks = frozen.blocks();
     debug_assert!(zone.class() != CHECKPOINT_CLASS, "checkpoints have a writer of their own");
-    // A record without entries has no data: a mark, or one whose attempt with data was noted before.
+    // A record without entries is a mark, or its attempt with data was noted before.
     if !batch.entries.is_empty() {
         owner.before_append(zone.zone(), zone.generation(), &batch.entries);
     }
@@ -413,7 +418,7 @@ pub(crate) async fn append<O: Owner>(
 pub(crate) fn written<O: Owner>(owner: &O, number: Number, batch: Batch<O::Entry>) {
     let (kit, appender) = (owner.kit(), owner.appender());
     if let Some(error) = kit.failure() {
-        // A record before it may be missing for good.
+        // An earlier record may be missing for good.
         batch.entries.iter().for_each(|entry| owner.refuse(entry, &error));
         return;
     }
@@ -427,8 +432,9 @@ pub(crate) fn written<O: Owner>(owner: &O, number: Number, batch: Batch<O::Entry
     commit(owner, number.stream);
 }
 
-/// Lets the part of a joint record commit that is for the user stream of this shard; another shard wrote the record. The
-/// data of the first of these entries is at block `position` of `zone`. No entries where the other shard had to refuse them.
+/// Commits the part of a joint record, written by another shard, that belongs to this shard's user stream.
+/// The data of the first of these entries is at block `position` of `zone`. `entries` is empty if the other
+/// shard had to refuse them.
 pub fn joint_written<O: Owner>(
     owner: &O,
     joint: Arc<Joint>,
@@ -445,8 +451,8 @@ pub fn joint_written<O: Owner>(
     commit(owner, stream);
 }
 
-/// Commits the records of a stream of this shard that can. Another shard calls it through the owner after a joint record has committed
-/// there, so that it has taken effect here, too.
+/// Commits all records of a stream of this shard that can commit. Another shard calls it through the owner
+/// after a joint record has committed there, so that the record also takes effect here.
 pub fn commit<O: Owner>(owner: &O, stream: StreamId) {
     let (kit, appender) = (owner.kit(), owner.appender());
     let mut has_decided = false;

@@ -5,7 +5,7 @@ use block::{BlockSize, Error, Result, ZoneAddress, ZoneGeometry};
 
 /// Number of zones that hold roots: zones 0 and 1.
 pub const ROOT_ZONES: u32 = 2;
-/// Fewest blocks of a zone with which a log works.
+/// Smallest size of a zone in blocks with which a log works.
 pub const SMALLEST_ZONE: u32 = 7;
 
 /// Size and number of blocks and zones. A block is the unit of records: a header takes one, data whole ones.
@@ -46,8 +46,9 @@ impl Layout {
         Ok(Layout { block_size, zone_blocks, zones: geometry.zones, max_append })
     }
 
-    /// Number of blocks, from the start, that have space below in a backed zone ([`space`](crate::space)): most of the zone,
-    /// since the end of a zone that was filled by records is seldom written.
+    /// Number of blocks, from the start, whose space is reserved below in a backed zone
+    /// ([`space`](crate::space)). The last eighth isn't reserved, since it is seldom written in a zone that
+    /// is filled by records.
     pub fn backed_blocks(&self) -> u32 {
         self.zone_blocks - self.zone_blocks / 8
     }
@@ -57,16 +58,16 @@ impl Layout {
         u64::from(self.zones) * u64::from(self.zone_blocks)
     }
 
-    /// Most blocks of single entries, each with so many bytes of meta, that a record takes.
+    /// Most blocks of a record whose entries have one block and `meta` bytes of meta each.
     pub fn record_blocks(&self, meta: usize) -> u32 {
         let space = self.block_bytes() - record::FIXED - record::LINK;
         ((space / (4 + meta)) as u32).min(self.max_append - 1)
     }
 
-    /// Number of data blocks that surely fit a zone which the cleaner fills with single blocks, each with so many bytes of
-    /// meta; summary and headers subtracted.
+    /// Number of data blocks, headers and summary subtracted, that always fit a zone which the cleaner fills
+    /// with entries of one block and `meta` bytes of meta each.
     pub fn data_blocks(&self, meta: usize) -> u32 {
-        // Records end where a batch does, so a small zone has several.
+        // Records end where a batch does, so even a small zone has several.
         let single = u64::from(self.record_blocks(meta).min((self.zone_blocks / 4).max(1)));
         let header =
             |blocks: u64| record::LINK + record::Header::length(blocks as usize, blocks as usize * meta);
@@ -86,7 +87,8 @@ impl Layout {
         low as u32
     }
 
-    /// Whether an empty zone takes a record of so many data blocks whose header has so many bytes, and its summary.
+    /// Whether an empty zone fits a record with `blocks` data blocks and a header of `header` bytes, and the
+    /// summary.
     #[inline]
     pub fn takes(&self, blocks: u32, header: usize) -> bool {
         let summary = summary::Builder::default().blocks_with(header, self.block_bytes()) as u64;
@@ -101,7 +103,7 @@ impl Layout {
         self.block_size.bytes() as usize
     }
 
-    /// Number of blocks that so many bytes take.
+    /// Number of blocks that `bytes` bytes take.
     #[inline]
     pub fn blocks_in(&self, bytes: u64) -> u64 {
         bytes >> self.block_size.shift()

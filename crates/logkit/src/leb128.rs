@@ -68,7 +68,7 @@ impl<const N: usize> Default for Encoded<N> {
 }
 
 impl<const N: usize> Encoded<N> {
-    /// Appends a number. `N` is 10 for each number.
+    /// Appends a number. `N` must be 10 times the number of calls.
     #[inline]
     pub fn push(&mut self, mut number: u64) {
         while number >= 0x80 {
@@ -87,7 +87,7 @@ impl<const N: usize> Encoded<N> {
     }
 }
 
-/// Reader of numbers from bytes that aren't trusted.
+/// Reader of numbers from untrusted bytes.
 #[derive(Debug, Clone)]
 pub struct Numbers<'a> {
     rest: &'a [u8],
@@ -109,7 +109,7 @@ impl<'a> Numbers<'a> {
     /// Takes a number.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where there is none.
+    /// [`Error::Corrupt`] if there is none, or its encoding isn't valid.
     #[inline]
     pub fn take(&mut self) -> Result<u64> {
         let Some((number, end)) = decode(self.rest, 0) else {
@@ -124,7 +124,7 @@ impl<'a> Numbers<'a> {
     /// Takes a number of at most 32 bits.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where there is none, or it is larger.
+    /// [`Error::Corrupt`] if there is none, or it is larger.
     #[inline]
     pub fn take_u32(&mut self) -> Result<u32> {
         let number = self.take()?;
@@ -135,7 +135,7 @@ impl<'a> Numbers<'a> {
     /// Takes `count` bytes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where fewer follow.
+    /// [`Error::Corrupt`] if fewer follow.
     #[inline]
     pub fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
         let Some((bytes, rest)) = self.rest.split_at_checked(count) else {
@@ -153,7 +153,7 @@ impl<'a> Numbers<'a> {
     /// Takes a byte string after its length.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for one that is cut.
+    /// [`Error::Corrupt`] if it is truncated.
     #[inline]
     pub fn string(&mut self) -> Result<&'a [u8]> {
         let length = self.take()?;
@@ -163,7 +163,7 @@ impl<'a> Numbers<'a> {
     /// Takes one byte.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where none follows.
+    /// [`Error::Corrupt`] if none follows.
     #[inline]
     pub fn byte(&mut self) -> Result<u8> {
         self.bytes(1).map(|bytes| bytes[0])
@@ -174,7 +174,7 @@ impl<'a> Numbers<'a> {
         self.rest
     }
 
-    /// Refuses bytes that follow.
+    /// Checks that no bytes follow.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if there are any.

@@ -1,29 +1,32 @@
-//! The log kit: what everything log-structured stands on. It knows nothing of maps, versions, files or keys: these are an
-//! [`Owner`]'s, and what an owner appends are [`Entry`]s.
+//! The log kit: the common parts of everything log-structured. It knows no maps, versions, files or keys:
+//! those belong to an [`Owner`], which appends [`Entry`]s.
 //!
 //! On the medium:
-//! - [`record`]: records and how they are told from anything else; [`summary`]: the records of a full zone, listed at its end.
+//! - [`record`]: format of records and their checksums; [`summary`]: the headers of a full zone's records, at
+//!   its end.
 //! - [`root`]: the identity of a log and its newest checkpoint; [`directory`]: the zones of a checkpoint and the owner's part.
 //! - [`sums`]: the checksums of a zone's data blocks, read from its headers.
 //! - [`layout`]: the division of zones into blocks; [`leb128`]: numbers of variable length.
 //!
 //! Shared by all shards:
-//! - [`pool`]: which zones are free, open, full or dead, and how much of each is live.
-//! - [`stream`]: numbered sequences of records, and up to where each has committed, is durable and is covered.
-//! - [`readers`]: reads in progress, so that a zone is reset only when no read of it is.
+//! - [`pool`]: the state of each zone (free, open, full or dead) and its live blocks.
+//! - [`stream`]: numbered sequences of records, with the last committed, durable and covered record of each.
+//! - [`readers`]: reads in progress, so that no zone is reset while it is read.
 //!
 //! On each shard, in a [`Kit`]:
 //! - [`appender`], [`lane`]: group commit: entries are queued, and appended as records; [`entry`]: entries and frozen records;
 //!   [`zone_writer`]: one open zone.
 //! - [`prepare`]: opens the next zone of a lane before the lane needs it.
-//! - [`flusher`]: makes appends durable, also when the shard has become idle (`idle`); [`space`]: a device below that runs out of space.
+//! - [`flusher`]: makes appends durable, also on an idle shard (`idle`); [`space`]: handles a device below
+//!   that runs out of space.
 //! - [`checkpoint`], [`recovery`]: writing checkpoints, and opening a log.
-//! - [`cleaner`], [`victim`], [`mover`]: what is live in a zone is appended elsewhere; [`reset`]: dead zones become free.
-//! - [`decision`]: what the cleaner does next, as a pure function; [`pace`]: how fast it moves; [`cleaning`]: which zone is cleaned
-//!   next, and which data is written together.
+//! - [`cleaner`], [`victim`], [`mover`]: moving live data out of a zone; [`reset`]: turning dead zones into
+//!   free ones.
+//! - [`decision`]: the cleaner's next action, as a pure function; [`pace`]: the speed of moves; [`cleaning`]:
+//!   the choice of victims, and of the data that is written together.
 //!
-//! Left to others: what records mean (the log device, the file system, the key-value store), zones (`zones`), and running
-//! the calls (`runtime`).
+//! Left to others: the meaning of records (the log device, the file system, the key-value store), zones
+//! (`zones`), and the execution of calls (`runtime`).
 
 pub mod appender;
 pub mod checkpoint;

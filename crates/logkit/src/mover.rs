@@ -1,5 +1,5 @@
-//! Appends of the cleaner's moves: records of the cleaner's own stream, in zones of its own, so that users' writes never wait for
-//! one; and mutual exclusion of moves and checkpoints for owners that need it.
+//! Appends of the cleaner's moves: records of the cleaner's own stream in zones of its own, so that users'
+//! writes never wait for one; and mutual exclusion of moves and checkpoints for owners that need it.
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Keeps moves out of a checkpoint that is being written.
+/// Excludes moves during a checkpoint.
 #[derive(Debug, Default)]
 pub struct Turns {
     is_checkpointing: Cell<bool>,
@@ -23,7 +23,7 @@ pub struct Turns {
     changed: Notify,
 }
 
-/// A record of moves in flight, until this is dropped.
+/// Guard of a record of moves in flight.
 #[derive(Debug)]
 struct Moving<'a>(&'a Turns);
 
@@ -52,8 +52,8 @@ pub(crate) fn moves_wait<O: Owner>(owner: &O) -> bool {
     owner.kit().turns.is_checkpointing.get() && owner.moves_exclude_checkpoints()
 }
 
-/// Waits until no record of moves is in flight, if the owner excludes moves during checkpoints; none follows before the checkpoint
-/// ends.
+/// Waits until no record of moves is in flight, if the owner excludes moves during checkpoints. Further moves
+/// wait for the end of the checkpoint.
 pub async fn wait_for_moves<O: Owner>(owner: &O) {
     let turns = &owner.kit().turns;
     while turns.is_moving.get() && moves_wait(owner) {
@@ -70,7 +70,7 @@ async fn begin_moves<O: Owner>(owner: &O) -> Moving<'_> {
     Moving(turns)
 }
 
-/// The open zones into which the cleaner moves data.
+/// Open zones to which the cleaner moves data.
 #[derive(Debug)]
 pub struct Mover {
     zones: Vec<Option<ZoneWriter>>,
@@ -108,7 +108,7 @@ impl Mover {
                 let (wanted, words) = (entry.blocks(), entry.meta_length());
                 let fits = zone.most_blocks(&kit.layout, blocks + wanted, |_| meta + words);
                 let taken = fits.saturating_sub(blocks);
-                // An entry without data is in the header alone.
+                // An entry without data takes space in the header only.
                 let takes =
                     if wanted == 0 { zone.takes(&kit.layout, blocks, meta + words) } else { taken > 0 };
                 if !takes {
@@ -122,7 +122,7 @@ impl Mover {
                 }
             }
             if batch.entries.is_empty() && zone.is_empty() {
-                // No other zone would take it either.
+                // No other zone would fit it either.
                 self.zones[usize::from(class)] = Some(zone);
                 return Err(too_large(kit, rest.front().map_or(0, Entry::meta_length)));
             }
@@ -154,20 +154,20 @@ impl Mover {
         Ok(())
     }
 
-    /// Whether the open zone of a class takes a record of `blocks` data blocks.
+    /// Whether the open zone of a class fits a record with `blocks` data blocks.
     pub fn has_room(&self, layout: &Layout, class: u8, blocks: u32) -> bool {
         let zone = self.zones.get(usize::from(class)).and_then(Option::as_ref);
         zone.is_some_and(|zone| zone.takes(layout, blocks, LINK))
     }
 
-    /// Takes the open zones, to be sealed; this one has none then.
+    /// Takes the open zones, to be sealed; this mover has none afterwards.
     #[must_use]
     pub fn take_open(&mut self) -> Mover {
         let zones = self.zones.iter_mut().map(Option::take).collect();
         Mover { zones, frozen: Frozen::default() }
     }
 
-    /// Seals an open zone, if it is one of these: no more is appended to it.
+    /// Seals an open zone, if it is one of this mover's: nothing more is appended to it.
     pub async fn seal<O: Owner>(&mut self, owner: &O, zone: u32) {
         let found = self.zones.iter_mut().find(|open| open.as_ref().is_some_and(|open| open.zone() == zone));
         if let Some(zone) = found.and_then(Option::take) {
@@ -190,7 +190,8 @@ fn too_large(kit: &Kit, meta: usize) -> Error {
     ))
 }
 
-/// Opens a zone for moves; zones that users leave to the cleaner may be used for it. The mover holds other zones.
+/// Opens a zone for moves; zones that users leave to the cleaner may be used for it. `held` are the mover's
+/// other zones.
 async fn open_zone<O: Owner>(
     owner: &Rc<O>,
     class: u8,

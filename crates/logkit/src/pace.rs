@@ -1,5 +1,6 @@
-//! Pace of the cleaner: in proportion to users' writes, depending on the headroom and the cost of victims. [`Pacer`] has the rule;
-//! this module measures the headroom of a log, sets its watermarks, and has the argument why no writer waits for ever.
+//! Pace of the cleaner: in proportion to users' writes, depending on the headroom and the cost of victims.
+//! [`Pacer`] has the rule. This module measures the headroom of a log, sets its watermarks, and shows why no
+//! writer waits forever.
 //!
 //! ```text
 //!   free zones   0 ─────────────── keep ──────────── low ──────────────── high ────────
@@ -15,7 +16,7 @@
 //! `keep` is the number of zones reserved: three for the cleaner, and those that a checkpoint may need now. `low` is one more,
 //! `high` at least two more than `low`; the keys `low_watermark` and `high_watermark` raise them.
 //!
-//! # Why no writer waits for ever
+//! # Why no writer waits forever
 //! [`decision::next`](crate::decision::next) decides what the cleaner does. `decision/tests.rs` checks it in every small state;
 //! `decision/model.rs` drives it through an abstract log with failures, in which a waiter runs only when it is woken. The argument
 //! that they check:
@@ -25,19 +26,20 @@
 //! - *The cleaner* finds a zone for its moves, because three are reserved for it. The class of its victim opens at most one zone
 //!   before the victim is empty, and an empty victim becomes a free zone after a reset. The reset needs at most a checkpoint, and
 //!   the checkpoint takes zones that no other writer takes. A move that nevertheless finds no zone fails, and is retried after a
-//!   pause. (Checked in the model: at most one move in 100 000 fails so without further failures of the disk, and each writer still
-//!   gets a zone or an error. Why these few fail isn't known.)
-//! - *A zone that is opened ahead* ([`prepare`](crate::prepare)) isn't free until that ends, and is free then for everyone. It is taken
-//!   only while more than `keep` zones are free, so the cleaner and checkpoints find theirs; meanwhile no writer is refused, and the end
-//!   wakes the cleaner and the writers.
+//!   pause. (Checked in the model: at most one move in 100 000 fails this way without further failures of the
+//!   disk, and each writer still gets a zone or an error. The cause of these failures isn't known.)
+//! - *A zone that is opened ahead* ([`prepare`](crate::prepare)) isn't free until it has been opened, and is
+//!   then free for every task. It is taken only while more than `keep` zones are free, so the cleaner and
+//!   checkpoints find theirs. Meanwhile no writer is refused, and the end of opening wakes the cleaner and
+//!   the writers.
 //! - *If nothing can be freed*, writers are refused with ENOSPC (`stuck`): there is no victim, no zone is worth cleaning, no dead zone
 //!   can be covered or reset, and no task runs. Blocks that are freed later wake the cleaner. (Checked: `Action::Refuse`.)
 //! - *The cleaner waits* for users' commits, while users get zones or dead zones hold records that haven't committed; for the end of a
 //!   task; or for any change, when users get zones and nothing is to be done. Each of them wakes it. (Checked: `Action::Wait` has a
 //!   cause that wakes it; in the model, the log comes to rest only when no writer waits.)
 //!
-//! A log without writes is not cleaned, whatever its watermarks: with watermarks that can't be reached the cleaner would move the
-//! same blocks for ever.
+//! A log without writes is not cleaned, whatever its watermarks: with unreachable watermarks the cleaner
+//! would move the same blocks forever.
 
 use crate::cleaning::{Candidate, Marks, Pacer, Pressure, pacing::SPAN};
 use crate::decision::Admission;
@@ -99,7 +101,7 @@ impl Kit {
         u64::from(self.settings.data_blocks.max(1))
     }
 
-    /// Number of blocks that users have written, including headers of records, which take headroom, too.
+    /// Number of blocks that users have written, headers of records included, since they also take headroom.
     fn written_by_users(&self) -> u64 {
         let value = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         value(&self.counters.user_blocks) + value(&self.counters.user_records)
@@ -120,8 +122,8 @@ impl Kit {
     }
 }
 
-/// Returns the low and the high watermark, in free zones: below the first, cleaning is faster than users; from the second on it is
-/// idle.
+/// Returns the low and the high watermark, in free zones: below the low one, cleaning is faster than users'
+/// writes; at or above the high one, it is idle.
 pub fn watermarks<O: Owner>(owner: &O) -> (u32, u32) {
     let kit = owner.kit();
     let share = |share: f64| (f64::from(kit.data_zones()) * share) as u32;
@@ -157,14 +159,15 @@ pub(crate) fn pressure<O: Owner>(owner: &O) -> Pressure {
     marks.pressure(kit.zone_headroom(), headroom(owner, &marks), kit.data_zones())
 }
 
-/// Returns the present number of blocks to move per block that users write; `None` while the cleaner is unlimited.
+/// Returns the current number of blocks to move per block that users write; `None` while the cleaner is
+/// unlimited.
 pub fn moves_per_write<O: Owner>(owner: &O) -> Option<f64> {
     let marks = marks(owner);
     let pace = owner.kit().pace.pacer.borrow().pace(headroom(owner, &marks), &marks);
     pace.must.is_finite().then_some(pace.must)
 }
 
-/// Decides whether blocks of the victim may be moved now. If not, commits of users wake the cleaner when they may be.
+/// Decides whether blocks of the victim may be moved now. If not, a later commit of users wakes the cleaner.
 pub(crate) fn admit_moves<O: Owner>(owner: &O) -> Admission {
     let kit = owner.kit();
     let pace = &kit.pace;

@@ -1,10 +1,11 @@
-//! The zones of a log: which are free, being written, full or dead, and how much of each is live.
+//! The zones of a log: the state of each (free, open, full or dead), and its number of live blocks.
 //!
-//! Any shard may use the pool: a mutex is held for a few instructions and never over an await. The pool has the space of the device below
-//! for each zone ([`space`](crate::space)); a reset doesn't change it. A *backed* zone has space for most of its blocks.
+//! Any shard may use the pool: a mutex is held for a few instructions and never over an await. For each zone
+//! the pool knows the allocated space of the device below ([`space`](crate::space)); a reset doesn't change
+//! it. A *backed* zone has space for most of its blocks.
 //!
-//! Left to others: opening and sealing zones (`zone_writer`), how many are open at a time ([`budget`]), resetting dead ones (`reset`), choosing which to
-//! clean ([`cleaning`](crate::cleaning)).
+//! Left to others: opening and sealing zones (`zone_writer`), limiting open zones ([`budget`]), resetting
+//! dead zones (`reset`), and choosing victims ([`cleaning`](crate::cleaning)).
 
 pub mod budget;
 mod candidates;
@@ -28,15 +29,15 @@ pub enum Usage {
     Free,
     /// Holds roots.
     Root,
-    /// Being written, or about to be finished.
+    /// Being written or finished.
     Open,
-    /// Takes no more records.
+    /// Sealed: takes no more records.
     Full,
     /// Being cleaned.
     Cleaning,
-    /// Without live blocks; it waits to be reset.
+    /// Without live blocks; waits for a reset.
     Dead,
-    /// Couldn't be read or finished; it isn't used until the log is opened again.
+    /// Couldn't be read or finished; not used until the log is opened again.
     Damaged,
 }
 
@@ -45,36 +46,39 @@ pub enum Usage {
 pub struct Zone {
     /// Use of the zone.
     pub usage: Usage,
-    /// Class under which it is written.
+    /// Class of the zone's records.
     pub class: u8,
-    /// Number of times that it has been reset.
+    /// Number of resets of the zone.
     pub generation: u64,
-    /// Number of its data blocks that are live.
+    /// Number of live data blocks.
     pub live: u32,
-    /// Number of live blocks that an operation has freed whose record hasn't committed. They can't be moved, and die when the record commits.
+    /// Number of live blocks that an operation has freed and whose record hasn't committed. They can't be
+    /// moved, and die when the record commits.
     pub dying: u32,
-    /// Number of data blocks that were written to it.
+    /// Number of data blocks written.
     pub written: u32,
-    /// Number of them that the cleaner has appended since the log was opened.
+    /// Number of the written blocks that the cleaner has appended since the log was opened.
     pub moved: u32,
-    /// Number of its blocks that were written, headers and summary included; of an open zone, by records that have committed.
+    /// Number of blocks written, headers and summary included; for an open zone, those of committed records.
     pub end: u32,
     /// Block before which all records have committed; 0 if unknown.
     pub committed: u32,
-    /// Clock when it was opened.
+    /// Clock when the zone was opened.
     pub opened: u64,
-    /// Clock when its last block died.
+    /// Clock when the latest of its blocks died.
     pub changed: u64,
-    /// Last record of each stream that is replayed.
+    /// Last record of each replayed stream.
     pub last: LastRecords,
-    /// Number of blocks from its beginning that are known to have space on the device below.
+    /// Number of blocks from the start that are known to have space on the device below.
     pub space: u32,
-    /// An append to it has failed since the log was opened: it may have blocks that no record names.
+    /// An append to the zone has failed since the log was opened: it may have blocks that no record
+    /// describes.
     pub has_failed: bool,
 }
 
 impl Zone {
-    /// Whether all its data was appended by the cleaner, and at least three quarters of its blocks are written.
+    /// Whether all data was appended by the cleaner, and at least three quarters of the zone's blocks are
+    /// written.
     fn is_packed(&self, zone_blocks: u32) -> bool {
         self.moved == self.written && self.end >= zone_blocks - zone_blocks / 4
     }
@@ -99,21 +103,22 @@ impl Zone {
     }
 }
 
-/// A zone that was taken to be written.
+/// A zone that was taken for writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
     /// Number of the zone.
     pub zone: u32,
-    /// Number of times that it has been reset.
+    /// Number of resets of the zone.
     pub generation: u64,
-    /// Number of blocks from its beginning that may be written while the device below has no other space; `None` for all.
+    /// Number of blocks from the start that may be written while the device below has no other space; `None`
+    /// for all.
     pub limit: Option<u32>,
 }
 
 #[derive(Debug)]
 struct State {
     zones: Vec<Zone>,
-    /// Free zones, the one that was freed last at the end.
+    /// Free zones; the one that was freed last is at the end.
     free: VecDeque<u32>,
     /// Number of free zones that are backed.
     free_backed: u32,
@@ -121,17 +126,18 @@ struct State {
     free_space: u64,
     /// Number of blocks with space at which a zone is backed.
     backed_blocks: u32,
-    /// Whether only space is used that zones are known to have, because the device below has no other.
+    /// Whether only the known space of zones is used, because the device below has no other.
     only_backed: bool,
-    /// Dead zones that wait to be reset.
+    /// Dead zones that wait for a reset.
     dead: Vec<u32>,
-    /// Number of dead zones that a reset has taken and not reset yet.
+    /// Number of dead zones that resets have taken and haven't reset yet.
     resetting: u32,
-    /// Zones without records that are open on the medium already; all of them free, or taken and not yet appended to.
+    /// Zones without records that are already open on the medium; each is free, or taken and not yet appended
+    /// to.
     prepared: SmallVec<[u32; 8]>,
-    /// Number of zones that aren't free while they are being opened ahead, or reset after that.
+    /// Number of zones that aren't free because they are being opened ahead, or reset after that.
     preparing: u32,
-    /// Zones for data that were taken, some of which aren't open any more.
+    /// Zones for data that were taken; some are no longer open.
     open: Vec<u32>,
     /// Zones that changed since the last [`ZonePool::take_touched`].
     touched: Vec<u32>,
@@ -139,7 +145,7 @@ struct State {
     is_touched: Vec<bool>,
 }
 
-/// Counts that each write reads: changed under the lock of the state, read without it.
+/// Counters that each write reads: changed under the state's lock, read without it.
 #[derive(Debug)]
 struct Counts {
     /// Live data blocks in zones that aren't for checkpoints.
@@ -147,7 +153,8 @@ struct Counts {
     damaged: AtomicU32,
 }
 
-/// Clock when a zone was opened, and its class in the lowest 8 bits: a copy that each write reads without the lock.
+/// Clock when a zone was opened, shifted by 8 bits, and its class in the lowest 8 bits: a copy that each
+/// write reads without the lock.
 #[derive(Debug, Default)]
 struct Opened(AtomicU64);
 
@@ -162,11 +169,12 @@ impl Opened {
 pub struct ZonePool {
     state: Mutex<State>,
     counts: Counts,
-    /// By zone; set when a recovery ends, and when a zone is taken.
+    /// By zone; set at the end of a recovery, and when a zone is taken.
     opened: Box<[Opened]>,
 }
 
-/// Access to the counts of live blocks for several changes. Holds the pool's lock: other methods of the pool would deadlock.
+/// Guard for several changes to the counts of live blocks. Holds the pool's lock: calling other methods of
+/// the pool would deadlock.
 #[derive(Debug)]
 pub struct Accounts<'a> {
     state: MutexGuard<'a, State>,
@@ -191,8 +199,8 @@ impl State {
         self.zones[zone as usize].space >= self.backed_blocks
     }
 
-    /// Number of blocks of a zone that are used while there is no space elsewhere: at most those of a backed zone, and 0 for a zone with less than
-    /// half of these, of which headers and summaries would take too much.
+    /// Number of blocks of a zone that are used while the device below has no other space: at most those of a
+    /// backed zone, and 0 below half of these, because headers and summaries would take too large a share.
     fn useful(&self, zone: u32) -> u32 {
         match self.zones[zone as usize].space {
             space if space < self.backed_blocks.div_ceil(2) => 0,
@@ -225,8 +233,8 @@ impl State {
         }
     }
 
-    /// Index among the free zones of the zone to take while there is no space elsewhere: for users the zone with the most space, because some of
-    /// their records can't be divided; for others the zone with the least.
+    /// Index in `free` of the zone to take while the device below has no other space: for users the one with
+    /// the most space, because some of their records can't be divided; otherwise the one with the least.
     fn choose_known(&self, is_users: bool) -> Option<usize> {
         let known =
             self.free.iter().map(|zone| self.useful(*zone)).enumerate().filter(|(_, space)| *space > 0);
@@ -237,7 +245,8 @@ impl State {
         .map(|(at, _)| at)
     }
 
-    /// Index among the free zones of the zone to take, if more than `keep` are free; prepared zones first or last.
+    /// Index in `free` of the zone to take; prepared zones first or last. Non-backed zones are preferred if
+    /// at most `keep` are backed.
     fn choose(&self, keep: u32, prepared_first: bool) -> Option<usize> {
         let find = |is_wanted: &dyn Fn(u32) -> bool| {
             let is_preferred = |zone: u32| self.prepared.contains(&zone) == prepared_first && is_wanted(zone);
@@ -249,7 +258,7 @@ impl State {
         };
         match self.only_backed {
             true => self.choose_known(prepared_first),
-            // Backed zones stay for the cleaner and for checkpoints, unless more than `keep` are backed.
+            // Backed zones are left to the cleaner and to checkpoints, unless more than `keep` are backed.
             false if self.free_backed <= keep => {
                 find(&|zone| !self.is_backed(zone)).or_else(|| find(&|_| true))
             }
@@ -261,7 +270,7 @@ impl State {
         self.prepared.retain(|prepared| *prepared != zone);
     }
 
-    /// Makes a zone empty, and counts its space, which it keeps.
+    /// Makes a zone empty, with its space unchanged, and adds that to the free space.
     fn make_free(&mut self, zone: u32, generation: u64) {
         let space = self.zones[zone as usize].space;
         *self.change(zone) = Zone { space, ..Zone::free(generation) };
@@ -337,7 +346,7 @@ impl Accounts<'_> {
 }
 
 impl ZonePool {
-    /// Returns a pool of `zones` zones whose state is unknown: they count as damaged.
+    /// Creates a pool of `zones` zones whose state is unknown: they are damaged until it is set.
     pub fn new(zones: u32) -> Self {
         let counts = Counts { live_data: AtomicU64::new(0), damaged: AtomicU32::new(zones) };
         let state = Mutex::new(State {
@@ -363,13 +372,13 @@ impl ZonePool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the counts of live blocks, for the changes of a record that commits.
+    /// Locks the counts of live blocks for the changes of a committing record.
     #[inline]
     pub fn accounts(&self) -> Accounts<'_> {
         Accounts { state: self.lock(), live_data: &self.counts.live_data }
     }
 
-    /// A copy of a zone's state.
+    /// Returns a copy of a zone's state.
     pub fn get(&self, zone: u32) -> Zone {
         self.lock().zones[zone as usize].clone()
     }
@@ -386,12 +395,12 @@ impl ZonePool {
         (opened >> 8, opened as u8)
     }
 
-    /// Copies of all zones with their numbers.
+    /// Returns copies of all zones, with their numbers.
     pub fn list(&self) -> Vec<(u32, Zone)> {
         (0..).zip(self.lock().zones.iter().cloned()).collect()
     }
 
-    /// Whether every one of these zones has been reset since it had this generation.
+    /// Whether each of these zones has been reset since it had the given generation.
     pub fn have_been_reset(&self, zones: &[(u32, u64)]) -> bool {
         let state = self.lock();
         zones.iter().all(|(zone, generation)| state.zones[*zone as usize].generation > *generation)
@@ -402,13 +411,13 @@ impl ZonePool {
         self.lock().zones.iter().filter(|zone| is_wanted(zone)).count() as u32
     }
 
-    /// Returns those of these zones for which `is_wanted` holds.
+    /// Returns the zones among `zones` for which `is_wanted` holds.
     pub fn filter(&self, zones: &[u32], is_wanted: impl Fn(&Zone) -> bool) -> Vec<u32> {
         let state = self.lock();
         zones.iter().copied().filter(|zone| is_wanted(&state.zones[*zone as usize])).collect()
     }
 
-    /// Changes the state of a zone, for a pool that is made from the medium.
+    /// Changes the state of a zone while the pool is built from the medium.
     pub fn restore<T>(&self, zone: u32, change: impl FnOnce(&mut Zone) -> T) -> T {
         change(self.lock().change(zone))
     }
@@ -427,14 +436,14 @@ impl ZonePool {
         taken
     }
 
-    /// Makes a zone free with this generation, and no known space.
+    /// Makes a zone free, with this generation and no known space.
     pub fn set_free(&self, zone: u32, generation: u64) {
         let mut state = self.lock();
         *state.change(zone) = Zone::free(generation);
         state.free.push_back(zone);
     }
 
-    /// Notes that a zone was reset to this generation. It keeps its space of the device below.
+    /// Notes that a zone was reset to this generation. Its space of the device below is unchanged.
     pub fn set_reset(&self, zone: u32, generation: u64) {
         let mut state = self.lock();
         state.forget_prepared(zone);
@@ -452,7 +461,8 @@ impl ZonePool {
         }
     }
 
-    /// Number of free zones; while the device below has no other space, as [`free_known`](Self::free_known).
+    /// Number of free zones; while the device below has no other space, the result of
+    /// [`free_known`](Self::free_known).
     pub fn free(&self) -> u32 {
         self.lock().free()
     }
@@ -472,12 +482,12 @@ impl ZonePool {
         self.lock().free_known()
     }
 
-    /// Whether only space is used that zones are known to have.
+    /// Whether only the known space of zones is used.
     pub fn is_only_backed(&self) -> bool {
         self.lock().only_backed
     }
 
-    /// Sets whether only space is used that zones are known to have.
+    /// Sets whether only the known space of zones is used.
     pub fn set_only_backed(&self, only: bool) {
         self.lock().only_backed = only;
     }
@@ -487,7 +497,7 @@ impl ZonePool {
         self.counts.damaged.load(Ordering::Relaxed)
     }
 
-    /// Ends a recovery: counts live data and damaged zones again, and orders free zones by generation.
+    /// Ends a recovery: recounts live data and damaged zones, and sorts free zones by generation.
     pub fn recount(&self) {
         let state = &mut *self.lock();
         self.opened.iter().zip(&state.zones).for_each(|(opened, zone)| opened.set(zone));
@@ -499,8 +509,9 @@ impl ZonePool {
         state.free.make_contiguous().sort_by_key(|zone| zones[*zone as usize].generation);
     }
 
-    /// Takes the free zone that isn't backed and would be used last, a prepared zone only if there is no other, to
-    /// [reserve](block::Zones::reserve) space for it; [`end_reserving`](Self::end_reserving) follows.
+    /// Takes the free zone that isn't backed and would be used last, to [reserve](block::Zones::reserve)
+    /// space for it; a prepared zone only if there is no other. [`end_reserving`](Self::end_reserving)
+    /// follows.
     pub fn begin_reserving(&self) -> Option<u32> {
         let state = &mut *self.lock();
         let is_wanted = |zone: &u32| !state.is_backed(*zone);
@@ -513,7 +524,8 @@ impl ZonePool {
         Some(zone)
     }
 
-    /// Puts a zone back, whose first `blocks` blocks have space now: it is used last if it is backed, otherwise first.
+    /// Returns a zone whose first `blocks` blocks now have space: it is used last if it is backed, otherwise
+    /// first.
     pub fn end_reserving(&self, zone: u32, blocks: u32) {
         let mut state = self.lock();
         let entry = state.change(zone);
@@ -525,7 +537,7 @@ impl ZonePool {
         }
     }
 
-    /// Takes a free zone for this class, if more than `keep` are free; prepared zones first or last.
+    /// Takes a free zone for a class, if more than `keep` are free; prepared zones first or last.
     pub fn take(&self, class: u8, keep: u32, prepared_first: bool, clock: u64) -> Option<Taken> {
         let mut state = self.lock();
         if state.free() <= keep {
@@ -549,8 +561,9 @@ impl ZonePool {
         Some(Taken { zone, generation, limit })
     }
 
-    /// Takes a free zone to be opened ahead, if more than `keep` are free and fewer than `most` are prepared;
-    /// none while the device below has no space. [`end_preparing`](Self::end_preparing) follows.
+    /// Takes a free zone to be opened ahead, if more than `keep` zones are free and fewer than `most`
+    /// prepared; `None` also while the device below has no space. [`end_preparing`](Self::end_preparing)
+    /// follows.
     pub fn begin_preparing(&self, keep: u32, most: u32) -> Option<u32> {
         let state = &mut *self.lock();
         if state.only_backed || state.free() <= keep || state.prepared.len() as u32 + state.preparing >= most
@@ -568,7 +581,8 @@ impl ZonePool {
         Some(zone)
     }
 
-    /// Puts a zone back that was taken to be opened ahead; it is used next. `is_open` tells whether it is open on the medium now.
+    /// Returns a zone that was taken to be opened ahead; it is used next. `is_open` is whether it is now open
+    /// on the medium.
     pub fn end_preparing(&self, zone: u32, is_open: bool) {
         let state = &mut *self.lock();
         state.preparing -= 1;
@@ -579,14 +593,14 @@ impl ZonePool {
         }
     }
 
-    /// Notes that opening a zone ahead, or resetting it after that, has failed: it isn't free any more.
+    /// Notes that opening a zone ahead, or resetting it after that, has failed: it isn't free.
     pub fn fail_preparing(&self, zone: u32) {
         let mut state = self.lock();
         state.preparing -= 1;
         state.change(zone).usage = Usage::Open;
     }
 
-    /// Makes a free zone dead, so that it is reset again; not one that is prepared. Returns whether it is dead now.
+    /// Makes a free zone that isn't prepared dead, so that it is reset again. Returns whether it is dead now.
     pub fn retire_free(&self, zone: u32) -> bool {
         let state = &mut *self.lock();
         let Some(at) = state.free.iter().position(|free| *free == zone) else { return false };
@@ -599,7 +613,7 @@ impl ZonePool {
         true
     }
 
-    /// Takes a free zone that is prepared, to be reset. [`end_discarding`](Self::end_discarding) or
+    /// Takes a free prepared zone, to be reset. [`end_discarding`](Self::end_discarding) or
     /// [`fail_preparing`](Self::fail_preparing) follows.
     pub fn begin_discarding(&self) -> Option<u32> {
         let state = &mut *self.lock();
@@ -623,12 +637,12 @@ impl ZonePool {
         state.free.iter().filter(|zone| state.prepared.contains(zone)).count() as u32
     }
 
-    /// Number of zones that aren't free while they are being opened ahead, or reset after that.
+    /// Number of zones that aren't free because they are being opened ahead, or reset after that.
     pub fn preparing(&self) -> u32 {
         self.lock().preparing
     }
 
-    /// Puts back a zone that was taken and not written to; it is used next.
+    /// Returns a zone that was taken and not written to; it is used next.
     pub fn put_back(&self, zone: u32) {
         let mut state = self.lock();
         let generation = state.zones[zone as usize].generation;
@@ -636,8 +650,8 @@ impl ZonePool {
         state.free.push_front(zone);
     }
 
-    /// Notes that a record is about to be appended, with its numbers in the streams that are replayed. Of its data blocks `moved` are the
-    /// cleaner's.
+    /// Notes that a record with `blocks` data blocks, `moved` of them by the cleaner, is about to be
+    /// appended. `numbers` are its numbers in replayed streams.
     pub fn note_append(&self, zone: u32, numbers: &[(StreamId, u64)], blocks: u32, moved: u32) {
         let mut state = self.lock();
         state.forget_prepared(zone);
@@ -647,7 +661,8 @@ impl ZonePool {
         entry.moved += moved;
     }
 
-    /// Notes that the record that ends before this block has committed. `is_in_order` tells that all records before it in the zone have, too.
+    /// Notes that the record that ends before block `position` has committed. `is_in_order` is whether all
+    /// earlier records in the zone have committed.
     pub fn note_committed(&self, zone: u32, position: u32, is_in_order: bool) {
         let mut state = self.lock();
         let entry = state.change(zone);
@@ -657,7 +672,8 @@ impl ZonePool {
         }
     }
 
-    /// Number of open zones for data, and of data blocks that they can still take, if `data_blocks` of the `zone_blocks` blocks of a zone are data.
+    /// Number of open zones for data, and of data blocks that still fit them, if `data_blocks` of a zone's
+    /// `zone_blocks` blocks are data.
     pub fn open_space(&self, data_blocks: u32, zone_blocks: u32) -> (u32, u64) {
         let state = self.lock();
         let left = |zone: &Zone| {
@@ -668,7 +684,7 @@ impl ZonePool {
         open.fold((0, 0), |(zones, space), zone| (zones + 1, space + left(zone)))
     }
 
-    /// Number of live data blocks, those of checkpoints not included.
+    /// Number of live data blocks, those of checkpoints excluded.
     pub fn live_data(&self) -> u64 {
         self.counts.live_data.load(Ordering::Relaxed)
     }
@@ -683,8 +699,8 @@ impl ZonePool {
         self.accounts().remove_live(zone, blocks, clock);
     }
 
-    /// Notes the end of a zone that takes no more records: it has space up to there. `is_all` tells that it has no more, because an append after
-    /// that has failed.
+    /// Notes the end of a zone that takes no more records: it has space up to there. `is_all` is whether it
+    /// has no more space, because a later append has failed.
     pub fn note_end(&self, zone: u32, end: u32, is_all: bool) {
         let mut state = self.lock();
         let entry = state.change(zone);
@@ -693,7 +709,7 @@ impl ZonePool {
         entry.has_failed |= is_all;
     }
 
-    /// Notes that a zone takes no more records. Returns whether it is dead.
+    /// Seals a zone: it takes no more records. Returns whether it is dead.
     pub fn set_full(&self, zone: u32) -> bool {
         self.lock().set_full(zone)
     }
@@ -712,7 +728,7 @@ impl ZonePool {
         self.lock().change(zone).usage = Usage::Cleaning;
     }
 
-    /// Takes the zones that wait to be reset. [`return_dead`](Self::return_dead) follows.
+    /// Takes the dead zones. [`return_dead`](Self::return_dead) follows.
     pub fn take_dead(&self) -> Vec<u32> {
         let mut state = self.lock();
         let dead = std::mem::take(&mut state.dead);
@@ -720,19 +736,20 @@ impl ZonePool {
         dead
     }
 
-    /// Notes that so many of the taken dead zones have been reset, or have come to life. Several resets may run.
+    /// Notes that `zones` of the taken dead zones have been reset or have live blocks again. Several resets
+    /// may run.
     pub fn end_resetting(&self, zones: usize) {
         self.lock().resetting -= zones as u32;
     }
 
-    /// Gives back dead zones that couldn't be reset yet.
+    /// Returns dead zones that couldn't be reset yet.
     pub fn return_dead(&self, zones: Vec<u32>) {
         let mut state = self.lock();
         state.resetting -= zones.len() as u32;
         state.dead.extend(zones);
     }
 
-    /// Number of zones that wait to be reset.
+    /// Number of dead zones that no reset has taken.
     pub fn dead(&self) -> u32 {
         self.lock().dead.len() as u32
     }
@@ -742,13 +759,13 @@ impl ZonePool {
         self.lock().resetting
     }
 
-    /// Number of zones that are free, or will be after a reset.
+    /// Number of zones that are free, or will be after a reset or after opening ahead.
     pub fn free_soon(&self) -> u32 {
         let state = self.lock();
         state.free() + state.dead.len() as u32 + state.resetting + state.preparing
     }
 
-    /// Whether `is_wanted` holds for any zone that waits to be reset.
+    /// Whether `is_wanted` holds for any dead zone that no reset has taken.
     pub fn any_dead(&self, is_wanted: impl Fn(&Zone) -> bool) -> bool {
         let state = self.lock();
         state.dead.iter().any(|zone| is_wanted(&state.zones[*zone as usize]))

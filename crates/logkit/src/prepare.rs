@@ -1,19 +1,20 @@
 //! Opening zones ahead: a lane's next zone is open on the medium before the lane needs it.
 //!
-//! The first append to an empty zone opens it, which takes a durable write of its header where zones lie on a device. In the path
-//! of a record of users that is the tail latency. So once little is left of a lane's zone, a task of its own opens a free zone,
-//! which is *prepared* then.
+//! The first append to an empty zone opens it. On zones in a device that takes a durable write of the zone's
+//! header, which would add to the tail latency of users' records. So once little space is left in a lane's
+//! zone, a background task opens a free zone, which is then *prepared*.
 //!
-//! A prepared zone stays free: it counts as free everywhere, and is put back by nothing but its being taken. Lanes take prepared
-//! zones first; the cleaner, checkpoints and the filler take them last, but do take them. So a prepared zone never keeps the log
-//! from making progress, and a zone is opened ahead only while more are free than users leave to the cleaner and to checkpoints.
-//! While it is being opened, a zone is not free; the cleaner refuses no writer in that time, and the end wakes it and the writers.
+//! A prepared zone is still free: it is counted as free everywhere, and any task may take it. Lanes take
+//! prepared zones first; the cleaner, checkpoints and the filler take them last. A prepared zone therefore
+//! never blocks the log, and a zone is opened ahead only while more zones are free than users leave to the
+//! cleaner and to checkpoints. While it is being opened, a zone is not free; the cleaner refuses no writer in
+//! that time, and the end of opening wakes it and the writers.
 //!
-//! Zones may have limits on how many are open. Zones are opened ahead as far as these allow it beside those that lanes, seals, the
-//! cleaner, checkpoints and roots may have open on all shards.
+//! Zones may limit the number of open ones. The limit for prepared zones leaves out all that lanes, seals,
+//! the cleaner, checkpoints and roots may have open on all shards.
 //!
-//! A zone without records that is open when the power is cut is recovered as one whose first append was cut: it is scanned, nothing
-//! valid is found in it, and it is reset. When the log is closed, prepared zones are reset.
+//! After a power cut, an open zone without records is recovered like one whose first append was cut off: it
+//! is scanned, found empty, and reset. When the log is closed, prepared zones are reset.
 
 use crate::kit::Kit;
 use crate::layout::ROOT_ZONES;
@@ -22,28 +23,29 @@ use crate::zone_writer::ZoneWriter;
 use block::{EraseGuarantee, Error, ZoneIndex};
 use std::rc::Rc;
 
-/// The next zone is opened when this share of a zone is left, so that a lane has as much time for it as writing that much takes:
-/// a flush of the device below takes as long as many records.
+/// The next zone is opened once less than 1/4 of a zone is left. A lane then has the time of writing that
+/// much for it: a flush of the device below takes as long as many records.
 const SHARE_LEFT: u32 = 4;
-/// And no later than when the zone takes only so many more records as large as the last one.
+/// The next zone is also opened once fewer than this many records as large as the last one fit.
 const RECORDS_LEFT: u32 = 4;
 
-/// Whether so little is left of a zone that the next one is opened, after a record of so many blocks.
+/// Whether the next zone should be opened, after a record of `record` blocks that ended at block `position`.
 fn is_nearly_full(position: u32, capacity: u32, record: u32) -> bool {
     let left = capacity.saturating_sub(position);
     left < (capacity / SHARE_LEFT).max(record.saturating_mul(RECORDS_LEFT))
 }
 
-/// Number of zones that may be open beside those that are opened ahead, on all shards of a log: `users` and `movers` are the numbers of
-/// classes that lanes and the cleaner write.
+/// Number of zones, those that are opened ahead excluded, that may be open on all shards of a log. `users`
+/// and `movers` are the numbers of classes that lanes and the cleaner write.
 fn needed_open(shards: u32, lanes: u32, users: u32, movers: u32) -> u32 {
-    // On each shard: one per lane and class, one per class of the cleaner, those that are being sealed, and the filler.
+    // On each shard: one per lane and class, one per class of the cleaner, one being sealed per lane, and the
+    // filler.
     let of_shard = lanes * users + movers + lanes + 1;
-    // The next root zone may be opened while one is written; and one zone for checkpoints.
+    // The next root zone may be opened while the other is written; one zone is for checkpoints.
     shards * of_shard + 1 + ROOT_ZONES
 }
 
-/// Most zones that are opened ahead at a time: `wanted`, as far as the limit allows it (0 is none).
+/// Most zones that are opened ahead at a time: `wanted`, as far as `limit` permits; a limit of 0 is none.
 fn most_prepared(limit: u32, needed: u32, wanted: u32) -> u32 {
     match limit {
         0 => wanted,
@@ -62,7 +64,7 @@ fn most_now(kit: &Kit) -> u32 {
     most_prepared(limits.min().unwrap_or(0), needed, shards * lanes * users)
 }
 
-/// Begins to open the next zone of a lane once this one is nearly full, after a record of so many blocks.
+/// Begins to open the next zone of a lane if this one is nearly full, after a record of `record` blocks.
 pub(crate) fn look_ahead<O: Owner>(owner: &Rc<O>, zone: &mut ZoneWriter, record: u32) {
     let kit = owner.kit();
     if !kit.settings.prepare_zones || zone.has_next() || kit.is_closing() {
@@ -80,7 +82,7 @@ pub(crate) fn look_ahead<O: Owner>(owner: &Rc<O>, zone: &mut ZoneWriter, record:
 async fn open_ahead(kit: &Kit, zone: u32) {
     match kit.zones.open(ZoneIndex(zone)).await {
         Ok(()) => kit.pool.end_preparing(zone, true),
-        // The zone is as it was: more zones are open than are accounted for here.
+        // The zone is unchanged: more zones are open than are counted here.
         Err(error @ Error::Busy(_)) => {
             tracing::debug!("opening zone {zone} ahead: {error}");
             kit.pool.end_preparing(zone, false);
@@ -98,7 +100,7 @@ async fn open_ahead(kit: &Kit, zone: u32) {
     }
 }
 
-/// Resets the prepared zones of a log that is being closed. They are empty, so nothing has to be erased.
+/// Resets the prepared zones of a log that is being closed. They are empty, so no erasure is needed.
 pub(crate) async fn put_back(kit: &Kit) {
     while kit.failure().is_none()
         && let Some(zone) = kit.pool.begin_discarding()
@@ -117,7 +119,7 @@ pub(crate) async fn put_back(kit: &Kit) {
     }
 }
 
-/// Wakes those that found no zone meanwhile.
+/// Wakes tasks that found no zone meanwhile.
 fn wake(kit: &Kit) {
     kit.events.freed.notify_all();
     kit.events.cleaner.notify_all();

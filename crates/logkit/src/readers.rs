@@ -1,8 +1,8 @@
 //! Tracking of reads in progress: a zone is reset, and a map's memory reused, only after all reads of it have ended.
 //!
-//! Each shard with a handle counts its own reads; no other shard accesses the count. A grace period runs a task on
-//! every shard, which switches the page and waits until the reads of the previous page have ended. So a read costs two
-//! additions and no fence.
+//! Each shard with a handle counts its own reads; no other shard accesses the count. A grace period runs a
+//! task on every shard, which switches to the other of two counts and waits until the reads of the previous
+//! one have ended. So a read costs two additions and no fence.
 
 use block::Result;
 use runtime::ShardIndex;
@@ -17,14 +17,14 @@ pub struct ShardReads {
     /// Index of the count for new reads.
     page: AtomicU32,
     running: [AtomicU32; 2],
-    /// Task that waits for a page to end.
+    /// Task that waits for the reads of a page to end.
     waiting: Mutex<Option<Waker>>,
     /// Grace periods that wait to switch the page; one runs at a time.
     turning: Mutex<Vec<Waker>>,
     is_turning: AtomicU32,
 }
 
-/// A read in progress; dropped when it has ended.
+/// Guard of a read in progress.
 #[derive(Debug)]
 pub struct Reading<'a> {
     reads: &'a ShardReads,
@@ -32,14 +32,14 @@ pub struct Reading<'a> {
 }
 
 fn add(count: &AtomicU32, value: u32) -> u32 {
-    // Only this shard changes it: a load and a store are enough.
+    // Only this shard changes the count: a load and a store are enough.
     let sum = count.load(Ordering::Relaxed).wrapping_add(value);
     count.store(sum, Ordering::Relaxed);
     sum
 }
 
 impl ShardReads {
-    /// Returns the state of this shard without reads.
+    /// Creates the state of a shard without reads.
     pub fn new(shard: ShardIndex) -> Arc<Self> {
         Arc::new(ShardReads {
             shard,
@@ -59,7 +59,7 @@ impl ShardReads {
         Reading { reads: self, page }
     }
 
-    /// Waits until every read that has begun by now has ended. Must run on this shard.
+    /// Waits until every read that has already begun has ended. Must run on this shard.
     async fn drain(&self) {
         std::future::poll_fn(|context| {
             if self.is_turning.load(Ordering::Relaxed) == 0 {
@@ -120,7 +120,8 @@ impl Readers {
         reads
     }
 
-    /// Waits for a grace period: until every lookup and every read that had begun, on any shard, has ended.
+    /// Waits for a grace period: until every lookup and read, on any shard, that began before this call has
+    /// ended.
     ///
     /// # Errors
     /// [`block::Error::Cancelled`] if a shard ends meanwhile.

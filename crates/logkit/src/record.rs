@@ -1,14 +1,17 @@
-//! Records: what the owners of a log append to zones, and how they are told from anything else.
+//! Records, which the owners of a log append to zones: their format, and the checks that distinguish them
+//! from other data.
 //!
-//! A record is one block of header and the data blocks that follow it, in one append. The header names the record's
-//! log, epoch, stream, zone and position, and holds a checksum of every data block, and the owner's part (`meta`),
-//! which the kit doesn't interpret. A record with a mismatch in any of these (stale data of an earlier use of the zone,
-//! another volume, a copied or forged record) is invalid. The checksum also covers a key that is generated when the log
-//! is created, is stored in its root and is not exposed to clients.
+//! A record is one block of header and the data blocks that follow it, in one append. The header names the
+//! record's log, epoch, stream, zone and position. It holds a checksum of every data block, and the owner's
+//! part (`meta`), which the kit doesn't interpret. A record with a mismatch in any of these is invalid: stale
+//! data of an earlier use of the zone, data of another volume, a copied or forged record. The checksum also
+//! covers a key that is generated when the log is created, is stored in its root and is not exposed to
+//! clients.
 //!
-//! A copy of the first [`Header::length`] bytes of a header is a valid header, too; summaries consist of such copies.
+//! A copy of the first [`Header::length`] bytes of a header is also a valid header; summaries consist of such
+//! copies.
 //!
-//! Decoding takes any bytes: it never panics, and refuses every deviation from the format.
+//! Decoding accepts untrusted bytes: it never panics, and refuses every deviation from the format.
 
 use crate::stream::StreamId;
 use block::{Buffer, Error, Result};
@@ -99,7 +102,7 @@ impl Identity {
 pub struct Header {
     /// Purpose of the record.
     pub kind: Kind,
-    /// The stream; 0 for records of other kinds than [`Kind::Entries`].
+    /// Stream of the record; 0 for records of other kinds than [`Kind::Entries`].
     pub stream: StreamId,
     /// Class of the record's zone, chosen by [`Policy::place`](crate::cleaning::Policy::place).
     pub class: u8,
@@ -188,10 +191,10 @@ impl Header {
         FIXED + 4 * blocks + meta
     }
 
-    /// Returns a block of this size with the header at its start, and zeros after it.
+    /// Returns a block of `size` bytes with the header at its start, and zeros after it.
     ///
     /// # Panics
-    /// As [`encode`](Self::encode).
+    /// In the cases of [`encode`](Self::encode).
     pub fn encode_block(
         &self,
         identity: &Identity,
@@ -296,8 +299,8 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// Decodes the header of a root, which holds the log's identity: `identity` extracts it from the meta. Returns the
-    /// identity, too. `None` where no record begins, or none with an identity.
+    /// Decodes the header of a root, which holds the log's identity: `identity` extracts it from the meta.
+    /// Returns both; `None` if `bytes` don't begin with a record, or the record has no identity.
     ///
     /// # Errors
     /// [`Error::Protocol`] for a record of another version, [`Error::Corrupt`] for a damaged one; errors of `identity`.
@@ -310,15 +313,16 @@ impl<'a> Parsed<'a> {
         Ok(parsed.is_of(raw, &identity)?.then_some((parsed, identity)))
     }
 
-    /// Decodes what looks like a header, of any log and with any checksum: for an audit of erased cells. `None` where no record begins.
+    /// Decodes a header of any log without verifying its checksum, for an audit of erased cells; `None` if
+    /// `bytes` don't begin with a record.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a record of another version, [`Error::Corrupt`] for one that isn't whole.
+    /// [`Error::Protocol`] for a record of another version, [`Error::Corrupt`] for a truncated one.
     pub fn decode_any(bytes: &'a [u8]) -> Result<Option<Self>> {
         Ok(Self::decode_unchecked(bytes)?.map(|(parsed, _)| parsed))
     }
 
-    /// Whether the record is of the log with this identity.
+    /// Whether the record belongs to the log with this identity.
     fn is_of(&self, raw: &Raw, identity: &Identity) -> Result<bool> {
         if raw.uuid != identity.uuid.into_bytes() {
             return Ok(false);
@@ -331,7 +335,8 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// Decodes a header of any log, without its checksum. `None` where no record begins.
+    /// Decodes a header of any log, without verifying its checksum; `None` if `bytes` don't begin with a
+    /// record.
     fn decode_unchecked(bytes: &'a [u8]) -> Result<Option<(Self, &'a Raw)>> {
         let Some((raw, _)) = Raw::ref_from_prefix(bytes).ok().filter(|(raw, _)| raw.magic == MAGIC) else {
             return Ok(None);
@@ -394,7 +399,7 @@ impl<'a> Parsed<'a> {
         u32::from_le_bytes(self.sums.as_chunks().0[number])
     }
 
-    /// Refuses a record that is at another location than its header names.
+    /// Checks that the record is at the location that its header names.
     ///
     /// # Errors
     /// [`Error::Protocol`] with the header's location.
@@ -487,7 +492,7 @@ mod tests {
 
     #[test]
     fn what_no_version_of_this_program_writes_is_refused_with_its_value() {
-        // The checksum is right, so another program wrote the header.
+        // The checksum is valid, as in a header that another program wrote.
         let with = |at: usize, value: u8| {
             let mut block = encoded(b"");
             block[at] = value;

@@ -1,18 +1,20 @@
-//! Opening a log: the newest root and its directory, and the records after the checkpoint, up to the first of each stream that
-//! is missing.
+//! Opening a log: the newest root and its directory, and the records after the checkpoint, up to the first
+//! missing one of each stream.
 //!
-//! A record that is missing because the power was cut before it was durable is the normal end of a log. A record that
-//! had been durable (a later one says so) and is missing is not: acknowledged data is lost, and the log isn't opened as if
-//! nothing had happened. If only its data is wrong, it is part of the log: what it says in its header is replayed, and the
-//! damaged blocks are told to the owner ([`Opening::damaged`]). What is dropped at the end of the log is told, too.
+//! A record that is missing because the power was cut before it was durable is the normal end of a log. A
+//! missing record that a later one names as durable isn't: acknowledged data is lost, so the log isn't
+//! opened. If only the record's data is wrong, it is part of the log: its header is replayed, and the damaged
+//! blocks are reported to the owner ([`Opening::damaged`]). Records that are dropped at the end of the log
+//! are reported in [`Opening::notes`].
 //!
-//! An offline zone whose records the checkpoint covers doesn't keep the log from being opened: what is live in it can't be read.
-//! Any other offline zone may have held the newest records.
+//! An offline zone whose records the checkpoint covers doesn't prevent opening; its live data can't be read.
+//! Any other offline zone may hold the newest records, so the log isn't opened.
 //!
-//! A log that isn't whole can be [salvaged](Goal::Salvage): opened as far as it can be read, with a list of what can't.
+//! An incomplete log can be [salvaged](Goal::Salvage): opened as far as it can be read, with a list of the
+//! unreadable parts.
 //!
-//! An owner calls [`open`], restores its state from its part of the directory, replays the records over it, and calls
-//! [`Opening::finish`]. Owners with a state elsewhere take the same steps one by one.
+//! An owner calls [`open`], restores its state from its part of the directory, replays the records over it,
+//! and calls [`Opening::finish`]. Owners whose state is elsewhere take the same steps one by one.
 //!
 //! Left to the owner: its part of the directory, its pages, and replaying the records.
 
@@ -39,22 +41,25 @@ use block::{EraseGuarantee, Error, Result, ZoneIndex, ZoneReport, ZoneState, Zon
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a log is opened for.
+/// Purpose of opening a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Goal {
-    /// To be used: it has everything that was acknowledged as durable, except data blocks that are damaged, or it isn't opened.
+    /// Normal use: opening fails unless everything that was acknowledged as durable is found, except for
+    /// damaged data blocks.
     #[default]
     Serve,
-    /// To copy out what can be read: what may be missing is told ([`Opening::lost`]). Its owner takes no changes, and opens it on
-    /// [zones that keep theirs in memory](zones::Overlay).
+    /// Copying out readable data: the parts that may be missing are listed in [`Opening::lost`]. The owner
+    /// accepts no changes, and opens the log on [zones that keep changes in memory](zones::Overlay).
     Salvage,
 }
 
 impl Goal {
-    /// An outcome without which the log isn't whole: to salvage, an error is told, and the opening goes on without.
+    /// Handles a failure that makes the log incomplete: with [`Goal::Salvage`] it is added to `lost` and
+    /// `None` is returned.
     ///
     /// # Errors
-    /// The outcome's, unless the log is salvaged; always those that say nothing of the medium.
+    /// The error of `outcome`, unless the log is salvaged; always [`Error::OutOfMemory`] and
+    /// [`Error::Closed`], which aren't failures of the medium.
     pub fn tolerate<T>(self, outcome: Result<T>, lost: &mut impl Extend<String>) -> Result<Option<T>> {
         match outcome {
             Ok(value) => Ok(Some(value)),
@@ -68,10 +73,10 @@ impl Goal {
     }
 }
 
-/// Empties all zones for a new log and returns their pool. What was there is lost.
+/// Resets all zones for a new log, which destroys their contents, and returns their pool.
 ///
 /// # Errors
-/// What resetting and reserving return.
+/// Errors of resets and reservations.
 pub async fn format(zones: &dyn Zones, layout: &Layout) -> Result<(ZonePool, Identity)> {
     for report in zones.report(ZoneIndex(0), layout.zones).await? {
         if report.state != ZoneState::Empty {
@@ -92,8 +97,8 @@ pub async fn format(zones: &dyn Zones, layout: &Layout) -> Result<(ZonePool, Ide
     Ok((pool, Identity::draw()))
 }
 
-/// Parts of a new log on zones that were [formatted](format()), with so many streams. `own` is the
-/// owner's part of its roots. The owner's first checkpoint makes the log durable.
+/// Returns the parts of a new log with `streams` streams on zones that were [formatted](format()). `own` is
+/// the owner's part of its roots. The owner's first checkpoint makes the log durable.
 pub fn create(
     layout: Layout,
     pool: ZonePool,
@@ -130,7 +135,7 @@ pub fn create(
     }
 }
 
-/// A log that was found and whose records weren't replayed yet.
+/// A log whose checkpoint and records have been read, and not replayed yet.
 #[derive(Debug)]
 pub struct Opening<K> {
     /// Division of the zones.
@@ -143,18 +148,20 @@ pub struct Opening<K> {
     pub pool: Arc<ZonePool>,
     /// The records after the checkpoint, in the order of their streams and numbers.
     pub records: Vec<K>,
-    /// Zones without a summary that were scanned, and those that can't be read, with their generations: an append that was cut or
-    /// failed may have left data there that no record describes. An owner that must prove erasure notes them, as those that
-    /// [`before_append`](crate::Owner::before_append) names; what it noted before its checkpoint it has from there.
+    /// Zones that were scanned without a summary, and unreadable ones, with their generations: an append that
+    /// was cut off or failed may have left data there that no record describes. An owner that must prove
+    /// erasure notes these zones like those of [`before_append`](crate::Owner::before_append). Zones that it
+    /// noted before the checkpoint are in its own checkpointed state.
     pub unlisted: Vec<(u32, u64)>,
-    /// Data blocks of [`records`](Self::records) that differ from their checksums: zone and block, in order. They are damaged.
+    /// Damaged data blocks of [`records`](Self::records), which differ from their checksums: zone and block,
+    /// in order.
     pub damaged: Vec<(u32, u32)>,
-    /// What was dropped at the end of the log and what is damaged, in words.
+    /// Descriptions, for operators, of the records that were dropped at the end of the log and of damage.
     pub notes: Vec<String>,
-    /// What can't be read and may have had acknowledged changes, in words; only with [`Goal::Salvage`].
+    /// Descriptions of unreadable parts that may have had acknowledged changes; only with [`Goal::Salvage`].
     pub lost: Vec<String>,
-    /// Zones that were empty at the checkpoint or reset since, in order: what the checkpoint names in them is gone, unless a record
-    /// after it says where it was moved.
+    /// Zones that were empty at the checkpoint or have been reset since, in order: data that the checkpoint
+    /// names there is lost, unless a later record names its new location.
     pub reset_since: Vec<u32>,
     /// Offline zones, in order.
     pub offline: Vec<u32>,
@@ -164,11 +171,12 @@ pub struct Opening<K> {
     end: Sequences,
 }
 
-/// Finds the log of this kind of owner on these zones: its newest checkpoint, and the records after it. Nothing is written.
+/// Finds the log of this kind of owner on these zones: its newest checkpoint, and the later records. Nothing
+/// is written.
 ///
 /// # Errors
-/// [`Error::Protocol`] where there is no log, or one of another owner; [`Error::Corrupt`] for a damaged one; what reading
-/// returns.
+/// [`Error::Protocol`] if there is no log or one of another owner, [`Error::Corrupt`] for a damaged one;
+/// errors of reading.
 pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Result<Opening<K>> {
     let mut lost = Vec::new();
     let (found, directory) = newest_checkpoint(zones, owner, goal, &mut lost).await?;
@@ -213,11 +221,11 @@ pub async fn open<K: Kept>(zones: &dyn Zones, owner: [u8; 8], goal: Goal) -> Res
     })
 }
 
-/// The newest root and its directory; to salvage, the newest root whose directory can be read. A later root than that one is lost,
-/// and records of its epoch with it.
+/// Returns the newest root and its directory. With [`Goal::Salvage`], returns the newest root whose directory
+/// can be read; later roots, with the records of their epochs, are lost.
 ///
 /// # Errors
-/// As [`open`].
+/// Errors of [`open`].
 pub async fn newest_checkpoint(
     zones: &dyn Zones,
     owner: [u8; 8],
@@ -248,7 +256,7 @@ pub async fn newest_checkpoint(
                 first.detail(),
                 found.number
             )]);
-            // Records follow it.
+            // Records follow this checkpoint.
             found.root.clean = false;
             return Ok((found, directory));
         }
@@ -260,16 +268,16 @@ pub async fn newest_checkpoint(
 }
 
 impl<K> Opening<K> {
-    /// What it was opened for.
+    /// Purpose of opening the log.
     pub fn goal(&self) -> Goal {
         self.goal
     }
 
-    /// Ends the recovery, once the records are replayed: begins a new epoch, and returns the parts of the log. `clock` is the
-    /// number of data blocks that users have written.
+    /// Ends the recovery after the records were replayed: begins a new epoch, and returns the parts of the
+    /// log. `clock` is the number of data blocks that users have written.
     ///
     /// # Errors
-    /// As [`settle`]; what finishing and writing return.
+    /// Errors of [`settle`]; errors of finishing zones and writing the root.
     pub async fn finish(self, zones: &dyn Zones, clock: u64) -> Result<Parts> {
         let Opening { layout, root, pool, found, reports, end, goal, reset_since, .. } = self;
         forget_discarded(&pool, &layout, &end);
@@ -282,19 +290,19 @@ impl<K> Opening<K> {
     }
 }
 
-/// Number of a record in this stream, if it has one.
+/// Number of a record in this stream; `None` if it is no member.
 pub fn number_in<K: Kept>(record: &K, stream: StreamId) -> Option<u64> {
     numbers(record).find(|(own, _)| *own == stream).map(|(_, sequence)| sequence)
 }
 
-/// Puts the records of a stream of users, and those of other streams that follow them, into the order in which they are
-/// replayed: a record that follows a record of users comes next after it. In another epoch, numbers of records that were
-/// lost are given again.
+/// Sorts the records of a stream of users, and those of other streams that follow them, for replay: a record
+/// that follows a record of users comes directly after it. Numbers of lost records are issued again in later
+/// epochs.
 pub fn sort_for_replay<K: Kept>(records: &mut [K], user: StreamId) {
     records.sort_by_key(|record| replay_order(record, user));
 }
 
-/// Place of a record in the order of [`sort_for_replay`].
+/// Sort key of [`sort_for_replay`].
 pub fn replay_order<K: Kept>(record: &K, user: StreamId) -> impl Ord + use<K> {
     let header = record.header();
     let linked = record.links().iter().find(|link| link.stream == user);
@@ -305,7 +313,7 @@ pub fn replay_order<K: Kept>(record: &K, user: StreamId) -> impl Ord + use<K> {
     }
 }
 
-/// Refuses the log of another kind of owner.
+/// Checks the kind of a log's owner.
 ///
 /// # Errors
 /// [`Error::Protocol`] with both kinds.
@@ -321,7 +329,7 @@ pub fn check_owner(root: &Root, owner: [u8; 8]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a root that names another number of streams than its owner has.
+/// Checks that a root names as many streams as its owner has.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with both numbers.
@@ -334,10 +342,10 @@ pub fn check_streams(root: &Root, streams: usize) -> Result<()> {
     }
 }
 
-/// Division of these zones by what a root says of the log.
+/// Returns the division of these zones into blocks, by the root.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where the zones are others than the log was made on.
+/// [`Error::Corrupt`] if the log was created on zones of another number or size.
 pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
     let layout = Layout::new(zones.geometry(), root.block_size)?;
     if (layout.zone_blocks, layout.zones) != (root.zone_blocks, root.zones) {
@@ -352,7 +360,7 @@ pub fn layout_of(zones: &dyn Zones, root: &Root) -> Result<Layout> {
 /// Reads the directory that a root names.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for a damaged one; what reading returns.
+/// [`Error::Corrupt`] for a damaged directory; errors of reading.
 pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for extent in &root.directory {
@@ -376,8 +384,8 @@ pub async fn read_directory(zones: &dyn Zones, layout: &Layout, root: &Root) -> 
     Ok(bytes)
 }
 
-/// The error for a part of a checkpoint that can't be read. Zones refuse to read what was never appended: there, the zone
-/// has been used again since.
+/// Converts the error of reading a part `what` of a checkpoint. Zones refuse reads beyond their write pointer
+/// with `Invalid`: the zone has been reused since.
 pub fn gone(error: Error, what: &str) -> Error {
     match error {
         Error::Invalid(_) => Error::corrupt(format!(
@@ -389,7 +397,7 @@ pub fn gone(error: Error, what: &str) -> Error {
     }
 }
 
-/// Pool with what a checkpoint knows of each zone; live are the blocks of the directory.
+/// Creates a pool with the checkpoint's state of each zone; only the directory's blocks are live.
 pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &[ZoneReport]) -> ZonePool {
     let pool = ZonePool::new(layout.zones);
     for report in reports {
@@ -402,7 +410,7 @@ pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &
         pool.restore(entry.zone, |zone| {
             let is_offline = reports[entry.zone as usize].state == ZoneState::Offline;
             if is_offline || zone.generation == entry.generation {
-                // That of an offline zone can't be read.
+                // The generation of an offline zone can't be read.
                 zone.generation = entry.generation;
                 zone.class = entry.class;
                 zone.written = entry.written;
@@ -419,7 +427,8 @@ pub fn known_zones(layout: &Layout, root: &Root, known: &[ZoneEntry], reports: &
     pool
 }
 
-/// Zones whose generation isn't the one that the checkpoint names, in order. That of an offline zone can't be read.
+/// Zones whose generation differs from that in the checkpoint, in order. Offline zones are excluded, as their
+/// generation can't be read.
 pub fn reset_since(known: &[ZoneEntry], reports: &[ZoneReport]) -> Vec<u32> {
     let known: BTreeMap<u32, u64> = known.iter().map(|entry| (entry.zone, entry.generation)).collect();
     let is_same = |report: &&ZoneReport| known.get(&report.zone.0) == Some(&report.generation);
@@ -427,25 +436,25 @@ pub fn reset_since(known: &[ZoneEntry], reports: &[ZoneReport]) -> Vec<u32> {
     readable.filter(|report| !is_same(report)).map(|report| report.zone.0).collect()
 }
 
-/// The numbers of a record: its own, and those in the streams of which it is a member.
+/// Numbers of a record: in its own stream, and in those of which it is a member.
 fn numbers<K: Kept>(record: &K) -> impl Iterator<Item = (StreamId, u64)> {
     let header = record.header();
     let members = record.links().iter().filter(|link| link.relation == Relation::Member);
     std::iter::once((header.stream, header.sequence)).chain(members.map(|link| (link.stream, link.sequence)))
 }
 
-/// Whether a record is part of a log whose streams end here.
+/// Whether a record is part of a log whose streams end at `end`.
 fn is_within<K: Kept>(record: &K, end: &Sequences) -> bool {
     let header = record.header();
     header.sequence <= end.of(header.stream)
         && record.links().iter().all(|link| link.sequence <= end.of(link.stream))
 }
 
-/// The end of each stream, by the records after the checkpoint: up to the first number that is missing, or whose record
-/// depends on one that is.
+/// Returns the end of each stream, given the records after the checkpoint: the last record before the first
+/// one that is missing or depends on a missing one.
 fn ends<K: Kept>(covered: &Sequences, records: &[K]) -> Sequences {
     let mut present: Vec<(StreamId, u64)> = records.iter().flat_map(numbers).collect();
-    // Already so unless there are members.
+    // Already sorted unless there are members.
     present.sort_unstable();
     let mut end = covered.clone();
     for (stream, sequence) in present {
@@ -472,18 +481,20 @@ fn ends<K: Kept>(covered: &Sequences, records: &[K]) -> Sequences {
     }
 }
 
-/// Decides which records are part of the log: those of each stream up to the first that is missing, or that depends on a
-/// record of another stream that is.
+/// Selects the records that are part of the log: those of each stream before the first that is missing, or
+/// depends on a missing record of another stream.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where one is missing that had been durable; with [`Goal::Salvage`] it is told, and the stream ends there.
+/// [`Error::Corrupt`] if a missing record had been durable. With [`Goal::Salvage`] that is added to
+/// [`Tail::lost`], and the stream ends there.
 pub fn choose<K: Kept>(root: &Root, scans: Scans<K>, goal: Goal) -> Result<Tail<K>> {
     let (mut records, mut lost) = (scans.records, scans.lost);
     let key = |record: &K| (record.header().stream, record.header().sequence);
-    // By its key, which is much smaller than a record: they come zone by zone, and are moved once.
+    // Sorted by cached keys: records are much larger than keys, and are moved only once.
     records.sort_by_cached_key(|record| (key(record), record.header().blocks));
-    // A record whose append failed may have been written all the same, and again elsewhere. Both are equal unless the failure was
-    // ENOSPC: then the second one lacks the data, which was refused, and took effect.
+    // A record whose append failed may still have been written, and was written again elsewhere. Both copies
+    // are equal unless the failure was ENOSPC: then the second lacks the refused data, and is the one that
+    // took effect.
     records.dedup_by_key(|record| key(record));
     let found = records.len();
     let end = ends(&root.covered, &records);
@@ -515,18 +526,18 @@ pub fn choose<K: Kept>(root: &Root, scans: Scans<K>, goal: Goal) -> Result<Tail<
     Ok(Tail { records, end, discarded, dropped, damaged: scans.damaged, lost })
 }
 
-/// Lowers the last records of all zones to the end of the log. Records after the end will never be part of it: a zone needn't
-/// wait until their numbers, which are given again, are covered.
+/// Lowers the last records of all zones to the end of the log. Later records will never be part of it, so a
+/// zone's reset doesn't wait until their numbers, which are issued again, are covered.
 pub fn forget_discarded(pool: &ZonePool, layout: &Layout, end: &Sequences) {
     (0..layout.zones).for_each(|zone| pool.restore(zone, |entry| entry.last.lower_to(end)));
 }
 
-/// Decides what each zone is used for, once all counts are right. `is_clean` says that the checkpoint has everything. What is live
-/// in an offline zone stays, and can't be read.
+/// Sets the usage of each zone once all counts are right. `is_clean` is whether no record follows the
+/// checkpoint. Live data in an offline zone is kept and can't be read.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where live blocks lie in an empty zone, or in one that was reset since the checkpoint and holds no record; for an offline zone
-/// that may have records after the checkpoint.
+/// [`Error::Corrupt`] if there are live blocks in an empty zone, or in one that was reset since the
+/// checkpoint and has no record; also for an offline zone that may have records after the checkpoint.
 pub async fn settle(
     zones: &dyn Zones,
     pool: &ZonePool,
@@ -559,8 +570,8 @@ pub async fn settle(
                 continue;
             }
             ZoneState::Offline => {
-                // With live blocks it has not been reset since the checkpoint, which covers all its records. Without any it may have
-                // been, and may have been written again since.
+                // With live blocks the zone hasn't been reset since the checkpoint, which covers all its
+                // records. Without any it may have been reset and written again.
                 if !is_clean && entry.live == 0 && goal == Goal::Serve {
                     scan::refuse_offline(zones, report.zone, scans::NEWEST).await?;
                 }
@@ -594,11 +605,11 @@ pub async fn settle(
     Ok(())
 }
 
-/// Begins a new epoch of a log that was recovered and whose last records are these: what it recovered is made durable, and
-/// records that aren't part of it never validate again. Returns the new root.
+/// Begins a new epoch of a recovered log with these last records: makes the recovered log durable, and
+/// invalidates records that aren't part of it. Returns the new root.
 ///
 /// # Errors
-/// What finishing and writing return.
+/// Errors of finishing zones and of writing the root.
 pub async fn begin(
     zones: &dyn Zones,
     layout: &Layout,
@@ -611,19 +622,20 @@ pub async fn begin(
     let begun: Vec<ZoneIndex> = reports.iter().filter(is_begun).map(|report| report.zone).collect();
     zones.flush(&begun).await?;
     let mut boundaries = old.boundaries.clone();
-    // Epochs without records get no boundary: so the list doesn't grow while a log can't be opened for longer.
+    // Epochs without records get no boundary, so repeated failed openings don't lengthen the list.
     if boundaries.last().is_none_or(|before| before.last != *last) {
         boundaries.push(Boundary { epoch: old.epoch, last: last.clone() });
     }
     let root = Root { epoch: old.epoch + 1, clean: false, boundaries, ..old.clone() };
     match writer.prepare(zones, layout).await {
-        // There may be space for one root.
+        // The zone may still have space for one root.
         Ok(()) | Err(Error::NoSpace(_)) => {}
         Err(error) => return Err(error),
     }
     writer.write(zones, layout, &root).await?;
-    // Only now: a zone that is full is believed what its summary says, and of one that was begun the summary may be there
-    // and records be lost. From here on the root tells which of them are part of the log.
+    // Zones are finished only after the root: the summary of a full zone is trusted, and an unfinished zone
+    // may have a summary although some of its records are lost. From here on the root names the records that
+    // are part of the log.
     let finishes = begun.into_iter().map(|zone| zones.finish(zone));
     runtime::join_all(finishes).await.into_iter().collect::<Result<()>>()?;
     Ok(root)

@@ -1,5 +1,5 @@
-//! Resetting dead zones: once nothing in a zone is live, what made it so is durable, a durable checkpoint covers all its
-//! records, and no read of it is in progress.
+//! Resetting dead zones. A zone is reset once it has no live block, the records that made it dead are
+//! durable, a durable checkpoint covers all its records, and no read of it is in progress.
 
 use crate::kit::count;
 use crate::owner::Owner;
@@ -7,10 +7,10 @@ use crate::pool::Zone;
 use block::{Result, ZoneIndex};
 use std::rc::Rc;
 
-/// Resets those dead zones that the durable checkpoint covers. Returns whether any was.
+/// Resets the dead zones that the durable checkpoint covers. Returns whether any was reset.
 ///
 /// # Errors
-/// The failure of the log; what flushing returns.
+/// The failure of the log; errors of flushes.
 pub async fn reset_dead<O: Owner>(owner: &Rc<O>) -> Result<bool> {
     let pool = &owner.kit().pool;
     let _running = owner.kit().begin_reset();
@@ -40,14 +40,15 @@ pub(crate) fn has_coverable<O: Owner>(owner: &O) -> bool {
 async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<bool> {
     let kit = owner.kit();
     let pool = &kit.pool;
-    // After a failed root it is unknown which one recovery finds: a zone may be dead for one of them only.
+    // After a failed root it is unknown which root recovery finds: a zone may be dead for one of them only.
     if let Some(failure) = kit.failure() {
         return Err(failure);
     }
     let covered = kit.streams.all_covered();
     let is_covered = |zone: &Zone| zone.last.is_within(&covered);
-    // A zone may be full before its last record has committed, behind one that took longer: it looked dead, and has
-    // come to life since. Once all its records are covered, all of them have committed, and what is live can only die.
+    // A zone may become full before its last record has committed, if an earlier record took longer: it
+    // seemed dead, and has live blocks since. Once all its records are covered, all have committed, and its
+    // number of live blocks can only fall.
     for zone in pool.filter(dead, |zone| is_covered(zone) && zone.live > 0) {
         pool.set_full(zone);
         dead.retain(|other| *other != zone);
@@ -57,7 +58,7 @@ async fn reset_zones<O: Owner>(owner: &Rc<O>, dead: &mut Vec<u32>) -> Result<boo
     if ready.is_empty() {
         return Ok(false);
     }
-    // What made these zones dead has committed; from here on it is durable.
+    // The records that made these zones dead have committed; the flush makes them durable.
     owner.flush_all().await?;
     owner.prepare_reset().await?;
     owner.grace().await?;

@@ -1,7 +1,7 @@
-//! Roots: the identity of a log, its newest checkpoint, and where the records of earlier epochs end.
+//! Roots: the identity of a log, its newest checkpoint, and the ends of earlier epochs.
 //!
-//! Roots are records with nothing but meta, numbered, in zones 0 and 1 in turn. The valid one with the highest number is
-//! authoritative.
+//! A root is a numbered record with only meta. Roots are written to zones 0 and 1 in turn. The valid root
+//! with the highest number is authoritative.
 
 use crate::layout::{Layout, ROOT_ZONES};
 use crate::record::{Header, Identity, Kind, Parsed};
@@ -15,14 +15,14 @@ use zones::on_device::format::Uuid;
 /// Version of the format of roots that this code writes and reads.
 pub const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"SILTROOT";
-/// Magic of the roots of version 1, which contained the present directory.
+/// Magic number of roots of version 1, which contained the whole directory.
 const MAGIC_1: &[u8; 8] = b"SILTLOG1";
-/// Largest number of epochs for which a root has boundaries: after that number of unclean stops without a checkpoint, the log takes
-/// one when it is opened.
+/// Largest number of epochs for which a root has boundaries. After that many unclean stops without a
+/// checkpoint, the log takes one when it is opened.
 pub const MOST_EPOCHS: usize = 32;
 /// Largest number of extents of a directory.
 pub const MOST_EXTENTS: usize = 96;
-/// Bytes of a root for what it says of streams: their last records, and those at the ends of epochs.
+/// Bytes of a root for streams: their last records, and those at the ends of epochs.
 const STREAM_BYTES: usize = 8 * 4 + MOST_EPOCHS * (8 + 8 * 4);
 /// Largest number of streams in a root.
 const MOST_STREAMS: usize = 64;
@@ -64,7 +64,7 @@ pub struct Root {
     pub zones: u32,
     /// Number of times that the log has been opened.
     pub epoch: u64,
-    /// Whether the log was closed cleanly: then no record follows the checkpoint.
+    /// Number of times that the log has been opened.
     pub clean: bool,
     /// Last record of each stream that the checkpoint covers.
     pub covered: Sequences,
@@ -83,7 +83,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// Most epochs whose ends a root with so many streams names, beside the present one.
+    /// Most boundaries of earlier epochs that a root with `streams` streams has space for.
     pub fn most_epochs(streams: usize) -> usize {
         (STREAM_BYTES.saturating_sub(8 * streams) / (8 + 8 * streams)).min(MOST_EPOCHS)
     }
@@ -124,12 +124,12 @@ impl Root {
         writer.0
     }
 
-    /// Whether a root of any version begins with these bytes.
+    /// Whether these bytes begin with a root of any version.
     fn begins(meta: &[u8]) -> bool {
         meta.starts_with(MAGIC) || meta.starts_with(MAGIC_1)
     }
 
-    /// Decodes a root from the metadata of a record, which may be any bytes.
+    /// Decodes a root from the metadata of a record; the bytes are untrusted.
     ///
     /// # Errors
     /// [`Error::Protocol`] for another version, [`Error::Corrupt`] for bytes that no version of this program writes.
@@ -195,7 +195,8 @@ impl Root {
         })
     }
 
-    /// Whether a record may be part of the log: it is of this epoch, or was within an earlier one.
+    /// Whether a record may be part of the log: it is of this epoch, or within the boundaries of an earlier
+    /// one.
     pub fn admits(&self, header: &Header) -> bool {
         let Header { stream, sequence, .. } = *header;
         if header.epoch == self.epoch {
@@ -216,7 +217,7 @@ pub struct FoundRoot {
     pub root: Root,
     /// Number.
     pub number: u64,
-    /// Zone of the root; the other one follows when it is full.
+    /// Zone of the root; when it is full, the next root goes to the other one.
     pub zone: u32,
 }
 
@@ -231,12 +232,12 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     let mut refusal = None;
     for report in reports {
         if report.state == ZoneState::Offline {
-            // The newest root may be there, and the next one would have to go there.
+            // The zone may hold the newest root, and the next one may have to be written there.
             refuse_offline(zones, report.zone, "the newest root of the log").await?;
         }
         match find_in(zones, &report).await {
             Ok(found) => newest = newest.into_iter().chain(found).max_by_key(|found| found.number),
-            // The unreadable root may be the newest: an older one must not be used instead.
+            // The unreadable root may be the newest, and an older one must not be used instead.
             Err(error @ Error::Io(_)) => return Err(error),
             Err(error) => refusal = refusal.or(Some(error)),
         }
@@ -248,14 +249,14 @@ pub async fn find(zones: &dyn Zones) -> Result<FoundRoot> {
     })
 }
 
-/// Most roots of one zone that [`newest_of`] keeps: the checkpoints of older ones were overwritten long ago.
+/// Most roots per zone that [`newest_of`] keeps: the checkpoints of older ones were overwritten long ago.
 const MOST_OLD: usize = 64;
 
-/// Reads the newest roots of each root zone that can be read, the newest first, to salvage a log whose newest root or checkpoint is damaged. Roots
-/// of a log that was there before are left out.
+/// Reads the newest roots of each readable root zone, newest first, to salvage a log whose newest root or
+/// checkpoint is damaged. Roots of an earlier log on these zones are excluded.
 ///
 /// # Errors
-/// What reporting the zones returns.
+/// Errors of [`Zones::report`].
 pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
     let mut found = Vec::new();
     for report in zones.report(ZoneIndex(0), ROOT_ZONES).await? {
@@ -282,7 +283,7 @@ pub async fn newest_of(zones: &dyn Zones) -> Result<Vec<FoundRoot>> {
     Ok(found)
 }
 
-/// Returns the last valid root of one zone; `None` if the zone begins with something else than a root.
+/// Returns the last valid root of one zone; `None` if the zone doesn't begin with a root.
 ///
 /// # Errors
 /// [`Error::Protocol`] if the zone begins with a root of another version, [`Error::Corrupt`] with a damaged one; errors of reading.
@@ -290,14 +291,14 @@ async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<Option<FoundR
     let unit = zones.geometry().read_granularity.max(4096) as usize;
     let mut found: Option<FoundRoot> = None;
     let mut at = 0;
-    // The block size of the log is known after the first root.
+    // The first root contains the log's block size.
     let mut block = unit;
     while report.state != ZoneState::Empty && at + block as u64 <= report.write_pointer {
         let address = ZoneAddress { zone: report.zone, offset: block::ByteOffset(at) };
         let (outcome, buffer) = zones.read(address, Buffer::new(block)).await;
         outcome.map_err(|error| error.in_context("reading the roots of the log"))?;
         let next = match decode_at(buffer.filled(), report, at) {
-            // What follows the last root may be anything.
+            // After the last root there may be any data.
             Err(_) if found.is_some() => break,
             decoded => decoded?,
         };
@@ -311,7 +312,8 @@ async fn find_in(zones: &dyn Zones, report: &ZoneReport) -> Result<Option<FoundR
     Ok(found)
 }
 
-/// Decodes the root at this byte of a zone; `None` if no root begins there, or one that was written to another place.
+/// Decodes the root at byte `at` of a zone; `None` if no root begins there, or one that was written to
+/// another location.
 fn decode_at(bytes: &[u8], report: &ZoneReport, at: u64) -> Result<Option<FoundRoot>> {
     let identity = |meta: &[u8]| match Root::begins(meta) {
         true => Root::decode(meta).map(|root| Some(root.identity)),
@@ -333,7 +335,7 @@ pub const ROOTS_AHEAD: u32 = 16;
 pub struct RootWriter {
     /// Zone of the newest durable root. The writer never resets it.
     newest: u32,
-    /// Location of the next root: the rest of a zone that this writer has reset.
+    /// Rest of a zone that this writer has reset, for the next roots.
     open: Option<Open>,
     number: u64,
 }
@@ -359,7 +361,7 @@ impl Open {
             match zones.reserve(ZoneIndex(self.zone), bytes).await {
                 Ok(()) => self.reserved = self.position + ROOTS_AHEAD,
                 Err(error @ Error::NoSpace(_)) if self.position >= self.reserved => return Err(error),
-                // There is space for this one.
+                // The next root has space.
                 Err(_) => {}
             }
         }
@@ -378,11 +380,11 @@ impl RootWriter {
         RootWriter { newest: 1, open: None, number: 0 }
     }
 
-    /// Ensures that there is space for the next root. Where there is none behind the newest one, it goes to the other zone, which has some
-    /// for its first roots since the log was made.
+    /// Ensures that there is space for the next root. If the zone of the newest one has no more, the next
+    /// root goes to the other zone, which has had space for its first roots since the log was created.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if there is none; no root was written then, and the newest one is authoritative.
+    /// [`Error::NoSpace`] if there is none; no root was written, and the newest one stays authoritative.
     pub async fn prepare(&mut self, zones: &dyn Zones, layout: &Layout) -> Result<()> {
         let mut open = match self.open {
             Some(open) if open.position < layout.zone_blocks => open,
@@ -454,7 +456,7 @@ impl RootWriter {
         Ok(Open { zone, generation, position: 0, reserved: 0 })
     }
 
-    /// The number of the newest root.
+    /// Number of the newest root.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -515,7 +517,7 @@ mod tests {
         assert!(matches!(&error, Error::Protocol(text) if text.contains("version 1")), "{error}");
     }
 
-    /// Finds the root on zones of which the first holds this record, changed, and nothing else.
+    /// Finds the root on zones of which the first holds only this record, after `change` and `spoil`.
     fn found(
         change: impl Fn(&mut Header, &mut Vec<u8>) + 'static,
         spoil: impl Fn(&mut [u8]) + 'static,
@@ -586,7 +588,7 @@ mod tests {
             let zones = block::ZonesPart::open(&part).await.expect("zones open");
             let layout = Layout::new(zones.geometry(), BlockSize::default()).expect("zones for a log");
             let mut writer = RootWriter::first();
-            // The other zone is begun.
+            // The second root zone has a few roots.
             let written = u64::from(layout.zone_blocks) + 3;
             for number in 0..written {
                 let outcome = writer.write(&*zones, &layout, &root()).await;

@@ -1,16 +1,17 @@
 //! Reading the records of one zone, from its summary or one by one.
 //!
-//! A zone without a summary is read to its end, in steps that are verified in the read buffer: memory is reused and
-//! nothing is copied. All data is compared with its checksums, although much of it may be known to be durable. To skip
-//! that data, a scan would have to read header by header, each read waiting for the one before; with records of 16
-//! blocks that takes longer than reading everything.
+//! A zone without a summary is read to its end in steps, which are verified in the read buffer: memory is
+//! reused and nothing is copied. All data is compared with its checksums, although much of it may be known to
+//! be durable. Skipping that data would require reading header by header, each read waiting for the previous
+//! one; with records of 16 blocks that takes longer than reading everything.
 //!
-//! The records of a zone are a set: a torn or damaged record doesn't end the scan, because a later record may be of
-//! another stream, or have been appended concurrently. The sequence numbers of the streams decide which records are
-//! part of the log.
+//! The records of a zone are a set: a torn or damaged record doesn't end the scan, because a later record may
+//! belong to another stream, or have been appended concurrently. The sequence numbers of the streams decide
+//! which records are part of the log.
 //!
-//! A record with a valid header and wrong data is torn, or it was whole and is damaged: the scan can't tell, and lists it apart
-//! ([`Scanned::torn`]). Recovery decides by what later records say was durable.
+//! A record with a valid header and wrong data is torn, or was complete and is damaged. The scan can't
+//! distinguish these, and lists such records in [`Scanned::torn`]. Recovery decides by the records that later
+//! ones name as durable.
 
 use crate::layout::Layout;
 use crate::record::{Header, Identity, Kind, Links, Parsed, sum_of};
@@ -30,14 +31,14 @@ const READS: usize = 2;
 /// another read.
 const SUMMARY_OF_A_BLOCK: usize = 32;
 
-/// A record that was found, with its header's contents.
+/// A record with the contents of its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// Header of the record.
     pub header: Header,
     /// Links of the record.
     pub links: Links,
-    /// Checksums of its data blocks.
+    /// Checksums of the data blocks.
     pub sums: Vec<u32>,
     /// Owner's part of the header.
     pub meta: Vec<u8>,
@@ -77,7 +78,7 @@ impl Kept for Found {
 pub struct Torn<K> {
     /// The record.
     pub record: K,
-    /// The blocks of the zone with wrong data.
+    /// Blocks of the zone with wrong data.
     pub blocks: Vec<u32>,
 }
 
@@ -86,20 +87,20 @@ pub struct Torn<K> {
 pub struct Scanned<K> {
     /// Complete records of the zone, in order.
     pub records: Vec<K>,
-    /// The block after the last of them.
+    /// Block after the last complete record.
     pub end: u32,
     /// Records before this block weren't read.
     pub first: u32,
-    /// Highest sequence by stream that any record of the zone names as durable, torn records included; only of the
-    /// streams that were requested.
+    /// Highest sequence by stream that any record of the zone names as durable, torn records included; only
+    /// for the requested streams.
     pub durable: Sequences,
-    /// Records with a valid header and wrong data, in order. Records that the zone doesn't hold to their ends are not among them.
+    /// Records with a valid header and wrong data, in order; records that exceed the zone are excluded.
     pub torn: Vec<Torn<K>>,
-    /// The zone's summary lists its records: it holds nothing else.
+    /// Whether the zone's summary lists its records: then it holds no others.
     pub has_summary: bool,
 }
 
-/// Reads bytes of a zone, in several reads.
+/// Reads blocks of a zone, in several reads.
 ///
 /// # Errors
 /// Errors of reading.
@@ -116,7 +117,7 @@ pub async fn read(
     Ok(bytes)
 }
 
-/// Reads blocks of a zone and passes them on in order, a few at a time.
+/// Reads blocks of a zone and passes them to `show` in order, a few at a time.
 async fn read_in_steps(
     zones: &dyn Zones,
     layout: &Layout,
@@ -141,10 +142,10 @@ async fn read_in_steps(
     Ok(())
 }
 
-/// Returns the error for an offline zone that is needed, because it may hold `what`.
+/// Refuses an offline zone that may hold `what`.
 ///
 /// # Errors
-/// Always: [`Error::Corrupt`], whatever is wrong with the zone, with the error of the zones in words.
+/// Always [`Error::Corrupt`], whatever is wrong with the zone, with the description of the zones' own error.
 pub async fn refuse_offline(zones: &dyn Zones, zone: ZoneIndex, what: &str) -> Result<()> {
     let unit = zones.geometry().read_granularity as usize;
     let address = ZoneAddress { zone, offset: ByteOffset(0) };
@@ -210,8 +211,9 @@ pub async fn headers(
     collect(zones, layout, identity, report, Reading::HEADERS).await
 }
 
-/// Passes the records of a zone of a log to `visit`, in order and without verifying their data, as [`headers`] finds them; holds
-/// one record at a time, beside the zone's summary. Returns the result without records.
+/// Passes the records of a zone of a log to `visit`, in order and without verifying their data, as
+/// [`headers`] finds them. Memory holds one record at a time, and the zone's summary. The result has no
+/// records.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for records that overlap or exceed the zone; errors of reading; errors of `visit`. All of them name the zone.
@@ -244,8 +246,8 @@ pub async fn visit(
     scanned.map_err(|error| error.in_context(format!("records of zone {}", report.zone)))
 }
 
-/// Finds the complete records of a zone in a log with `streams` streams. Without a usable summary, every block from
-/// `first` on that may be a header is examined, and all data is verified.
+/// Finds the complete records of a zone in a log with `streams` streams. Without a usable summary, every
+/// block at or after `first` that may be a header is examined, and all data is verified.
 ///
 /// # Errors
 /// Errors of reading.
@@ -260,7 +262,7 @@ pub async fn replayable<K: Kept>(
     collect(zones, layout, identity, report, Reading { streams, first, check_data: true }).await
 }
 
-/// The part of a zone that a scan reads.
+/// Options of a scan.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     /// Number of streams of the log.
@@ -272,7 +274,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// All headers, whatever they say was durable.
+    /// All headers, without verifying data.
     const HEADERS: Reading = Reading { streams: 0, first: 0, check_data: false };
 }
 
@@ -288,7 +290,7 @@ async fn collect<K: Kept>(
     Ok(Scanned { records, ..scanned })
 }
 
-/// Passes the records to `take`; the result has none.
+/// Scans a zone and passes its records to `take`; the result has no records.
 async fn scan<K: Kept>(
     zones: &dyn Zones,
     layout: &Layout,
@@ -319,7 +321,7 @@ async fn scan<K: Kept>(
     Ok(walk.finish())
 }
 
-/// Reads the first header of a zone, if there is one: a zone that was opened and finished without an append has none.
+/// Reads the first header of a zone; `None` for a zone that was opened and finished without an append.
 ///
 /// # Errors
 /// Errors of reading.
@@ -339,7 +341,7 @@ pub async fn first_header(
     Ok(header_at(buffer.filled(), identity, place, 0).map(|parsed| parsed.header))
 }
 
-/// Decodes the header in these bytes, if there is one that belongs to block `position` of the zone.
+/// Decodes the header in these bytes; `None` unless it belongs to block `position` of the zone.
 fn header_at<'a>(
     bytes: &'a [u8],
     identity: &Identity,
@@ -351,7 +353,7 @@ fn header_at<'a>(
     Some(parsed)
 }
 
-/// Walk over the blocks of a zone, which are passed to it in order.
+/// Scan of the blocks of a zone, which are passed to it in order.
 struct Walk<'a, K, F> {
     identity: &'a Identity,
     block: usize,
@@ -366,15 +368,15 @@ struct Walk<'a, K, F> {
     position: u32,
     /// Record whose data is being verified.
     record: Option<Data<K>>,
-    /// Record with wrong data, up to its end or the next header.
+    /// Record with wrong data, and its wrong blocks, until its end or the next header.
     torn: Option<(Data<K>, Vec<u32>)>,
-    /// Gets the complete records.
+    /// Called with each complete record.
     take: F,
     /// Result without records.
     scanned: Scanned<K>,
 }
 
-/// A record with outstanding data.
+/// Record whose data isn't verified completely.
 struct Data<K> {
     found: K,
     sums: Vec<u32>,
@@ -410,7 +412,7 @@ impl<'a, K: Kept, F: FnMut(K)> Walk<'a, K, F> {
 
     fn look_at_data(&mut self, mut record: Data<K>, block: &[u8]) {
         if self.check_data && sum_of(block) != record.sums[record.seen as usize] {
-            // The header's mark of durable records is valid nevertheless.
+            // The durable record that the header names is valid nevertheless.
             self.scanned.note(record.found.header(), self.streams);
             self.torn = Some((record, Vec::new()));
             return self.look_for_header_in_torn(block);
@@ -422,7 +424,8 @@ impl<'a, K: Kept, F: FnMut(K)> Walk<'a, K, F> {
         }
     }
 
-    /// Examines a block that may be data of a record with wrong data. A header there means that this record was never whole.
+    /// Examines a block that may be data of a record with wrong data. If it is a header, this record was
+    /// never complete.
     fn look_for_header_in_torn(&mut self, block: &[u8]) {
         let torn = self.torn.take();
         if self.look_for_header(block) {
@@ -488,7 +491,7 @@ impl<K> Default for Scanned<K> {
 
 impl<K> Scanned<K> {
     fn note(&mut self, header: &Header, streams: usize) {
-        // A header may name any stream, and a list of all possible streams is long.
+        // A header may name any stream number, and a list up to the largest would be long.
         if header.kind == Kind::Entries && header.stream.index() < streams {
             self.durable.raise(header.stream, header.durable);
         }
@@ -522,7 +525,8 @@ mod tests {
         Layout::new(&geometry, BlockSize::default()).expect("zones for a log")
     }
 
-    /// A zone with records of these numbers of data blocks; record n names n as durable. A few empty blocks follow.
+    /// Creates a zone with records of these numbers of data blocks; record n names n as durable. A few empty
+    /// blocks follow.
     fn zone(records: &[u32]) -> Vec<u8> {
         let mut bytes: Vec<u8> = Vec::new();
         for (number, blocks) in (1..).zip(records) {
@@ -569,7 +573,7 @@ mod tests {
             .iter()
             .scan(0, |next, blocks| Some(std::mem::replace(next, *next + 1 + blocks)))
             .collect();
-        // The size of the read steps makes no difference.
+        // The result doesn't depend on the size of the read steps.
         for step in [1, 2, 3, 8, 100] {
             let all = walk(&whole, step);
             assert_eq!(
@@ -589,7 +593,7 @@ mod tests {
                     assert_eq!(found, expected, "{what}");
                     let end = if number == 4 { *start } else { 21 };
                     assert_eq!(scanned.end, end, "{what}");
-                    // A damaged header names no durable record.
+                    // A record with a damaged header isn't listed.
                     let listed: Vec<(u64, &[u32])> = scanned
                         .torn
                         .iter()
@@ -617,7 +621,7 @@ mod tests {
     #[test]
     fn a_record_in_whose_blocks_another_one_begins_was_never_whole() {
         let mut bytes = zone(&[4, 0, 0]);
-        // The third record takes the place of the first one's last block.
+        // The third record overwrites the last block of the first one.
         let third = bytes[6 * BLOCK..7 * BLOCK].to_vec();
         let parsed = Parsed::decode(&third, &IDENTITY).expect("a record");
         let mut moved = vec![0; BLOCK];
@@ -628,7 +632,7 @@ mod tests {
         assert_eq!((scanned.records.len(), scanned.torn.len()), (3, 0));
     }
 
-    /// As an opening leaves it that completes an interrupted finish after a power cut.
+    /// State after an opening that completes a finish which a power cut interrupted.
     #[test]
     fn a_zone_that_ended_empty_has_no_records() {
         let main = || async {

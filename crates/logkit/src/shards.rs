@@ -1,12 +1,13 @@
-//! What the shards of one log share, and how their tasks wake each other.
+//! State that the shards of one log share, and events by which their tasks wake each other.
 //!
-//! The shard that opened the log is its *home*: the cleaner, resets, checkpoints and roots run there. Other shards have streams,
-//! lanes and open zones of their own, in the same pool. A task there may wait for a zone that the home frees, and the home's
-//! cleaner for what users write there.
+//! The shard that opened the log is its *home*: the cleaner, resets, checkpoints and roots run there. Other
+//! shards have streams, lanes and open zones of their own, in the same pool. A task there may wait for a zone
+//! that the home frees, and the home's cleaner may wait for users' writes there.
 //!
-//! Each shard has `Notifications`. An [`Event`] is notified on its own shard as a [`Notify`] is, and added to the notifications of the
-//! other shards; a task of each shard waits for them and wakes the waiters there. It runs between the turns of the tasks that wait, so a
-//! task that finds no zone and then registers with the event misses no notification.
+//! Each shard has `Notifications`. An [`Event`] is notified on its own shard like a [`Notify`], and added to
+//! the notifications of the other shards. A listener task on each shard waits for them and wakes the waiters
+//! there. It never runs within a turn of a waiting task, so a task that finds no zone and then registers with
+//! the event misses no notification.
 
 use crate::kit::Counters;
 use crate::lane;
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// A zone was freed, or no zone will be.
+/// A zone was freed, or none can be freed.
 pub(crate) const FREED: u8 = 1;
 /// The cleaner may have something to do.
 pub(crate) const CLEANER: u8 = 2;
@@ -40,7 +41,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What other shards have notified, until the listener of this shard passes it on.
+/// Notifications from other shards that the listener of this shard hasn't passed on.
 #[derive(Debug, Default)]
 pub(crate) struct Notifications {
     pending: AtomicU8,
@@ -59,7 +60,7 @@ impl Notifications {
     /// Waits for an event, then returns and clears the events.
     async fn next(&self) -> u8 {
         std::future::poll_fn(|context| {
-            // Registered first: a notification from here on wakes it.
+            // Registered first, so that any later notification wakes the listener.
             *lock(&self.listener) = Some(context.waker().clone());
             match self.pending.swap(0, Ordering::AcqRel) {
                 0 => Poll::Pending,
@@ -70,7 +71,7 @@ impl Notifications {
     }
 }
 
-/// An error that all shards see; asking whether there is one takes no lock.
+/// An error that all shards see; testing for it takes no lock.
 #[derive(Debug, Default)]
 pub(crate) struct SharedError {
     is_set: AtomicBool,
@@ -93,7 +94,7 @@ impl SharedError {
         *place = error;
     }
 
-    /// Sets the error unless there is one.
+    /// Sets the error unless one is set.
     pub(crate) fn set_first(&self, error: &Error) {
         let mut place = lock(&self.error);
         place.get_or_insert_with(|| error.clone());
@@ -115,7 +116,7 @@ pub(crate) struct Shared {
     pub(crate) since_checkpoint: AtomicU64,
     /// Total of user blocks at which the cleaner wakes.
     pub(crate) cleaner_wakes_at: AtomicU64,
-    /// Why the cleaner can't free any zone.
+    /// Reason why the cleaner can't free any zone.
     pub(crate) stuck: SharedError,
     /// Error of a log that has failed.
     pub(crate) failed: SharedError,
@@ -156,7 +157,7 @@ impl Shared {
     }
 }
 
-/// A shard's membership in a log; ends when dropped.
+/// Membership of a shard in a log; ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Member {
     shared: Arc<Shared>,
@@ -197,7 +198,7 @@ impl Drop for Member {
     }
 }
 
-/// An event that tasks of all shards wait for.
+/// An event for which tasks of all shards wait.
 #[derive(Debug)]
 pub struct Event {
     here: Notify,
@@ -210,19 +211,19 @@ impl Event {
         Event { here: Notify::new(), member: member.clone(), bit }
     }
 
-    /// Wakes every task that waits, on all shards.
+    /// Wakes all waiting tasks, on all shards.
     pub fn notify_all(&self) {
         self.here.notify_all();
         self.member.notify_others(self.bit);
     }
 
-    /// Waits from this call on (not from the first poll on).
+    /// Waits for a notification after this call (not after the first poll).
     pub fn notified(&self) -> impl Future<Output = ()> + '_ {
         self.here.notified()
     }
 }
 
-/// Starts to pass on what other shards notify, where the log has others: they joined before.
+/// Starts the listener if the log has other shards; they must have joined before.
 pub(crate) fn listen<O: Owner>(owner: &Rc<O>) {
     let kit = owner.kit();
     if !kit.shared().has_others() {

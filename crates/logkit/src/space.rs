@@ -1,29 +1,34 @@
 //! Space of the device below the log, which may run out: a sparse file on a full file system, a thin volume.
 //!
-//! An append to a free zone fails with ENOSPC because the device allocates space at the first write of a block. The blocks of a zone
-//! that were written once, or reserved ([`block::Zones::reserve`]), keep their space when the zone is reset, and only these are used while there is no space. A zone with space for seven eighths of its blocks is *backed*. The log
-//! continues with what zones are known to have:
-//! - Space is reserved in advance for the zones that are kept for the cleaner and checkpoints, and for the filler
-//!   ([`Kit::back_reserve`]).
-//! - After ENOSPC free zones count by the space that they are known to have, and are written no further. So no space is lost where
-//!   zones end early: a reset gives back the space of all blocks that were written. Cleaning, checkpoints and resets work, and a log with
-//!   nothing to clean refuses writes with ENOSPC as any full log does ([`pace`](crate::pace)).
-//! - The record that failed keeps its number, which must be filled: replay ends at a missing number. Its writes are refused. Its
-//!   changes without data, such as discards, are written under that number to a zone of their own, the *filler*; so are later
-//!   discards. If no change is left, an empty record is written. The filler leaves free zones to checkpoints, because a checkpoint frees
-//!   earlier fillers: a full filler is dead once a checkpoint covers it. Until then a new filler waits for the cleaner.
-//! - If no zone takes that record either, it is retried ten times a second. An append that fails although its space is reserved costs the zone
-//!   until the record is written, so after these the time between attempts doubles, up to half a minute. Until it is written all changes are refused,
-//!   and records that follow it wait. Requests that wait for one of these records get ENOSPC; the record takes effect later or
-//!   never, as a failed write may.
-//! - Writes that were acknowledged from the buffer can't be refused: they go to the cleaner's zones. No further write is
-//!   acknowledged from the buffer.
-//! - A second after ENOSPC, and once the cleaner has nothing to free, all free zones are used again, so the next write finds new
-//!   space. Once a record has been written then, writes are acknowledged from the buffer again.
+//! An append to a free zone may fail with ENOSPC because the device allocates space at the first write of a
+//! block. Blocks of a zone that were once written or reserved ([`block::Zones::reserve`]) keep their space
+//! when the zone is reset; only these are used while the device has no other space. A zone with space for
+//! seven eighths of its blocks is *backed*. The log continues with the known space of zones:
+//! - Space is reserved in advance for the zones that are kept for the cleaner and checkpoints, and for the
+//!   filler ([`Kit::back_reserve`]).
+//! - After ENOSPC free zones are counted by their known space, and are written only that far. No space is
+//!   lost if zones end early, because a reset keeps the space of all written blocks. Cleaning, checkpoints
+//!   and resets continue, and a log with nothing to clean refuses writes with ENOSPC as any full log does
+//!   ([`pace`](crate::pace)).
+//! - The record that failed keeps its number, which must be filled because replay ends at a missing number.
+//!   Its writes are refused. Its changes without data, such as discards, are written under that number to a
+//!   zone of their own, the *filler*; so are later discards. If no change is left, an empty record is
+//!   written. The filler leaves free zones to checkpoints, because a checkpoint frees earlier fillers: a full
+//!   filler is dead once a checkpoint covers it. Until then a new filler waits for the cleaner.
+//! - If no zone takes that record either, it is retried ten times a second. An append that fails although its
+//!   space is reserved costs the zone until the record is written; after such failures the time between
+//!   attempts doubles, up to 30 s. Until the record is written all changes are refused, and later records
+//!   wait. Requests that wait for one of these records get ENOSPC; the record takes effect later or never, as
+//!   a failed write may.
+//! - Writes that were acknowledged from the buffer can't be refused: they go to the cleaner's zones. No
+//!   further write is acknowledged from the buffer.
+//! - A second after ENOSPC, and once the cleaner has nothing to free, all free zones are used again, so the
+//!   next write finds new space. Once a record has been written, writes are acknowledged from the buffer
+//!   again.
 //!
-//! All shards share this state, as they share the zones: a record that waits for space on one shard may be a member of a stream of
-//! another, whose later records can't commit either. Each time it is notified, that shard refuses changes and answers requests as the
-//! shard that writes the record does.
+//! All shards share this state, as they share the zones. A record that waits for space on one shard may be a
+//! member of a stream of another shard, whose later records can't commit either. At each notification, that
+//! shard refuses changes and answers requests like the shard that writes the record.
 
 use crate::entry::{Batch, Entry, Frozen};
 use crate::kit::Kit;
@@ -52,18 +57,20 @@ const MOST_ATTEMPTS: usize = 4;
 const MOST_BETWEEN_ZONES: Duration = Duration::from_secs(30);
 /// Longest time that a record waits for the cleaner to free a zone, before changes are refused.
 const MOST_PATIENCE: Duration = Duration::from_secs(1);
-/// Number of zones for which space is reserved beside those that users leave to others: the filler.
+/// Number of zones for which space is reserved in addition to those that users leave to others: the filler.
 const FILLERS: u32 = 1;
 
-/// State of the underlying device's space, the same for all shards. Reads of `is_short`, `is_doubtful` and `unfilled` take no lock.
+/// Space of the underlying device, for all shards. Reads of `is_short`, `is_doubtful` and `unfilled` take no
+/// lock.
 #[derive(Debug, Default)]
 pub(crate) struct SharedSpace {
-    /// Error for changes that find no space, and the time of the last ENOSPC; `None` while there may be space. Locked while the
-    /// pool changes, so that free zones count by their known space exactly as long as there is an error.
+    /// Error for changes that find no space, and the time of the last ENOSPC; `None` while there may be
+    /// space. Locked while the pool changes, so that free zones are counted by their known space exactly
+    /// while there is an error.
     short: Mutex<Option<(Error, runtime::Instant)>>,
     /// Whether `short` has an error.
     is_short: AtomicBool,
-    /// Set by ENOSPC, cleared by the first record that is written once all free zones count again.
+    /// Set by ENOSPC, cleared by the first record that is written after all free zones are counted again.
     is_doubtful: AtomicBool,
     /// Number of records that no zone has taken so far.
     unfilled: AtomicU32,
@@ -74,7 +81,8 @@ impl SharedSpace {
         self.short.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets or clears the error, and lets free zones count by their known space or all of them. Returns whether an error was set before.
+    /// Sets or clears the error, and makes the pool count free zones by their known space or all of them.
+    /// Returns whether an error was set before.
     fn set_short(
         &self,
         mut short: MutexGuard<'_, Option<(Error, runtime::Instant)>>,
@@ -94,7 +102,7 @@ pub struct Space {
     shared: Arc<Shared>,
     /// Open zone for records without data.
     filler: RefCell<Option<ZoneWriter>>,
-    /// Held by the record that is being written to the filler.
+    /// Held while a record is written to the filler.
     filling: Rc<Semaphore>,
     /// Time of the last reservation that failed.
     reserved_in_vain: Cell<Option<runtime::Instant>>,
@@ -114,12 +122,13 @@ impl Space {
         &self.shared.space
     }
 
-    /// Returns whether free zones count by their known space, because the device below had no other.
+    /// Returns whether free zones are counted by their known space, because the device below has no other.
     pub fn is_short(&self) -> bool {
         self.shared().is_short.load(Ordering::Acquire)
     }
 
-    /// Returns whether the device below had no space, and no record has been written since all free zones count again.
+    /// Returns whether the device below had no space, and no record has been written since all free zones are
+    /// counted again.
     pub fn is_doubtful(&self) -> bool {
         self.shared().is_doubtful.load(Ordering::Acquire)
     }
@@ -152,7 +161,7 @@ impl Space {
 }
 
 impl Kit {
-    /// Notes that an append has failed. After ENOSPC free zones count by their known space.
+    /// Notes that an append has failed. After ENOSPC free zones are counted by their known space.
     pub fn note_no_space(&self, error: &Error) {
         if !matches!(error, Error::NoSpace(_)) {
             return;
@@ -168,8 +177,8 @@ impl Kit {
         self.events.cleaner.notify_all();
     }
 
-    /// Lets all free zones count again if the last ENOSPC was a second ago and the cleaner can free none, since the device may have space now. Returns
-    /// whether they count again.
+    /// Counts all free zones again if the last ENOSPC was at least a second ago and the cleaner can free
+    /// none, since the device may have space now. Returns whether all are counted again.
     pub fn look_for_space(&self) -> bool {
         if !self.space.is_short() || self.space.has_unfilled() || !self.is_stuck() {
             return false;
@@ -180,8 +189,8 @@ impl Kit {
         is_over && space.set_short(short, None, &self.pool)
     }
 
-    /// Refuses changes that take effect before they are written, while the device below has no space and users find no zone with known space.
-    /// Wakes the cleaner, which may free one.
+    /// Refuses changes that take effect before they are written, while the device below has no space and
+    /// users find no zone with known space. Wakes the cleaner, which may free a zone.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -195,15 +204,16 @@ impl Kit {
         }
     }
 
-    /// Notes that a lane or the cleaner has written a record: the device below has space, unless free zones count by their known space.
+    /// Notes that a lane or the cleaner has written a record: the device below has space, unless free zones
+    /// are counted by their known space.
     pub fn note_space(&self) {
         if self.space.is_doubtful() && !self.space.is_short() {
             self.space.shared().is_doubtful.store(false, Ordering::Release);
         }
     }
 
-    /// Returns whether space should be reserved now: fewer free zones have known space than users leave to the cleaner, to checkpoints and to the
-    /// filler, and than lanes need while there is no other space.
+    /// Returns whether space should be reserved now: fewer free zones have known space than users leave to
+    /// the cleaner, to checkpoints and to the filler, and than lanes need while there is no other space.
     pub fn wants_reserve(&self, kept_zones: u32) -> bool {
         let lanes = if self.space.is_short() { self.settings.appends_in_flight } else { 0 };
         let wanted = (kept_zones + FILLERS + lanes).min(self.pool.all_free());
@@ -211,9 +221,9 @@ impl Kit {
         !was_in_vain && self.pool.free_known() < wanted
     }
 
-    /// Reserves space for a free zone: enough to make it backed or, where there is less, half of that. Returns false without a free zone that isn't
-    /// backed, or after 16 zones without space. Zones that were reset last are tried first, because most of their space is
-    /// still allocated.
+    /// Reserves space for a free zone: enough to make it backed or, failing that, half as much. Returns false
+    /// if all free zones are backed, or after 16 zones without space. Zones that were reset last are tried
+    /// first, because most of their space is still allocated.
     pub async fn back_reserve(&self) -> bool {
         let backed = self.layout.backed_blocks();
         for _ in 0..MOST_RESERVED_IN_VAIN {
@@ -240,8 +250,9 @@ impl Kit {
         false
     }
 
-    /// Takes the filler, or opens one if more than `keep` zones are free. Without a free zone with known space, space is reserved first: a zone
-    /// whose first append failed can't be reset before the record is written elsewhere.
+    /// Takes the filler, or opens one if more than `keep` zones are free. If no free zone has known space,
+    /// space is reserved first: a zone whose first append failed can't be reset before the record is written
+    /// elsewhere.
     async fn filler_zone(&self, keep: u32, held: &mut [Option<ZoneWriter>]) -> Option<ZoneWriter> {
         let open = self.space.filler.borrow_mut().take();
         if open.is_some() {
@@ -281,7 +292,7 @@ pub(crate) async fn refuse_record<O: Owner>(
     fill(owner, number, batch, frozen, error, held).await;
 }
 
-/// Refuses the entries queued under this class, except entries that only free blocks: these go to the filler.
+/// Refuses the queued entries of a class, except those that only free blocks: they go to the filler.
 pub(crate) async fn write_without_data<O: Owner>(
     owner: &Rc<O>,
     class: u8,
@@ -304,8 +315,8 @@ pub(crate) async fn write_without_data<O: Owner>(
     completed(&**owner, entries);
 }
 
-/// Refuses all entries queued on this shard that were not acknowledged, and answers the requests of records that can't commit because
-/// an earlier record is missing.
+/// Refuses all entries queued on this shard that weren't acknowledged, and answers the requests of records
+/// that can't commit because an earlier record is missing.
 pub(crate) fn refuse_waiting<O: Owner>(owner: &O, error: &Error) {
     let appender = owner.appender();
     let refused = appender.take_refused(None, Entry::is_acknowledged);
@@ -316,7 +327,7 @@ pub(crate) fn refuse_waiting<O: Owner>(owner: &O, error: &Error) {
     owner.kit().events.freed.notify_all();
 }
 
-/// Writes a record without data to the filler, and tries again until a zone takes it, the log fails or is closed.
+/// Writes a record without data to the filler. Retries until a zone takes it, or the log fails or is closed.
 async fn fill<O: Owner>(
     owner: &Rc<O>,
     number: Number,
@@ -332,7 +343,7 @@ async fn fill<O: Owner>(
         if let Ok(alone) = runtime::timeout(BETWEEN_ATTEMPTS, space.filling.acquire(1)).await {
             break alone;
         }
-        // An earlier record may wait for space: the requests of this one are answered meanwhile.
+        // An earlier record may be waiting for space; the requests of this one are answered meanwhile.
         if space.has_unfilled() {
             batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         }
@@ -341,10 +352,10 @@ async fn fill<O: Owner>(
     let mut failures = 0;
     let mut is_patient = true;
     let since = runtime::now();
-    // After zones were lost: when the next one is tried, and the time after that.
+    // After an attempt that cost a zone: time of the next attempt, and the pause after that.
     let (mut next_zone, mut between_zones) = (since, BETWEEN_ATTEMPTS);
     loop {
-        // Checkpoints lose a zone only if the cleaner can't go on before this record has committed.
+        // Checkpoints lose a zone only if the cleaner is blocked until this record has committed.
         let keep = if is_patient { owner.checkpoint_zones() } else { 0 };
         let attempts = match (runtime::now() < next_zone, between_zones > BETWEEN_ATTEMPTS) {
             (true, _) => 0,
@@ -372,7 +383,7 @@ async fn fill<O: Owner>(
                     kit.abandon(zone.zone(), zone.position()).await;
                     drop(zone);
                     kit.note_no_space(&error);
-                    // A zone that the cleaner frees would have no space either.
+                    // A zone that the cleaner frees wouldn't have space either.
                     is_patient = false;
                     next_zone = runtime::now() + between_zones;
                     between_zones = (between_zones * 2).min(MOST_BETWEEN_ZONES);
@@ -391,8 +402,9 @@ async fn fill<O: Owner>(
             return;
         }
         if kit.is_closing() {
-            // A mark that no record follows, of users or of the cleaner: the next epoch gives its number again, as that of a record that was cut
-            // off. The log fails if another task numbers a record after it.
+            // A mark that no record of users or the cleaner follows is dropped: the next epoch issues its
+            // number again, as that of a record that was cut off. If another task has numbered a later
+            // record, the log fails.
             let is_droppable =
                 batch.entries.is_empty() && number.is_alone() && owner.appender().queued() == 0;
             if is_droppable && kit.streams.end_before(number.stream, sequence) {
@@ -418,7 +430,7 @@ async fn fill<O: Owner>(
         }
         batch.entries.iter_mut().for_each(|entry| owner.answer(entry, error));
         refuse_waiting(&**owner, error);
-        // Other shards do the same, for records that follow a joint record in their streams.
+        // Other shards do the same for later records of the streams that a joint record is a member of.
         kit.member().notify_others(shards::SHORT);
         runtime::sleep(BETWEEN_ATTEMPTS).await;
     }

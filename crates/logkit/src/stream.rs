@@ -1,14 +1,15 @@
-//! Streams: sequences of numbered records, and up to where each has committed, is durable and is covered by a checkpoint.
+//! Streams: sequences of numbered records, with watermarks for committed, durable and covered records.
 //!
-//! [`Streams`] holds these watermarks for all shards. [`CommitQueue`] belongs to the shard that appends to a stream: it
-//! lets records commit in order, in whatever order they are written.
+//! [`Streams`] holds the watermarks for all shards. [`CommitQueue`] belongs to the shard that appends to a
+//! stream: records commit in the order of their numbers, in whatever order they are written.
 //!
-//! A *joint* record is a member of several streams: it has a number in each, and commits in each when all earlier records of
-//! all of them have. The numbers of a joint record are drawn together, so two of them have the same order in every stream
-//! that both are members of, and none waits for itself.
+//! A *joint* record is a member of several streams: it has a number in each, and commits when all earlier
+//! records of all these streams have. The numbers of a joint record are drawn together, so two of them have
+//! the same order in every stream that they share, which excludes deadlocks.
 //!
-//! The durable watermark is closed under links: recovery, which cuts off a record with the one that it depends on, then finds
-//! every record below it. [`Streams::all_committed`] is closed, too, and is what a flush makes durable.
+//! The durable watermark is closed under links: recovery drops a record together with the record that it
+//! depends on, so it finds every record below the watermark. [`Streams::all_closed`] is closed in the same
+//! way, and is the state that a flush makes durable.
 
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -27,12 +28,12 @@ impl StreamId {
     }
 }
 
-/// A sequence number for each stream, by its number; 0 for streams beyond the end.
+/// A sequence number per stream, indexed by stream; 0 for streams beyond the end.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sequences(SmallVec<[u64; 4]>);
 
 impl Sequences {
-    /// These numbers, for the streams from 0 on.
+    /// Creates the sequences with these numbers, for streams 0 and up.
     pub fn new(numbers: &[u64]) -> Self {
         Sequences(SmallVec::from_slice(numbers))
     }
@@ -67,7 +68,7 @@ impl Sequences {
 struct Watermarks {
     /// Last number issued.
     issued: AtomicU64,
-    /// The last number issued isn't written, and none may be issued after it.
+    /// The last issued number isn't written, and none may be issued after it.
     has_ended: AtomicBool,
     committed: AtomicU64,
     durable: AtomicU64,
@@ -84,18 +85,19 @@ pub struct Joint {
 }
 
 impl Joint {
-    /// Its number in each of its streams.
+    /// Numbers of the record in its streams.
     pub fn members(&self) -> &[(StreamId, u64)] {
         &self.members
     }
 }
 
-/// What is needed to keep watermarks closed under links. Changed by flushes and by records with links.
+/// State that keeps watermarks closed under links. Changed by flushes and by records with links.
 #[derive(Debug, Default)]
 struct Closure {
-    /// By stream, the last joint record that has committed in all its streams. Its shard may not have applied it yet.
+    /// By stream, the last joint record that has committed in all its streams. The stream's shard may not
+    /// have applied it yet.
     decided: Sequences,
-    /// Of each flusher, what had committed when its last successful flush began.
+    /// For each flusher, the closed watermarks when its last successful flush began.
     flushed: Vec<(u64, Sequences)>,
     next_flusher: u64,
 }
@@ -109,7 +111,8 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Streams whose records up to `last` are durable, and up to `covered` are in the newest durable checkpoint.
+    /// Creates streams whose records up to `last` are durable, and up to `covered` are in the newest durable
+    /// checkpoint.
     pub fn new(last: &Sequences, covered: &Sequences) -> Self {
         let streams = 0..last.numbers().len() as u16;
         let watermarks = streams.map(StreamId).map(|stream| Watermarks {
@@ -126,13 +129,13 @@ impl Streams {
         self.closure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Numbers the next record of a stream. Every number that is issued has to be [written](CommitQueue::written).
+    /// Numbers the next record of a stream. Every issued number has to be [written](CommitQueue::written).
     pub fn issue(&self, stream: StreamId) -> u64 {
         self.marks[stream.index()].issued.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Ends a stream before its last number, which isn't written. Returns false, and changes nothing, if a later number was issued: its record
-    /// could never commit.
+    /// Ends a stream before its last issued number, which won't be written. Returns false, without a change,
+    /// if a later number was issued, since its record could then never commit.
     pub(crate) fn end_before(&self, stream: StreamId, sequence: u64) -> bool {
         let marks = &self.marks[stream.index()];
         marks.has_ended.store(true, Ordering::SeqCst);
@@ -141,20 +144,22 @@ impl Streams {
         is_last
     }
 
-    /// Whether a stream has [ended](Self::end_before): a record that was numbered since can't commit, and no recovery would find it.
+    /// Whether a stream has [ended](Self::end_before): a record that was numbered afterwards can't commit,
+    /// and recovery wouldn't find it.
     pub(crate) fn has_ended(&self, stream: StreamId) -> bool {
         self.marks[stream.index()].has_ended.load(Ordering::SeqCst)
     }
 
-    /// Numbers a record that is a member of these streams, which differ.
+    /// Numbers a record that is a member of these streams, which must be distinct.
     pub fn issue_joint(&self, streams: impl IntoIterator<Item = StreamId>) -> Arc<Joint> {
-        // Held over all numbers, so that no other joint record comes between.
+        // Held until all numbers are issued, so that no other joint record comes in between.
         let _closure = self.closure();
         let members = streams.into_iter().map(|stream| (stream, self.issue(stream))).collect();
         Arc::new(Joint { members, ready: Mutex::new(0), is_decided: AtomicBool::new(false) })
     }
 
-    /// Notes that a joint record is the next to commit in one more of its streams. Returns whether it is in all.
+    /// Notes that a joint record is the next to commit in one more of its streams. Returns whether it is now
+    /// the next in all of them.
     fn join(&self, joint: &Joint) -> bool {
         let mut ready = joint.ready.lock().unwrap_or_else(PoisonError::into_inner);
         *ready += 1;
@@ -167,19 +172,19 @@ impl Streams {
         true
     }
 
-    /// The last record up to which every record is written and has taken effect.
+    /// Last record up to which every record is written and has taken effect.
     #[inline]
     pub fn committed(&self, stream: StreamId) -> u64 {
         self.marks[stream.index()].committed.load(Ordering::Acquire)
     }
 
-    /// The last record up to which every record survives a power cut.
+    /// Last record up to which every record survives a power cut.
     #[inline]
     pub fn durable(&self, stream: StreamId) -> u64 {
         self.marks[stream.index()].durable.load(Ordering::Acquire)
     }
 
-    /// The last record up to which every record is in the newest durable checkpoint.
+    /// Last record up to which every record is in the newest durable checkpoint.
     pub fn covered(&self, stream: StreamId) -> u64 {
         self.marks[stream.index()].covered.load(Ordering::Acquire)
     }
@@ -189,7 +194,7 @@ impl Streams {
         Sequences(self.marks.iter().map(|marks| marks.committed.load(Ordering::Acquire)).collect())
     }
 
-    /// Whether a record that was numbered, of any stream, hasn't committed.
+    /// Whether any numbered record, of any stream, hasn't committed.
     pub fn has_uncommitted(&self) -> bool {
         let is_behind = |marks: &Watermarks| {
             marks.issued.load(Ordering::Acquire) != marks.committed.load(Ordering::Acquire)
@@ -202,10 +207,10 @@ impl Streams {
         Sequences(self.marks.iter().map(|marks| marks.covered.load(Ordering::Acquire)).collect())
     }
 
-    /// The records that have committed, closed under links: with each record, those on which it depends. A joint record that
-    /// has committed in all its streams is among them even if the shard of a stream hasn't applied it yet.
+    /// Committed records, closed under links: with each record, those on which it depends. A joint record
+    /// that has committed in all its streams is included even if the shard of a stream hasn't applied it yet.
     pub fn all_closed(&self) -> Sequences {
-        // A record with links commits under this lock, after what it depends on.
+        // A record with links commits under this lock, after the records that it depends on.
         let closure = self.closure();
         let mut committed = self.all_committed();
         for (number, decided) in closure.decided.numbers().iter().enumerate() {
@@ -214,7 +219,7 @@ impl Streams {
         committed
     }
 
-    /// Adds a flusher: a shard with zones of its own to flush. Returns its number.
+    /// Adds a flusher for a shard with zones of its own. Returns the flusher's number.
     pub fn add_flusher(&self) -> u64 {
         let mut closure = self.closure();
         closure.next_flusher += 1;
@@ -224,15 +229,15 @@ impl Streams {
         number
     }
 
-    /// Removes a flusher that has flushed everything. One that leaves before that stays: what it had appended since may be lost, and
-    /// joint records depend on it.
+    /// Removes a flusher that has flushed everything. Any other flusher must stay when its shard leaves:
+    /// unflushed appends may be lost, and joint records depend on them.
     pub fn remove_flusher(&self, number: u64) {
         self.closure().flushed.retain(|(other, _)| *other != number);
     }
 
-    /// Notes that a flusher has made durable what its shard had appended of the records up to `closed`, a result of
-    /// [`all_closed`](Self::all_closed) before the flush began; raises the durable watermark of the streams `own`, which
-    /// have no records elsewhere but joint ones.
+    /// Notes that a flusher has made its shard's appends durable, for the records up to `closed`, a result of
+    /// [`all_closed`](Self::all_closed) before the flush began. Raises the durable watermark of the streams
+    /// `own`, whose records, except joint ones, are all written by this shard.
     pub fn flushed(&self, flusher: u64, closed: Sequences, own: &[StreamId]) {
         let mut closure = self.closure();
         let is_pending = |stream: &StreamId| closure.decided.of(*stream) > self.durable(*stream);
@@ -242,7 +247,7 @@ impl Streams {
         if let Some((_, flushed)) = closure.flushed.iter_mut().find(|(number, _)| *number == flusher) {
             *flushed = closed;
         }
-        // A joint record, and all before it, are durable once every shard has flushed after it committed.
+        // A joint record and all earlier ones are durable once every shard has flushed after its commit.
         for stream in (0..self.marks.len() as u16).map(StreamId) {
             let by_all = closure.flushed.iter().map(|(_, flushed)| flushed.of(stream)).min();
             self.set_durable(stream, by_all.unwrap_or(0));
@@ -255,12 +260,12 @@ impl Streams {
         own.iter().any(|stream| closure.decided.of(*stream) > self.durable(*stream))
     }
 
-    /// Notes that these records and all before them are durable.
+    /// Notes that all records of a stream up to `sequence` are durable.
     pub fn set_durable(&self, stream: StreamId, sequence: u64) {
         self.marks[stream.index()].durable.fetch_max(sequence, Ordering::Release);
     }
 
-    /// Notes that a durable checkpoint has everything up to these records.
+    /// Notes that a durable checkpoint covers all records up to these.
     pub fn set_covered(&self, covered: &Sequences) {
         for (marks, sequence) in self.marks.iter().zip(covered.numbers()) {
             marks.covered.fetch_max(*sequence, Ordering::Release);
@@ -268,18 +273,18 @@ impl Streams {
     }
 }
 
-/// A record that is written and can't commit yet.
+/// A written record that hasn't committed.
 #[derive(Debug)]
 struct Waiting<T> {
     record: T,
-    /// Whether it has links and isn't joint.
+    /// Whether the record has links and isn't joint.
     is_linked: bool,
     joint: Option<Arc<Joint>>,
-    /// Whether it is first in the queue and has been counted in `Joint::ready`.
+    /// Whether the record is first in the queue and has been counted in `Joint::ready`.
     has_joined: bool,
 }
 
-/// The records of one stream that have been numbered and haven't committed. `T` is what is kept of a record meanwhile.
+/// Records of one stream that have been numbered and haven't committed. `T` is the state kept for each.
 #[derive(Debug)]
 pub struct CommitQueue<T> {
     streams: Arc<Streams>,
@@ -290,7 +295,7 @@ pub struct CommitQueue<T> {
 }
 
 impl<T> CommitQueue<T> {
-    /// Queue of a stream, after its last committed record.
+    /// Creates the queue of a stream, after its last committed record.
     pub fn new(streams: Arc<Streams>, stream: StreamId) -> Self {
         let committed = streams.committed(stream);
         CommitQueue { streams, stream, committed, waiting: VecDeque::new() }
@@ -310,23 +315,24 @@ impl<T> CommitQueue<T> {
         self.waiting[place] = Some(waiting);
     }
 
-    /// Notes that a record is written, which may have links to records that have committed.
+    /// Notes that a record has been written. `is_linked` is whether it has links to committed records.
     pub fn written(&mut self, sequence: u64, record: T, is_linked: bool) {
         self.push(sequence, Waiting { record, is_linked, joint: None, has_joined: false });
     }
 
-    /// Notes that a joint record is written.
+    /// Notes that a joint record has been written.
     ///
     /// # Panics
-    /// If it is no member of this stream.
+    /// If the record is no member of this stream.
     pub fn joint_written(&mut self, joint: Arc<Joint>, record: T) {
         let own = joint.members.iter().find(|(stream, _)| *stream == self.stream);
         let sequence = own.expect("a member of this stream").1;
         self.push(sequence, Waiting { record, is_linked: false, joint: Some(joint), has_joined: false });
     }
 
-    /// Commits the next record and returns it, if it is written. A joint record commits once it is next in all its streams;
-    /// `decided` is set if that is so from this call on, and the shards of its other streams should try again.
+    /// Commits the next record and returns it; `None` if it isn't written yet. A joint record commits once it
+    /// is next in all its streams. If this call establishes that, `decided` is set, and the shards of the
+    /// other streams should try again.
     pub fn commit_next(&mut self, decided: &mut bool) -> Option<T> {
         let Some(Some(first)) = self.waiting.front_mut() else { return None };
         if let Some(joint) = &first.joint {
@@ -345,12 +351,12 @@ impl<T> CommitQueue<T> {
         Some(record.record)
     }
 
-    /// The records that are written and can't commit yet.
+    /// Records that are written and haven't committed.
     pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.waiting.iter_mut().flatten().map(|waiting| &mut waiting.record)
     }
 
-    /// Takes all records that are written and can't commit; for a log that has failed.
+    /// Removes and returns all records that are written and haven't committed; for a log that has failed.
     pub fn take_waiting(&mut self) -> Vec<T> {
         self.waiting.iter_mut().filter_map(|waiting| Some(waiting.take()?.record)).collect()
     }
@@ -398,18 +404,18 @@ mod tests {
         a.written(after, 'c', false);
         a.joint_written(joint.clone(), 'j');
         b.joint_written(joint, 'J');
-        // The record before it in the other stream isn't written.
+        // The previous record in the other stream isn't written.
         assert_eq!([commit(&mut a), commit(&mut b), commit(&mut a)], [(None, false); 3]);
         assert_eq!(streams.all_closed(), Sequences::new(&[3, 10]));
         b.written(before, 'b', false);
         assert_eq!((commit(&mut b), commit(&mut b)), ((Some('b'), false), (Some('J'), true)));
-        // It has committed, and with it what a flush takes for committed, before the shard of A has looked.
+        // The joint record has committed for flushes before the shard of A has applied it.
         assert_eq!(streams.all_committed(), Sequences::new(&[3, 12]));
         assert_eq!(streams.all_closed(), Sequences::new(&[4, 12]));
         assert_eq!((commit(&mut a), commit(&mut a)), ((Some('j'), false), (Some('c'), false)));
     }
 
-    /// Each of two shards writes a joint record, and is told of the other one's first.
+    /// Each of two shards writes a joint record, and first learns of the other one's.
     #[test]
     fn joint_records_do_not_wait_for_each_other() {
         let (streams, [mut a, mut b]) = two_streams();
@@ -431,7 +437,7 @@ mod tests {
         commit(&mut a);
         streams.flushed(of_a, streams.all_closed(), &[A]);
         assert_eq!((streams.durable(A), streams.waits_for_others(&[A])), (4, false), "one flush is enough");
-        // Record 11 of B has committed and isn't flushed when the joint record is.
+        // Record 11 of B has committed before the joint record, and isn't flushed.
         b.written(streams.issue(B), 'b', false);
         commit(&mut b);
         let early = streams.all_closed();

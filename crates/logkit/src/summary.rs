@@ -1,9 +1,9 @@
 //! The summary at the end of a full zone: the headers of all its records in order, so that recovery and the cleaner
 //! read them with one request.
 //!
-//! The summary is in the last written blocks of the zone. The very last block begins with a trailer; the headers' bytes
-//! fill the blocks before it and then the rest of the last block. A summary is valid only in a full zone: then
-//! everything in the zone was durable before the zone was marked as full.
+//! The summary takes the last written blocks of the zone. The very last block begins with a trailer; the
+//! headers' bytes fill the blocks before it and then the rest of the last block. A summary is valid only in a
+//! full zone: its contents were durable before the zone was marked as full.
 
 use crate::record::{Identity, Parsed, keyed_sum};
 use block::{Error, Result};
@@ -50,7 +50,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Removes all headers and keeps the memory.
+    /// Removes all headers and keeps the allocation.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.records = 0;
@@ -63,8 +63,7 @@ impl Builder {
         self.records += 1;
     }
 
-    /// Returns the number of blocks of the summary once a header of `more` bytes has been added; with 0, of the current
-    /// one.
+    /// Returns the number of blocks of the summary after adding a header of `more` bytes (0: none).
     pub fn blocks_with(&self, more: usize, block_size: usize) -> usize {
         // Block sizes are powers of two: this runs for each entry of a record, and a division would be slow.
         debug_assert!(block_size.is_power_of_two());
@@ -98,7 +97,8 @@ impl Builder {
     }
 }
 
-/// Returns the number of blocks of the summary that ends with this block, the last one that was written to its zone.
+/// Returns the number of blocks of a summary, given its last block, which is the last written block of the
+/// zone.
 ///
 /// # Errors
 /// [`Error::Protocol`] if no summary ends with this block.
@@ -121,7 +121,8 @@ impl Summary {
     /// Decodes the summary of this zone from its blocks.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if there is none of this log, zone and generation; [`Error::Corrupt`] for a damaged one.
+    /// [`Error::Protocol`] if there is none of this log, zone and generation; [`Error::Corrupt`] for a
+    /// damaged one.
     pub fn decode(
         mut blocks: Vec<u8>,
         place: BlockAddress,

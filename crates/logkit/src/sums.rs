@@ -1,5 +1,5 @@
-//! Checksums of the data blocks of one zone, for owners that check what they read: noted when records are written
-//! ([`Owner::note_sums`](crate::Owner::note_sums)), or read from the medium.
+//! Checksums of the data blocks of one zone, for owners that verify reads. They are noted when records are
+//! written ([`Owner::note_sums`](crate::Owner::note_sums)), or read from the medium.
 
 use crate::layout::Layout;
 use crate::record::Identity;
@@ -9,17 +9,17 @@ use block::{Error, Result, ZoneReport, Zones};
 /// The data blocks of a record.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    /// Block of the zone that holds the first of them.
+    /// Block of the zone that holds the first data block.
     position: u32,
-    /// Index of its checksum.
+    /// Index of the first block's checksum.
     first: u32,
 }
 
-/// Checksums of the data blocks of a zone, by block of the zone. Takes 4 bytes a block, and 8 a record.
+/// Checksums of the data blocks of a zone, by block of the zone, in 4 bytes per block and 8 per record.
 #[derive(Debug, Clone, Default)]
 pub struct ZoneSums {
     zone: u32,
-    /// By position.
+    /// Sorted by position.
     runs: Vec<Run>,
     sums: Vec<u32>,
 }
@@ -30,10 +30,10 @@ impl ZoneSums {
         ZoneSums { zone, ..ZoneSums::default() }
     }
 
-    /// Adds those of a record after all others, whose first data block is at `position`.
+    /// Adds the checksums of a record that follows all others, with its first data block at `position`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the record isn't after all others.
+    /// [`Error::Corrupt`] if the record overlaps or precedes another.
     pub fn push(&mut self, position: u32, sums: &[u32]) -> Result<()> {
         let end_of = |run: &Run| run.position as usize + self.sums.len() - run.first as usize;
         let end = self.runs.last().map_or(0, end_of);
@@ -90,11 +90,11 @@ impl ZoneSums {
     }
 }
 
-/// Reads the checksums of all data blocks of a zone of this log: from its summary if it is full, else from each header. The data isn't
-/// compared with them. A zone without a summary is read as a whole.
+/// Reads the checksums of all data blocks of a zone of this log: from its summary if it is full, otherwise
+/// from each header. The data isn't verified. A zone without a summary is read completely.
 ///
 /// # Errors
-/// As [`scan::visit`].
+/// Errors of [`scan::visit`].
 pub async fn read(
     zones: &dyn Zones,
     layout: &Layout,

@@ -1,5 +1,5 @@
-//! An open zone: one append at a time, so that the location of each record is known before it is written; and the summary at the
-//! zone's end.
+//! An open zone, with one append at a time, so that the location of each record is known before it is
+//! written; and the summary at the zone's end.
 
 use crate::layout::Layout;
 use crate::pool::Taken;
@@ -8,7 +8,7 @@ use crate::record::{Header, Identity};
 use crate::summary::{BlockAddress, Builder};
 use block::{Buffer, Error, Payload, Result, ZoneIndex, Zones};
 
-/// An open zone with its write pointer and the headers that were written to it.
+/// An open zone with its write pointer and the headers of its records.
 #[derive(Debug)]
 pub struct ZoneWriter {
     zone: u32,
@@ -17,9 +17,9 @@ pub struct ZoneWriter {
     position: u32,
     capacity: u32,
     summary: Builder,
-    /// A zone was opened ahead, to follow this one.
+    /// A zone was opened ahead to follow this one.
     has_next: bool,
-    /// Returned when this is dropped, after the zone was finished.
+    /// Permit of the budget of open zones, returned when dropped after the zone was finished.
     permit: Option<Permit>,
 }
 
@@ -32,13 +32,13 @@ impl ZoneWriter {
         ZoneWriter { zone, generation, class, position: 0, capacity, summary, has_next: false, permit: None }
     }
 
-    /// The writer, which holds a permit of the budget of open zones as long as it exists.
+    /// Returns the writer with a permit of the budget of open zones, which it holds until it is dropped.
     #[must_use]
     pub(crate) fn with_permit(self, permit: Permit) -> Self {
         ZoneWriter { permit: Some(permit), ..self }
     }
 
-    /// Takes the permit, for as long as the zone is open on the drive.
+    /// Takes the permit, which must be held while the zone is open on the drive.
     pub(crate) fn take_permit(&mut self) -> Option<Permit> {
         self.permit.take()
     }
@@ -73,12 +73,12 @@ impl ZoneWriter {
         self.capacity
     }
 
-    /// Whether a zone was [opened ahead](crate::prepare), to follow this one.
+    /// Whether a zone was [opened ahead](crate::prepare) to follow this one.
     pub(crate) fn has_next(&self) -> bool {
         self.has_next
     }
 
-    /// Notes that a zone is being opened ahead, to follow this one.
+    /// Notes that a zone is being opened ahead to follow this one.
     pub(crate) fn set_next(&mut self) {
         self.has_next = true;
     }
@@ -93,8 +93,8 @@ impl ZoneWriter {
             && self.position + 1 + blocks + summary <= self.capacity
     }
 
-    /// Returns the largest number of data blocks, up to `wanted`, of a record whose metadata takes `meta(blocks)` bytes, a function
-    /// that doesn't decrease; 0 if not even one fits.
+    /// Returns the largest number of data blocks, at most `wanted`, of a record whose metadata takes
+    /// `meta(blocks)` bytes; 0 if not even one fits. `meta` must not decrease.
     pub fn most_blocks(&self, layout: &Layout, wanted: u32, meta: impl Fn(u32) -> usize) -> u32 {
         let (mut low, mut high) = (0, wanted.min(layout.zone_blocks));
         while low < high {
@@ -145,7 +145,7 @@ impl ZoneWriter {
         let place = BlockAddress { zone: self.zone, generation: self.generation, position: self.position };
         self.summary.encode(place, identity, block, buffer.filled_mut());
         let payload = Payload::from(buffer);
-        // A long summary takes several appends; sent one at a time, they are contiguous.
+        // A long summary takes several appends, which are contiguous because they are sent one at a time.
         let most = layout.max_append as usize * block;
         let mut from = 0;
         while from < payload.len() {

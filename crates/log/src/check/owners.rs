@@ -1,8 +1,8 @@
 //! Owners of blocks: the maps compared with the contents of the zones.
 //!
-//! While a zone is walked, its blocks are looked up in the maps, and the ones that a version maps there are counted. If
-//! these are all that the version maps in the zone, the version is intact there. For the others the findings are kept,
-//! and the maps are scanned for their blocks there, many zones at a time.
+//! While a zone is walked, its blocks are looked up in the maps, and each version's matches are counted. If
+//! these are all blocks that the version maps in the zone, the version is intact there. Otherwise the
+//! findings are kept, and the maps are scanned for blocks in such zones, many zones at a time.
 
 use super::zone::{Entry, Region, Sort, Walked};
 use super::{Check, Finding, Loaded, can_come_from};
@@ -14,15 +14,15 @@ use std::collections::BTreeMap;
 
 /// Number of suspect zones after which the maps are scanned.
 const MOST_SUSPECTS: usize = 64;
-/// Number of a map's blocks that are checked before other tasks get their turn.
+/// Number of a map's blocks that are checked between two yields to other tasks.
 const AT_ONCE: u64 = 1 << 20;
 
-/// Findings that are kept of a suspect zone.
+/// Findings of a suspect zone.
 #[derive(Debug)]
 struct Suspect {
     entries: Vec<Entry>,
     regions: Vec<Region>,
-    /// The region by position of good blocks that a version maps as other blocks.
+    /// Region, by position, of good blocks that a version maps as other blocks.
     misplaced: BTreeMap<u32, usize>,
     /// Findings by region.
     findings: BTreeMap<usize, Finding>,
@@ -113,7 +113,7 @@ impl Owners {
         };
         let is_needed = state.pages.needed.iter().any(|block| check.layout.place(Physical(*block)).0 == zone);
         if self.mapped.iter().all(|counts| counts[zone as usize] == 0) {
-            // Its pages have been reported as missing.
+            // The zone's pages have been reported as missing.
             if report.state == ZoneState::Offline && zone >= ROOT_ZONES && !is_needed {
                 let what = format!("{why}; nothing that is needed was in it");
                 let finding = Finding::at(Some((zone, 0)), 0, what);
@@ -184,7 +184,7 @@ impl Owners {
 }
 
 impl Suspect {
-    /// Judges a block of the zone that a version maps.
+    /// Classifies a block of the zone that a version maps.
     fn judge(&mut self, id: VersionId, name: &str, block: u64, zone: u32, position: u32) {
         self.live[position as usize] = true;
         let entry = self.entries[position as usize];
@@ -248,7 +248,7 @@ fn report_unowned(check: &mut Check<'_>, state: &Loaded, zone: u32, walked: &Wal
         match region.sort {
             Sort::Tail => {}
             Sort::Spare => check.findings.note(finding("")),
-            // Pages and pieces of the directory have been reported.
+            // Pages and parts of the directory have been reported already.
             Sort::Data if (0..region.blocks).all(is_told) => {}
             Sort::Data if state.is_unknown => {
                 check.findings.damage(finding("; whether it is needed nobody knows without the directory"));

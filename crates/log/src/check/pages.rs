@@ -13,12 +13,12 @@ use std::collections::BTreeSet;
 /// Most blocks that are read together, gaps included.
 const SPAN: u32 = 256;
 
-/// Result of checking the pages.
+/// Result of checking the map pages.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// Pages of versions that can't be read: the locations of their blocks are unknown.
+    /// Unreadable pages of versions: the locations of their blocks are unknown.
     pub(super) lost: BTreeSet<(VersionId, u64)>,
-    /// Blocks that hold pages or pieces of the directory, in order.
+    /// Blocks that hold pages or parts of the directory, in order.
     pub(super) needed: Vec<u32>,
 }
 
@@ -64,7 +64,7 @@ pub(super) async fn check(check: &mut Check<'_>, directory: &mut Directory) -> P
     pages
 }
 
-/// Checks pages that are near each other; a bad one gets an impossible location in the directory.
+/// Checks pages that are close together; a bad page gets an impossible location in the directory.
 async fn check_run(check: &mut Check<'_>, directory: &mut Directory, run: &[(u32, u32, u64)]) {
     let layout = check.layout;
     let most = layout.zones * layout.zone_blocks;

@@ -4,7 +4,7 @@ use crate::recovery::Recovered;
 use logkit::root::FoundRoot;
 use serde::Serialize;
 
-/// Most findings of a sort that are listed; the others are counted.
+/// Most listed findings of damage, and of notes; the others are counted.
 const MOST_FINDINGS: usize = 1000;
 /// Most ranges of blocks per finding that are listed; the others are counted.
 const MOST_HITS: usize = 100;
@@ -22,7 +22,7 @@ pub struct CheckReport {
     pub root: u64,
     /// Number of records after the checkpoint that were replayed.
     pub replayed: u64,
-    /// Number of records after the end of the valid ones, which a power cut leaves.
+    /// Number of records after the end of the log, which a power cut leaves.
     pub discarded: u64,
     /// Checked amounts.
     pub checked: Checked,
@@ -46,21 +46,21 @@ impl CheckReport {
 /// Checked amounts.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Checked {
-    /// Zones that hold records.
+    /// Number of zones with records.
     pub zones: u64,
-    /// Records in them, roots not included.
+    /// Number of records in these zones, roots excluded.
     pub records: u64,
-    /// Zones whose records are also listed by a good summary.
+    /// Number of zones whose records are also listed by a valid summary.
     pub summaries: u64,
-    /// Data blocks whose checksums were compared.
+    /// Number of data blocks whose checksums were compared.
     pub data_blocks: u64,
-    /// Pages of maps.
+    /// Number of pages of maps.
     pub pages: u64,
-    /// The volume, its snapshots and clones.
+    /// Number of versions: the volume, its snapshots and clones.
     pub versions: u64,
-    /// Mapped blocks that were compared with the records, once for each version.
+    /// Number of mapped blocks that were compared with the records, counted once per version.
     pub mapped_blocks: u64,
-    /// Roots.
+    /// Number of roots.
     pub roots: u64,
 }
 
@@ -69,13 +69,13 @@ pub struct Checked {
 pub struct Finding {
     /// The zone, if the finding is about one.
     pub zone: Option<u32>,
-    /// The first block of the zone that the finding is about.
+    /// First block of the zone that the finding is about.
     pub block: Option<u32>,
     /// Number of blocks of the zone that the finding is about; 0 if it isn't about blocks.
     pub blocks: u32,
-    /// Description in words.
+    /// Description for operators.
     pub what: String,
-    /// Ranges of blocks of versions that are affected.
+    /// Affected ranges of blocks of versions.
     pub hits: Vec<Hit>,
     /// Number of affected blocks beyond the listed ranges.
     pub hits_not_listed: u64,
@@ -84,19 +84,19 @@ pub struct Finding {
 /// Blocks of a version that are lost, or may be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hit {
-    /// The number of the version.
+    /// Number of the version.
     pub version: u32,
     /// Name of the version; empty for the volume itself; in brackets for a snapshot that was deleted and is still
     /// needed.
     pub name: String,
-    /// The first block.
+    /// First block.
     pub block: u64,
     /// Number of blocks.
     pub count: u64,
 }
 
 impl Finding {
-    /// Returns a finding in words, at a location if there is one.
+    /// Returns a finding with this description, at a location if there is one.
     pub(super) fn at(place: Option<(u32, u32)>, blocks: u32, what: String) -> Self {
         Finding {
             zone: place.map(|(zone, _)| zone),
@@ -125,7 +125,7 @@ impl Finding {
     }
 }
 
-/// Findings up to now.
+/// Findings so far.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     damage: Vec<Finding>,

@@ -65,12 +65,12 @@ async fn check_zone(check: &mut Check<'_>, found: &FoundRoot, report: &ZoneRepor
     }
     check.checked.roots += good.len() as u64;
     let last = good.last().map(|(position, _)| *position);
-    // Bytes after the last root of a zone that a power cut left open mean nothing.
+    // Bytes after the last root of a zone that a power cut left open are no damage.
     let is_exact = end < layout.zone_blocks;
     let counts =
         bad.into_iter().filter(|(position, _)| is_exact || last.is_some_and(|last| *position < last));
     for (position, error) in counts {
-        // Roots are numbered and consecutive.
+        // Roots are numbered consecutively.
         let nearest = good.iter().min_by_key(|(other, _)| other.abs_diff(position));
         let number = nearest.map(|(other, number)| {
             number.saturating_add(u64::from(position)).saturating_sub(u64::from(*other))

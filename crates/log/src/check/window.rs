@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Least number of bytes of a window.
 const BYTES: usize = 8 << 20;
 
-/// The blocks of one zone.
+/// Reader of the blocks of one zone.
 pub(crate) struct Window<'a> {
     zones: &'a dyn Zones,
     layout: &'a Layout,
@@ -18,7 +18,7 @@ pub(crate) struct Window<'a> {
     end: u32,
     start: u32,
     bytes: Vec<u8>,
-    /// Blocks that can't be read, and why.
+    /// Unreadable blocks, with the error of each.
     pub(crate) unreadable: BTreeMap<u32, Error>,
     /// Called with the number of bytes before the end of the window, each time that it advances.
     pub(crate) on_read: Option<Box<dyn Fn(u64) + 'a>>,
@@ -39,7 +39,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Returns `count` blocks from this one on, all before the end.
+    /// Returns `count` blocks at `position`, all before the end.
     pub(crate) async fn blocks(&mut self, position: u32, count: u32) -> &[u8] {
         debug_assert!(position + count <= self.end, "blocks behind the end of a zone");
         let block = self.layout.block_bytes();
@@ -57,7 +57,7 @@ impl<'a> Window<'a> {
         let (zones, layout, zone) = (self.zones, self.layout, self.zone);
         self.bytes = match scan::read(zones, layout, zone, position, count).await {
             Ok(bytes) => bytes,
-            // One block at a time: the others may be good.
+            // One block at a time, since the others may be readable.
             Err(_) => {
                 let mut bytes = Vec::with_capacity(count as usize * layout.block_bytes());
                 for number in position..position + count {

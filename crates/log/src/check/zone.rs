@@ -10,8 +10,8 @@ use logkit::scan::{self, Found, Kept};
 use logkit::summary::{BlockAddress, Builder};
 use std::collections::BTreeSet;
 
-/// Most bytes by which a damaged summary differs from the expected one. With more, it may be another summary, of an
-/// earlier use of the zone.
+/// Most bytes in which a damaged summary differs from the expected one. With more, it may be another summary,
+/// of an earlier use of the zone.
 const FEW: usize = 8;
 
 /// Last valid record of each stream, and last record known to have been durable.
@@ -26,7 +26,7 @@ pub(super) struct Tail {
 pub(super) struct Entry {
     /// Version that the block was written to.
     pub(super) version: VersionId,
-    /// Number of its region, from 1 on; 0 for a good block.
+    /// Number of the block's region, starting at 1; 0 for a good block.
     pub(super) region: u32,
     /// Block of the version.
     pub(super) block: u64,
@@ -46,7 +46,7 @@ pub(super) struct Region {
     pub(super) sort: Sort,
 }
 
-/// Meaning of a region that no version maps.
+/// Meaning of a region if no version maps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
     /// No fault: a power cut may have left it.
@@ -81,7 +81,7 @@ pub(super) struct Walked {
     pub(super) newer: u64,
 }
 
-/// Walk over one zone.
+/// Scan of one zone.
 pub(super) struct Walk<'a> {
     zones: &'a dyn Zones,
     layout: &'a Layout,
@@ -93,10 +93,10 @@ pub(super) struct Walk<'a> {
     walked: Walked,
 }
 
-/// Decodes the header in a block of a zone, if there is one of this location.
+/// Decodes the header in a block of a zone, if it names this location.
 ///
 /// # Errors
-/// As [`Parsed::decode`] and [`Parsed::check_place`].
+/// Errors of [`Parsed::decode`] and [`Parsed::check_place`].
 pub(crate) fn header_at<'a>(
     bytes: &'a [u8],
     identity: &Identity,
@@ -261,7 +261,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Notes a record's entries, and verifies its data.
+    /// Notes the entries of a record, and verifies its data.
     async fn record(&mut self, window: &mut Window<'_>, found: &Found, sort: Sort) {
         let header = &found.header;
         self.walked.records += 1;
@@ -299,7 +299,7 @@ impl<'a> Walk<'a> {
         self.note_lost(header, !bad.is_empty(), changes);
     }
 
-    /// Notes for each data block its version and block.
+    /// Notes the version and block of each data block.
     fn note_changes(&mut self, found: &Found) -> Vec<(VersionId, u64, u32)> {
         let header = &found.header;
         let name = name_of(header);
@@ -341,7 +341,7 @@ impl<'a> Walk<'a> {
         changed
     }
 
-    /// Notes a record that must be valid and isn't, because it, or one before it, is damaged.
+    /// Notes a record that must be valid and isn't, because it or an earlier one is damaged.
     fn note_lost(&mut self, header: &Header, is_bad: bool, changes: Vec<(VersionId, u64, u32)>) {
         if header.kind != Kind::Entries {
             return;
@@ -369,7 +369,7 @@ impl<'a> Walk<'a> {
 }
 
 impl Walked {
-    /// Returns whether blocks of these lost pages may lie in a region.
+    /// Returns whether blocks of these lost pages may be in a region.
     pub(super) fn may_be_needed(&self, region: &Region, lost: &BTreeSet<(VersionId, u64)>) -> bool {
         let entries = &self.entries[region.position as usize..(region.position + region.blocks) as usize];
         entries.iter().filter(|entry| entry.version.0 > 0).any(|entry| {

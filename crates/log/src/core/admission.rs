@@ -1,7 +1,7 @@
 //! Admission of a change: capacity is reserved for it, it is queued, and its request waits until it has committed.
 //!
 //! A change without capacity waits for changes in flight, or for a checkpoint if that can free capacity, before it is
-//! refused. Other modules append what is queued (`logkit::lane`), commit it (`commit.rs`), and compute the capacity
+//! refused. Other modules append queued changes (`logkit::lane`), commit them (`commit.rs`), and compute the capacity
 //! (`capacity.rs`).
 
 use super::{Acknowledge, Changes, Core, Item};
@@ -27,7 +27,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Admission of up to this many blocks of dirty data.
+    /// Creates the admission of up to `dirty_blocks` blocks of dirty data.
     pub(super) fn new(dirty_blocks: u64, space_warning: u64) -> Self {
         Admission {
             requests: Requests::default(),
@@ -37,7 +37,7 @@ impl Admission {
         }
     }
 
-    /// Number of requests that aren't answered.
+    /// Number of open requests.
     pub(super) fn requests(&self) -> usize {
         self.requests.len()
     }
@@ -58,11 +58,11 @@ impl Admission {
 }
 
 impl Core {
-    /// Carries out a write of a version as [`change`](Self::change) does. A write that has to wait for nothing but its record is
-    /// queued at once: its call is only the wait.
+    /// Carries out a write of a version as [`change`](Self::change) does. A write that has to wait only for
+    /// its record is queued at once; the returned call only waits.
     ///
     /// # Errors
-    /// As [`change`](Self::change).
+    /// Errors of [`change`](Self::change).
     pub fn write<'a>(
         self: &'a Rc<Self>,
         write: Change,
@@ -79,29 +79,29 @@ impl Core {
             self.queue(write, payload, request, growth, buffers);
             self.kit.events.work.notify_one();
             let waiting = self.admission.requests.wait(request);
-            // From the buffer, the request goes on without a waiter.
+            // A write that is acknowledged from the buffer continues without a waiter.
             return if buffers { Call::ready(Ok(())) } else { Call::new(waiting) };
         }
         Call::new(self.change(Changes::from_elem(write, 1), payload, durability))
     }
 
-    /// Number of permits for this data.
+    /// Number of permits for this data: its blocks, at most the limit.
     fn wanted(&self, payload: &Payload) -> usize {
         let blocks = (payload.len() >> self.layout.block_size.shift()) as u64;
         blocks.min(self.settings.dirty_blocks) as usize
     }
 
-    /// Whether writes are acknowledged from the buffer. Those that the device below may have no space for are acknowledged only
-    /// once they are written.
+    /// Whether writes are acknowledged from the buffer. While the device below may have no space, they are
+    /// acknowledged only after they are written.
     fn buffers(&self) -> bool {
         self.settings.acknowledge == Acknowledge::Buffer && !self.kit.space.is_doubtful()
     }
 
-    /// Carries out changes of a version with their data, and waits until they have committed or, where writes are
-    /// acknowledged from the buffer, until they are buffered. The blocks are in range.
+    /// Carries out changes of a version with their data. Waits until they have committed or, if writes are
+    /// acknowledged from the buffer, until they are buffered. The blocks must be in range.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] without capacity for them, [`Error::ReadOnly`] for a log that has failed.
+    /// [`Error::NoSpace`] if there is no capacity, [`Error::ReadOnly`] for a log that has failed.
     pub async fn change(
         self: &Rc<Self>,
         changes: Changes,
@@ -160,7 +160,7 @@ impl Core {
         }
     }
 
-    /// Waits until every write that was acknowledged from the buffer by now has committed.
+    /// Waits until every write acknowledged from the buffer so far has committed.
     ///
     /// # Errors
     /// The failure of the log; [`Error::NoSpace`] while a record waits for space.
@@ -176,7 +176,7 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until no write is in flight, and keeps others waiting as long as the permit is held.
+    /// Waits until no write is in flight; further writes wait until the permit is dropped.
     pub async fn without_writes(&self) -> Permit {
         self.admission.dirty.acquire(self.settings.dirty_blocks as usize).await
     }
@@ -202,7 +202,7 @@ impl Core {
         let request = self.submit(changes, payload, permit, growth, buffers);
         let waiting = self.admission.requests.wait(request);
         if buffers && has_data && durability == Durability::Visible {
-            // The request goes on; reads find its data in the buffer.
+            // The write continues; reads find its data in the buffer.
             return Ok(());
         }
         waiting.await?;
@@ -251,9 +251,9 @@ impl Core {
         lane::push(self, class, Item { change, payload, request: Some(request), growth, ticket });
     }
 
-    /// Reserves capacity for the blocks that the changes add. `None` if that depends on changes in flight: they may
-    /// have reserved more than they need, because the blocks that they overwrite are looked up only when capacity is
-    /// short. Fails with [`Error::NoSpace`] if there is no capacity.
+    /// Reserves capacity for the blocks that the changes add. `None` if that depends on changes in flight:
+    /// they may have reserved more than they need, because the blocks that they overwrite are looked up only
+    /// when capacity is short. Fails with [`Error::NoSpace`] if there is no capacity.
     fn admit(&self, changes: &[Change]) -> Result<Option<u32>> {
         let mut growth: u64 = changes.iter().map(|change| u64::from(change.data_blocks())).sum();
         if growth == 0 {
@@ -290,7 +290,7 @@ impl Core {
         Ok(Some(growth as u32))
     }
 
-    /// Warns once if the log is nearly full, or refused a write. A log that no write can fill doesn't warn.
+    /// Warns once if the log is nearly full, or refused a write. A log that writes can't fill doesn't warn.
     fn note_space(&self, used: u64, capacity: u64, refused: bool) {
         let Some(now) = self.admission.warning.note(used, capacity, refused) else { return };
         if refused || self.may_fill(capacity) {
@@ -312,7 +312,7 @@ impl Core {
         blocks > capacity
     }
 
-    /// How full the log is.
+    /// State of the log's capacity.
     pub(crate) fn fullness(&self) -> Fullness {
         let (used, capacity) = (self.kit.pool.live_data(), self.capacity(0));
         match self.admission.warning.state(used, capacity) {
@@ -321,7 +321,7 @@ impl Core {
         }
     }
 
-    /// Used percentage of the capacity from which the log warns.
+    /// Percentage of the capacity at or above which the log warns.
     pub(crate) fn space_warning(&self) -> u64 {
         self.admission.warning.threshold()
     }

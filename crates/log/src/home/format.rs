@@ -1,5 +1,5 @@
-//! Format of a map's home: its layout, its header, and the transactions of its journal. The book's page "The map's
-//! home" describes the format byte by byte. Decoding takes any bytes.
+//! Format of a map's home: its layout, its header, and the transactions of its journal. The book's page "The
+//! map's home" describes the format byte by byte. Decoding accepts untrusted bytes.
 
 use block::{Error, Result};
 use crc_fast::{CrcAlgorithm, Digest};
@@ -15,13 +15,13 @@ pub const LINE: usize = 64;
 pub const SLAB: u64 = 4096;
 /// Size of a slot of the header in bytes; there are two.
 pub const SLOT: u64 = 4096;
-/// Number of bytes of a slot that are used.
+/// Number of used bytes of a slot.
 pub const HEADER: usize = 128;
 /// Size of the header of a transaction in bytes.
 pub const TRANSACTION: usize = LINE;
 const MAGIC: &[u8; 8] = b"SILTHOME";
 const TRANSACTION_MAGIC: &[u8; 8] = b"SILTHTX1";
-/// Byte order mark in the machine's order, which the words of the map have, too.
+/// Byte order mark in the machine's order, which is also that of the map's words.
 const ORDER: u32 = 0x0102_0304;
 /// Alignment of parts that can be mapped in huge pages.
 const ALIGNMENT: u64 = 2 << 20;
@@ -50,7 +50,7 @@ pub fn sum(key: u64, bytes: &[u8]) -> u32 {
     logkit::record::keyed_sum(key, &[bytes])
 }
 
-/// Pads to `length` bytes, the last four of which are [`sum`].
+/// Pads the bytes of `writer` to `length` bytes, the last four of which are their [`sum`].
 pub fn sealed(mut writer: Writer, length: usize, key: u64) -> Vec<u8> {
     writer.0.resize(length - 4, 0);
     let sum = sum(key, &writer.0);
@@ -58,15 +58,15 @@ pub fn sealed(mut writer: Writer, length: usize, key: u64) -> Vec<u8> {
     writer.0
 }
 
-/// Returns whether there are `length` bytes and they end with their [`sum`].
+/// Returns whether the first `length` bytes exist and end with their [`sum`].
 pub fn is_sealed(bytes: &[u8], length: usize, key: u64) -> bool {
     let split = bytes.get(..length).and_then(|bytes| bytes.split_last_chunk::<4>());
     split.is_some_and(|(content, own)| sum(key, content) == u32::from_le_bytes(*own))
 }
 
-/// CRC-64/NVME of the log's key and the body of a transaction. Lines of the state end with a CRC32C of their own, so a
-/// CRC32C over them is the same for all valid contents: it would miss a body that is half of one transaction and half
-/// of an older one.
+/// CRC-64/NVME of the log's key and the body of a transaction. Lines of the state end with a CRC32C of their
+/// own, so a CRC32C over them is the same for all valid contents: it would miss a body that mixes lines of a
+/// transaction with lines of an older one.
 pub fn body_sum(key: u64, body: &[u8]) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     digest.update(&key.to_le_bytes());
@@ -92,8 +92,8 @@ pub struct Places {
 impl Places {
     /// Returns the layout for a log of `zones` zones and a volume of `blocks` blocks.
     pub fn new(zones: u32, blocks: u64) -> Self {
-        // A quarter of the size of a map without runs: most of the map changes several times before the journal is
-        // full.
+        // A quarter of the size of a map without runs, so most of the map changes several times before the
+        // journal is full.
         let journal_length = blocks.next_multiple_of(SLAB).clamp(SMALLEST_JOURNAL, LARGEST_JOURNAL);
         Self::with_journal(zones, journal_length)
     }
@@ -146,11 +146,11 @@ impl Places {
     }
 }
 
-/// Contents of a header slot. The valid slot with the highest number is authoritative; the next header is written to
-/// the other slot.
+/// Contents of a header slot. The valid slot with the highest number is authoritative; the next header is
+/// written to the other slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The log whose map this is.
+    /// UUID of the log.
     pub uuid: Uuid,
     /// Number of zones of the log.
     pub zones: u32,
@@ -183,7 +183,7 @@ impl Header {
         sealed(writer, HEADER, 0)
     }
 
-    /// Decodes a header from bytes, which may be anything.
+    /// Decodes a header from untrusted bytes.
     ///
     /// # Errors
     /// [`Error::Protocol`] if there is no header, or one of another format version; [`Error::Corrupt`] for a damaged
@@ -224,8 +224,8 @@ impl Header {
     }
 }
 
-/// The header of a transaction, which locates its lines. They follow the header or, if they don't fit in the journal,
-/// are stored after the words in use.
+/// Header of a transaction, with the location of its lines. They follow the header or, if they don't fit in
+/// the journal, are stored after the words in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transaction {
     /// Number of the transaction.
@@ -234,7 +234,7 @@ pub struct Transaction {
     pub lines: u32,
     /// Offset of the body; 0 if it follows the header.
     pub elsewhere: u64,
-    /// The checksum of the body.
+    /// Checksum of the body.
     pub body_sum: u64,
 }
 
@@ -252,10 +252,10 @@ pub fn encode_body(lines: &[(u64, Line)]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes the lines of a body with a valid checksum.
+/// Decodes the lines of a body whose checksum is valid.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for lines that transactions don't change.
+/// [`Error::Corrupt`] for lines that transactions never change.
 pub fn decode_body(bytes: &[u8], lines: u32, places: &Places) -> Result<Vec<(u64, Line)>> {
     let count = lines as usize;
     let (numbers, rest) = bytes.split_at((8 * count).next_multiple_of(LINE).min(bytes.len()));
@@ -283,7 +283,7 @@ impl Transaction {
         sealed(writer, TRANSACTION, key)
     }
 
-    /// Decodes a header from bytes, which may be anything; `None` unless they are a transaction of this log.
+    /// Decodes a header from untrusted bytes; `None` unless they are a transaction of this log.
     pub fn decode(bytes: &[u8], key: u64) -> Option<Transaction> {
         if !bytes.starts_with(TRANSACTION_MAGIC) || !is_sealed(bytes, TRANSACTION, key) {
             return None;

@@ -1,7 +1,8 @@
 //! Storage of a map's home: [`Medium`], and its implementation on a file.
 //!
-//! The home's code decides the writes and the order in which they become durable; a medium carries them out. So the
-//! same code runs on a file with direct access, on any other file, and on the tests' medium that is cut at every line.
+//! The home's code decides the writes and the order in which they become durable; a medium carries them out.
+//! The same code therefore runs on a file with direct access, on any other file, and on the tests' medium,
+//! which is cut at every line.
 
 use super::format::{LINE, Line};
 use block::{Buffer, Call, Durability, Error, Payload, Result};
@@ -26,7 +27,7 @@ pub trait Medium {
     /// Errors of the query.
     fn length(&self) -> Result<u64>;
 
-    /// Returns words that begin with the contents from byte `offset` on, a multiple of 4096; their changes stay
+    /// Returns words that begin with the contents at byte `offset`, a multiple of 4096; their changes stay
     /// private. Making more words usable extends the medium.
     ///
     /// # Errors
@@ -45,23 +46,25 @@ pub trait Medium {
     /// [`Error::NoSpace`] if there is none.
     fn allocate(&self, offset: u64, length: u64) -> Call<'_, Result<()>>;
 
-    /// Writes whole lines of bytes, and returns when they are durable.
+    /// Writes whole lines, and returns when they are durable.
     ///
     /// # Errors
-    /// The error of the write. The contents of the range are unknown then, and every later `write` and `persist` fails.
+    /// The error of the write. The contents of the range are then unknown, and every later `write` and
+    /// `persist` fails.
     fn write(&self, offset: u64, bytes: Vec<u8>) -> Call<'_, Result<()>>;
 
     /// Loads the contents of these lines, whose space is allocated.
     fn load(&self, offset: u64, lines: &mut [Line]);
 
-    /// Stores a line whose space is allocated. Each of its words becomes durable atomically at any time from now on, at
-    /// the latest with [`persist`](Self::persist).
+    /// Stores a line whose space is allocated. Each of its words becomes durable atomically at any later
+    /// time, at the latest with [`persist`](Self::persist).
     fn store(&self, offset: u64, line: &Line);
 
-    /// Makes every store before it durable.
+    /// Makes all earlier stores durable.
     ///
     /// # Errors
-    /// The error of the sync. Any store since the last `persist` may be lost then, and every later `write` and `persist` fails.
+    /// The error of the sync. Any store since the last `persist` may then be lost, and every later `write`
+    /// and `persist` fails.
     fn persist(&self) -> Call<'_, Result<()>>;
 }
 
@@ -74,9 +77,9 @@ pub struct FileMedium {
     file: File,
     /// Shared mapping; `None` for a file that is opened read-only.
     lines: Option<SharedLines>,
-    /// Whether a durable write or a sync has failed, was dropped before its end, or is in flight. Linux drops the data that
-    /// failed write-back didn't write, and reports the error once per open file description (errseq). So a later sync that
-    /// succeeds doesn't show that this data is durable, and none is tried.
+    /// Whether a durable write or a sync has failed, was dropped before its end, or is in flight. Linux
+    /// discards data whose write-back failed, and reports the error once per open file description (errseq).
+    /// A later successful sync therefore doesn't prove that this data is durable, and none is tried.
     is_unusable: Cell<bool>,
 }
 
@@ -114,7 +117,7 @@ impl FileMedium {
             }
             file.set_len(0).await?;
         }
-        // The directory entry must be durable, too.
+        // The directory entry must also be durable.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         runtime::file::sync_directory(folder).await?;
         Self::map(file)
@@ -136,10 +139,10 @@ impl FileMedium {
         Self::open_locked(path, options).await
     }
 
-    /// Opens the file to be read only. `locked` is the file that [`lock_for_stack`](Self::lock_for_stack) returned.
+    /// Opens the file read-only. `locked` is the file that [`lock_for_stack`](Self::lock_for_stack) returned.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Errors of [`open`](Self::open).
     pub async fn open_read_only(path: &Path, locked: Option<&SharedFile>) -> Result<Rc<dyn Medium>> {
         if let Some(locked) = locked {
             return Ok(Rc::new(Self::over(locked.here()?, None)));
@@ -196,7 +199,7 @@ impl FileMedium {
         outcome
     }
 
-    /// The mapping, where flushes and fences make its stores durable; `None` where syncs of the file do.
+    /// Returns the mapping if flushes and fences make its stores durable; `None` if syncs of the file do.
     fn direct(&self) -> Option<&SharedLines> {
         self.lines.as_ref().filter(|lines| lines.is_direct())
     }
@@ -294,8 +297,8 @@ mod tests {
     use super::*;
     use runtime::{SimulatedFaults, Simulation, simulate};
 
-    /// Stores, durable writes and syncs whose write-back fails now and then. Where a sync answers `Ok`, the power cut after it
-    /// loses no store.
+    /// Stores, durable writes and syncs whose write-back sometimes fails. After a sync that returns `Ok`, a
+    /// power cut loses no store.
     #[test]
     fn no_sync_succeeds_after_a_durable_write_has_failed() {
         const PLACES: u64 = 8192;
@@ -307,7 +310,7 @@ mod tests {
                 let file = File::open(Path::new("map.pmem"), OpenOptions::read_write()).await.unwrap();
                 let medium = FileMedium::over(file, None);
                 for round in 1..=4_u8 {
-                    // To the kernel, a store to the mapping is a dirty page of the page cache.
+                    // For the kernel, a store to the mapping is a dirty page of the page cache.
                     let store = Payload::from(Buffer::copy_of(&[round; 4096]));
                     medium.file.write_at(PLACES, store, Durability::Visible).await.unwrap();
                     let written = medium.write(0, vec![round; 512]).await;

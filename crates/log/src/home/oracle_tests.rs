@@ -1,5 +1,6 @@
-//! The crash oracle of a map's home: a seeded history of maps, zones and versions, cut between and within all fences.
-//! The reopened home must equal the last transaction that was acknowledged at the cut, or the transaction in flight.
+//! The crash oracle of a map's home: a seeded history of maps, zones and versions, cut between and within all
+//! fences. The reopened home must equal the last transaction that was acknowledged at the cut, or the
+//! transaction in flight.
 
 use super::recorded::{Broken, Event, Image, Recorded};
 use super::{Known, MapHome, Moment, Places};
@@ -21,7 +22,7 @@ const ZONES: u32 = 40;
 const BLOCKS: u64 = 5 << 19;
 const IDENTITY: Identity = Identity { uuid: Uuid::from_bytes([5; 16]), key: 0x1234_5678_9abc_def0 };
 
-/// A version: its number, its parent's, its name, and the extents of its blocks.
+/// A version: its number, its parent's number, its name, and the extents of its blocks.
 type Told = (u32, Option<u32>, String, Vec<(u64, u64, u32)>);
 
 /// All contents of a home, in comparable form.
@@ -152,7 +153,7 @@ async fn live(seed: u64, transactions: u64, broken: Broken) -> Life {
         (0..size).for_each(|_| world.change());
         let collected = home.collect(&world.versions, &world.pool, world.moment()).expect("changes");
         let contents = world.contents(collected.moment().slabs);
-        // Changes from here on belong to the next transaction.
+        // Later changes belong to the next transaction.
         (0..world.random.below(4)).for_each(|_| world.change());
         life.contents.insert(home.sequence() + 1, contents);
         if world.random.below(12) == 0 {
@@ -168,7 +169,7 @@ async fn live(seed: u64, transactions: u64, broken: Broken) -> Life {
     life
 }
 
-/// Opens the medium as a cut leaves it, and checks the contents.
+/// Opens the medium in the state after a cut, and checks the contents.
 async fn open(life: &Life, cut: usize, image: &Image, look_only: bool) -> Result<Rc<Recorded>, String> {
     let medium = Recorded::new(image.clone(), Broken::Not);
     let promised = life.promised(cut);
@@ -203,7 +204,7 @@ async fn search(seed: u64, life: &Life) -> Result<u64, String> {
         }
         for choice in 0..8 {
             let cut = match choice {
-                // Just before the fence: nothing since the last fence is certain.
+                // Just before the fence: no store since the last fence is certain.
                 0 | 1 | 6 => end - 1,
                 _ => from + random.below((end - from) as u64) as usize,
             };
@@ -226,7 +227,7 @@ async fn search(seed: u64, life: &Life) -> Result<u64, String> {
             if choice == 2 {
                 open(life, cut, &image, true).await.map_err(what)?;
             }
-            // Opening writes, too, and may be cut.
+            // Opening also writes, and may be cut.
             if choice > 2 && recovery.done() > 0 {
                 let second = random.below(recovery.done() as u64 + 1) as usize;
                 let image = recovery.after_power_cut(second, || random.below(2) == 0);
@@ -266,7 +267,7 @@ fn what_forgets_a_fence_or_a_flush_is_caught() {
     for broken in [Broken::WriteWithoutFence, Broken::PersistWithoutFence, Broken::StoreWithoutFlush] {
         let is_caught = (1..=8).any(|seed| {
             let search = move || run(async move || search(seed, &live(seed, 40, broken).await).await.err());
-            // An assertion of the map may detect the fault, too.
+            // An assertion of the map may also detect the fault.
             let found = std::panic::catch_unwind(search).unwrap_or(Some("the map panics".to_owned()));
             found.inspect(|wrong| println!("{broken:?}, seed {seed}: {wrong}")).is_some()
         });

@@ -1,8 +1,9 @@
-//! A medium for tests that records every store, flush and fence, and yields the permitted states after a power cut.
+//! A medium for tests that records every store, flush and fence, and yields the permitted states after a
+//! power cut.
 //!
-//! The model: a store of 8 bytes is atomic. It is durable once its line was flushed after it and a fence has followed.
-//! Until then it may be present or absent, independent of the other words of its line and of the order of stores. A
-//! word never reverts to a value older than its last durable one.
+//! The model: a store of 8 bytes is atomic. It is durable once its line was flushed after it and a fence has
+//! followed. Until then it may be present or absent, independent of the other words of its line and of the
+//! order of stores. A word never reverts to a value older than its last durable one.
 
 use super::{LINE, Line, Medium};
 use block::{Call, Error, Result};
@@ -14,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 const WORDS: usize = LINE / 8;
 
-/// Nonzero words by number.
+/// Nonzero words, by number.
 pub type Image = BTreeMap<u64, u64>;
 
 /// An operation on the medium.
@@ -24,14 +25,14 @@ pub enum Event {
     Store(u64, u64),
     /// The line that begins with this word is flushed.
     Flush(u64),
-    /// All flushes before it have ended.
+    /// All earlier flushes have ended.
     Fence,
 }
 
 /// A step that a faulty medium omits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// Nothing.
+    /// No step.
     Not,
     /// The fence after the data that must be durable when `write` returns.
     WriteWithoutFence,
@@ -49,7 +50,7 @@ pub struct Recorded {
     now: RefCell<Image>,
     events: RefCell<Vec<Event>>,
     broken: Broken,
-    /// Bytes that may be allocated before there is no space left.
+    /// Number of bytes that can still be allocated.
     space: Cell<u64>,
 }
 
@@ -67,7 +68,7 @@ impl Recorded {
         self.events.borrow().len()
     }
 
-    /// Limits the space that is left from now on.
+    /// Limits the remaining space.
     pub fn leave_space(&self, bytes: u64) {
         self.space.set(bytes);
     }
@@ -102,11 +103,11 @@ impl Recorded {
     }
 }
 
-/// The durable words, and those that may be lost, before an event.
+/// The durable words, and those that may be lost, at one event.
 #[derive(Debug, Clone)]
 pub struct Cuts {
     sure: Image,
-    /// By line: stores, and how many of them were flushed.
+    /// By line: the stores, and how many of them were flushed.
     pending: BTreeMap<u64, (Vec<(u64, u64)>, usize)>,
     at: usize,
 }
@@ -135,8 +136,8 @@ impl Cuts {
         self.at = cut;
     }
 
-    /// Returns the contents after a power cut here: `chance` decides for each store that isn't durable whether it is
-    /// present; with `whole_lines`, once for all stores of a line.
+    /// Returns the contents after a power cut here: `chance` decides for each store that isn't durable
+    /// whether it is present; with `whole_lines`, once for all stores of a line.
     pub fn choose(&self, whole_lines: bool, mut chance: impl FnMut() -> bool) -> Image {
         let mut image = self.sure.clone();
         for (stores, _) in self.pending.values() {

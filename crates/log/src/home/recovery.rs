@@ -1,4 +1,4 @@
-//! Opening a log whose map is at home: the home replaces a checkpoint's directory and pages.
+//! Opening a log whose map is at home: the home replaces the directory and the pages of a checkpoint.
 
 use super::{Known, MapHome, Medium, Opened};
 use crate::directory::Directory;
@@ -13,7 +13,7 @@ use logkit::{Sequences, ZonePool};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// State of a log at its home's last transaction, to which records are replayed.
+/// State of a log at its home's last transaction, from which records are replayed.
 #[derive(Debug)]
 pub struct AtHome {
     /// The root, with the home's moment.
@@ -33,7 +33,7 @@ pub struct AtHome {
 /// Opens the home of a log with this root, which demands transaction `demanded` or a later one.
 ///
 /// # Errors
-/// As [`MapHome::open`]; [`Error::Corrupt`] if disk and home don't belong together.
+/// Errors of [`MapHome::open`]; [`Error::Corrupt`] if disk and home don't belong together.
 pub async fn open(
     layout: &Layout,
     root: &Root,
@@ -65,7 +65,7 @@ pub async fn open(
     Ok(AtHome { root, known: entries, directory, pool, versions, home })
 }
 
-/// Refuses a disk that is older than the home: everything that the home covers must be on the disk.
+/// Checks that the disk isn't older than the home: everything that the home covers must be on the disk.
 fn check_age(
     layout: &Layout,
     root: &Root,

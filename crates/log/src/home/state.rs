@@ -1,5 +1,5 @@
-//! State in a map's home beside the words of the map: its moment, its versions, and a line per zone. The journal treats
-//! it as lines like all others: one for the moment, one per zone, then the versions.
+//! State in a map's home in addition to the words of the map: a line for the moment, a line per zone, then
+//! the versions. For the journal these are lines like all others.
 
 use super::format::{LINE, Line, Places, is_sealed, line_of, sealed, sum};
 use crate::directory::{Directory, VersionEntry, check_versions};
@@ -30,7 +30,7 @@ pub struct Moment {
     pub slabs: u32,
 }
 
-/// Encodes the line of the moment: of transaction `sequence`, with this number of bytes of versions.
+/// Encodes the line of the moment of transaction `sequence`, with the number `versions` of bytes of versions.
 pub fn encode_moment(moment: &Moment, sequence: u64, versions: usize, key: u64) -> Line {
     let mut writer = Writer::default();
     writer.u64(sequence);
@@ -43,7 +43,7 @@ pub fn encode_moment(moment: &Moment, sequence: u64, versions: usize, key: u64) 
     line_of(&sealed(writer, LINE, key ^ u64::from_le_bytes(*MAGIC)))
 }
 
-/// Decodes the line of the moment: the transaction, the moment, and the number of bytes of versions.
+/// Decodes the line of the moment. Returns the transaction, the moment, and the number of bytes of versions.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a damaged line.
@@ -81,7 +81,7 @@ pub fn encode_zone(number: u32, zone: &Zone, key: u64) -> Line {
 pub struct KnownZone {
     /// The zone as in a directory.
     pub entry: ZoneEntry,
-    /// Number of its blocks that the map references.
+    /// Number of the zone's blocks that the map references.
     pub live: u32,
     /// Block of the zone before which all records had committed.
     pub committed: u32,
@@ -128,7 +128,7 @@ pub fn encode_versions(versions: &Versions, key: u64) -> Vec<u8> {
     writer.0
 }
 
-/// Decodes all versions, with the words that open their maps; parents before their children.
+/// Decodes all versions, with the words that open their maps; parents precede their children.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for damaged versions.
@@ -152,7 +152,7 @@ pub fn decode_versions(bytes: &[u8], next: u32, key: u64) -> Result<Vec<(Version
     Ok(versions)
 }
 
-/// State of a home beside the words of the map.
+/// State of a home in addition to the words of the map.
 #[derive(Debug, Clone)]
 pub struct Known {
     /// Last transaction.
@@ -166,10 +166,10 @@ pub struct Known {
 }
 
 impl Known {
-    /// Decodes the state from bytes, which may be anything.
+    /// Decodes the state from untrusted bytes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what no version of this program writes.
+    /// [`Error::Corrupt`] for bytes that no version of this program writes.
     pub fn decode(bytes: &[u8], zones: u32, key: u64) -> Result<Known> {
         let (sequence, moment, length) = decode_moment(bytes, key)?;
         let line = |number: usize| bytes.get(number * LINE..(number + 1) * LINE).unwrap_or_default();
@@ -185,7 +185,7 @@ impl Known {
         Ok(Known { sequence, moment, versions, zones: known })
     }
 
-    /// Returns the number of bytes of state, from its first line.
+    /// Returns the number of bytes of state, given its first line.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a damaged line.
@@ -212,8 +212,8 @@ impl Known {
     pub fn restore(&self, pool: &ZonePool) {
         for known in &self.zones {
             pool.restore(known.entry.zone, |zone| {
-                // Zones that were reset since get the count, too: replaying the records that emptied them subtracts
-                // these counts.
+                // Zones that were reset since also get the count: replaying the records that emptied them
+                // subtracts these counts.
                 zone.live = known.live;
                 if zone.generation == known.entry.generation {
                     zone.committed = known.committed;
@@ -228,7 +228,7 @@ mod tests {
     use super::super::format::bytes_of;
     use super::*;
 
-    /// A torn body of the journal: some lines are an older transaction's, each of them whole.
+    /// A torn body of the journal: some lines are those of an older transaction, each complete.
     #[test]
     fn the_sum_of_a_body_sees_lines_that_are_right_in_themselves_and_older() {
         use super::super::format::{body_sum, encode_body};

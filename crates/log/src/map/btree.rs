@@ -89,8 +89,8 @@ impl Btree {
         self.shards[Self::shard(block)].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `change` for each group's part of the range, in order, with the locks of all of them held, so that changes
-    /// of the same blocks are serialized as a whole. Locks are taken in the order of the shards.
+    /// Runs `change` for each group's part of the range, in order, with the locks of all groups held, so that
+    /// changes of the same blocks are serialized as a whole. Locks are taken in the order of the shards.
     fn change(&self, range: Range<u64>, mut change: impl FnMut(&mut Extents, Range<u64>)) {
         if range.is_empty() {
             return;

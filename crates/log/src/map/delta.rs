@@ -9,10 +9,10 @@
 //!                     base                  the map itself, frozen while there are several versions
 //! ```
 //!
-//! A lookup goes from its version's delta down to the first layer that has the block. When a version is dropped, each
-//! delta with the same users as the layer below is merged into that layer. With one version left everything is merged
-//! into the map, which is then used directly again: a map without snapshots costs one more load of a flag per
-//! operation.
+//! A lookup goes from its version's delta down to the first layer that has the block. When a version is
+//! dropped, each delta with the same users as the layer below is merged into that layer. With one version
+//! left everything is merged into the map, which is then used directly again. A map without snapshots costs
+//! only one more load of a flag per operation.
 //!
 //! Deltas are extents behind a reader–writer lock for every map: with snapshots, lookups aren't lock-free.
 
@@ -61,7 +61,7 @@ impl Path {
         self.layered.store(layered, Ordering::Release);
     }
 
-    /// Returns the deltas of a version below a new one of its own, without empty ones.
+    /// Returns the deltas of a version with a new one of its own on top, without empty ones.
     fn above(deltas: &[Arc<Delta>]) -> Vec<Arc<Delta>> {
         let frozen = deltas.iter().filter(|delta| delta.read().len() > 0).cloned();
         std::iter::once(Arc::default()).chain(frozen).collect()
@@ -113,7 +113,7 @@ impl<P: Plain> Versioned<P> {
     }
 }
 
-/// Visits a range in the deltas and, for blocks that no delta has, in the base.
+/// Visits a range in the deltas and, for blocks without a delta, in the base.
 fn visit_layers<P: Plain>(
     deltas: &[Arc<Delta>],
     base: &P,
@@ -143,7 +143,8 @@ fn visit_layers<P: Plain>(
     }
 }
 
-/// Moves the blocks of a range that are at the expected location, in their layer: for all versions that share it.
+/// Moves the blocks of a range that are at the expected location, in the layer that has them, for all
+/// versions that share it.
 fn move_layers<P: Plain>(
     deltas: &[Arc<Delta>],
     base: &P,
@@ -203,7 +204,8 @@ fn merge<P: Plain>(paths: &[Arc<Path>], base: &P) {
     }
 }
 
-/// Returns a delta with the same users as the layer below, and that layer; `None` for the base.
+/// Returns a delta that has the same users as the layer below, and that layer (`None` for the base); `None` if
+/// there is no such delta.
 fn mergeable(paths: &[Arc<Path>]) -> Option<(Arc<Delta>, Option<Arc<Delta>>)> {
     for path in paths {
         let deltas = read(&path.deltas).clone();

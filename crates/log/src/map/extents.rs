@@ -110,7 +110,7 @@ impl Extents {
         }
     }
 
-    /// As the map's `insert`; unmapped blocks have no entry.
+    /// Inserts as the map's `insert` does; unmapped blocks have no entry.
     pub(super) fn insert(&mut self, range: Range<u64>, to: Physical, displaced: &mut Joined<'_>) {
         self.visit(range.clone(), usize::MAX, |piece| {
             displaced.push(piece.block, piece.count, piece.physical)
@@ -118,7 +118,7 @@ impl Extents {
         if to.is_mapped() { self.set(range, to) } else { self.forget(range) }
     }
 
-    /// As the map's `compare_and_move`.
+    /// Moves blocks as the map's `compare_and_move` does.
     pub(super) fn compare_and_move(
         &mut self,
         range: Range<u64>,
@@ -152,8 +152,8 @@ impl Extents {
     }
 }
 
-/// Visits a range without gaps; blocks without an entry are visited as unmapped. Takes `pieces` in batches, so that no
-/// lock is held while the visitor runs.
+/// Visits a range without gaps; blocks without an entry are visited as unmapped. Takes `pieces` in batches,
+/// so that no lock is held during visits.
 pub(super) fn visit_all(
     range: Range<u64>,
     visit: &mut dyn FnMut(Mapping),

@@ -1,7 +1,7 @@
 //! `hash`: a lock-free hash table (papaya) with an entry per block.
 //!
-//! Lookups and changes of a block are lock-free. Long extents take an entry per block, too, and a change of many blocks
-//! is a change per block: of two concurrent changes each block gets the later one's value.
+//! Lookups and changes of a block are lock-free. Long extents also take an entry per block, and a change of
+//! many blocks is a change per block: of two concurrent changes each block gets the later one's value.
 
 use super::joined::Joined;
 use super::{Mapping, Physical, Plain};

@@ -2,7 +2,7 @@
 
 use super::{Mapping, Physical};
 
-/// Takes pieces in the order of their blocks and visits them, contiguous neighbours merged.
+/// Takes pieces in the order of their blocks, merges contiguous neighbours, and visits the results.
 pub(super) struct Joined<'a> {
     pending: Option<Mapping>,
     with_unmapped: bool,
@@ -10,7 +10,7 @@ pub(super) struct Joined<'a> {
 }
 
 impl<'a> Joined<'a> {
-    /// Visits mapped pieces and unmapped ones.
+    /// Visits mapped and unmapped pieces.
     pub(super) fn all(visit: &'a mut dyn FnMut(Mapping)) -> Self {
         Joined { pending: None, with_unmapped: true, visit }
     }

@@ -4,13 +4,13 @@ use super::{Btree, Hash, Map, MutexBtree, Radix, SkipList, Versioned};
 use block::{Error, Result};
 use std::sync::Arc;
 
-/// The names of all maps, the default first.
+/// Names of all maps, the default first.
 pub const NAMES: [&str; 5] = ["radix", "hash", "skiplist", "btree", "mutex-btree"];
 
-/// Returns an empty map of this kind with `blocks` blocks.
+/// Returns an empty map of `blocks` blocks by its name.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an unknown name; [`Error::OutOfMemory`] if its tables don't fit.
+/// [`Error::Invalid`] for an unknown name; [`Error::OutOfMemory`] if the map's tables don't fit.
 pub fn make(name: &str, blocks: u64) -> Result<Arc<dyn Map>> {
     Ok(match name {
         "radix" => Arc::new(Radix::new(blocks)?),

@@ -1,9 +1,9 @@
 //! Benchmark of a map's lookups, changes and memory.
 //!
-//! The map is filled page by page in random order, so that neighbours in the volume aren't neighbours in memory, as in
-//! an aged volume. Everything runs on one thread, pinned to one core, through the trait, as in the device. Lookups are
-//! of random blocks, all of which are mapped; the time includes generating the blocks' numbers (a multiplication or two
-//! each).
+//! The map is filled page by page in random order, so that neighbours in the volume aren't neighbours in
+//! memory, as in an aged volume. Everything runs on one thread, pinned to one core, through the trait, as in
+//! the device. Lookups are of random mapped blocks; the time includes generating the blocks' numbers (a
+//! multiplication or two each).
 
 use super::{Map, PAGE_BLOCKS, Physical, make};
 use block::memory::GrowingWords;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Contents of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contents {
-    /// Single blocks at random places: the most that a map has to hold.
+    /// Single blocks at random locations: the most that a map has to hold.
     Random,
     /// Contents of a log after sequential writes: extents of 255 blocks, one block apart.
     Sequential,
@@ -28,7 +28,7 @@ pub struct Rates {
     pub single: f64,
     /// Independent lookups in batches of [`BATCH`].
     pub batched: f64,
-    /// Dependent lookups: each needs the result of the one before.
+    /// Dependent lookups: each needs the result of the previous one.
     pub dependent: f64,
 }
 
@@ -41,14 +41,14 @@ pub struct Measured {
     pub blocks: u64,
     /// Contents of the volume.
     pub contents: Contents,
-    /// Pages loaded while it was filled, fresh memory from the kernel included.
+    /// Pages loaded per second while the map was filled, including page faults.
     pub pages_loaded: f64,
     /// Rates of the map's lookups.
     pub lookups: Rates,
-    /// Rates of a plain array of the same entries (4 bytes per block, in huge pages), measured in turns with the map:
-    /// the limit of the memory. A map smaller than the array can be faster.
+    /// Rates of a plain array of the same entries (4 bytes per block, in huge pages), measured in turns with
+    /// the map. They are the limit of the memory, although a map smaller than the array can be faster.
     pub array: Rates,
-    /// Changes of one mapped block each, at random.
+    /// Changes of one random mapped block each.
     pub inserts: f64,
     /// Memory of the full map in bytes, as the map reports it.
     pub bytes: u64,
@@ -72,7 +72,7 @@ const ROUND: u64 = 1 << 13;
 ///
 /// # Errors
 /// [`Error::Invalid`] for an unknown map, or if the volume has no whole page or more than 2^32 - 1 blocks;
-/// [`Error::OutOfMemory`]; those of [`runtime::run`].
+/// [`Error::OutOfMemory`]; errors of [`runtime::run`].
 pub fn measure(name: &str, blocks: u64, contents: Contents, duration: Duration) -> Result<Measured> {
     if blocks == 0 || !blocks.is_multiple_of(PAGE_BLOCKS) || blocks > u64::from(u32::MAX) {
         let text =
@@ -100,7 +100,7 @@ pub fn measure(name: &str, blocks: u64, contents: Contents, duration: Duration) 
     })?
 }
 
-/// Loads all pages in random order, and returns the number per second.
+/// Loads all pages in random order. Returns the number of pages per second.
 fn fill(map: &dyn Map, array: &GrowingWords, contents: Contents) -> f64 {
     let mut random = Random::new(1);
     let mut pages: Vec<u32> = (0..(map.blocks() / PAGE_BLOCKS) as u32).collect();
@@ -128,8 +128,8 @@ fn fill(map: &dyn Map, array: &GrowingWords, contents: Contents) -> f64 {
     pages.len() as f64 / took.as_secs_f64()
 }
 
-/// Times rounds of two functions in turn until the time is up for both, and returns the operations per second of the
-/// median round of each.
+/// Times rounds of two functions in turn until the time is up for both. Returns the operations per second of
+/// the median round of each.
 fn rate_both(duration: Duration, mut rounds: [&mut dyn FnMut() -> u32; 2]) -> [f64; 2] {
     let mut took = [Vec::new(), Vec::new()];
     let start = now();

@@ -27,6 +27,6 @@ pub trait Plain: Debug + Send + Sync + 'static {
         moved: &mut dyn FnMut(Mapping),
     );
 
-    /// Returns the approximate memory in bytes: that of the entries in this structure, rounded as by the allocator.
+    /// Returns the approximate memory of the structure's entries in bytes, rounded like the allocator does.
     fn bytes(&self) -> u64;
 }

@@ -4,10 +4,11 @@
 //! - A *dense* leaf has 4 bytes per block and is changed in place.
 //! - A leaf of *runs* (64 to 512 bytes) is used for long extents. It is immutable and replaced by a new one.
 //!
-//! Lookups are wait-free: no lock, no fence, no registration. A dense leaf is in its page's *seat* if possible. The
-//! seat is a slot in an array of all blocks, and a version has a bit per page for it. A lookup of a block in a seat is
-//! one load, which doesn't wait for the bit: the processor predicts that it is set. Other lookups are three dependent
-//! loads, the first two from tables that fit the processor's caches (4 bytes per 4 MiB of volume).
+//! Lookups are wait-free: no lock, no fence, no registration. If possible, a dense leaf is in its page's
+//! *seat*. The seat is a slot in an array of all blocks, and a version has a bit per page for it. A lookup of
+//! a block in a seat is one load, which doesn't wait for the bit: the processor predicts that it is set.
+//! Other lookups are three dependent loads, the first two from tables that fit the processor's caches (4
+//! bytes per 4 MiB of volume).
 //!
 //! Changes take one lock per family, which is a map and its snapshots. The maps of a family share memory, and copy a
 //! node when they change one with other references. The copy is outside of the seat, which other maps use; once the
@@ -122,10 +123,10 @@ impl<'a, M: Memory> Writer<'a, M> {
         }
     }
 
-    /// Returns a leaf with the runs of a dense leaf, if they are few.
+    /// Returns a leaf with the runs of a dense leaf, if there are few.
     fn compact(&mut self, slab: u32, page: u64) -> Option<Reference> {
         let places = self.memory.slab(slab).iter().map(Word::get);
-        // Half of the most runs of a leaf: otherwise it would be dense again after a few changes.
+        // At most half of a leaf's runs: otherwise it would become dense again after a few changes.
         let few = self.state.runs.try_build(places, most_runs::<M>() / 2);
         few.then(|| self.build(page))
     }
@@ -201,7 +202,7 @@ impl Radix {
 #[derive(Debug, Clone, Copy)]
 struct Part {
     page: u64,
-    /// The first block, and the end, relative to the leaf.
+    /// First block and end, relative to the leaf.
     low: u32,
     high: u32,
 }
@@ -213,7 +214,7 @@ impl<M: Memory> Radix<M> {
         Self::in_this_memory(M::reserve(MOST_SLABS)?, blocks)
     }
 
-    /// Returns an empty map in memory that has no usable words yet.
+    /// Returns an empty map in memory without usable words.
     fn in_this_memory(memory: M, blocks: u64) -> Result<Self> {
         memory.grow_seats(Self::pages(blocks));
         let allocator = Allocator::new(&memory)?;
@@ -291,9 +292,9 @@ impl<M: Memory> Radix<M> {
         Reference(self.family.memory.words()[self.leaf_word(page)].get())
     }
 
-    /// Calls `each` for the part of the range in every leaf, with the offset in the range; `each` returns whether that
-    /// leaf is empty now. With `skip_empty`, middle nodes that don't exist are left out. After the last part in a
-    /// middle node with a leaf that became empty, `after` gets its number.
+    /// Calls `each` for the part of the range in every leaf, with the offset in the range; `each` returns
+    /// whether that leaf is now empty. With `skip_empty`, missing middle nodes are skipped. After the last
+    /// part in a middle node with a leaf that became empty, `after` gets the node's number.
     fn for_each_part(
         &self,
         range: Range<u64>,
@@ -344,8 +345,8 @@ impl<M: Memory> Radix<M> {
         self.tell_seated(page, leaf);
     }
 
-    /// Notes whether this version's leaf of a page is in its seat. The caller holds the family's lock, and the leaf in
-    /// the seat stays readable for a grace period.
+    /// Records whether this version's leaf of a page is in its seat. The caller holds the family's lock, and
+    /// the leaf in the seat stays readable for a grace period.
     fn tell_seated(&self, page: u64, leaf: Reference) {
         if let Some(word) = self.seated.words().get((page / 32) as usize) {
             let (before, bit) = (word.get(), 1 << (page % 32));
@@ -356,7 +357,7 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Returns whether it is a dense leaf in its seat.
+    /// Returns whether a leaf is a dense one in its seat.
     fn is_seat(leaf: Reference) -> bool {
         matches!(leaf.kind(), Kind::Dense(slab) if slab >= FIRST_SEAT)
     }
@@ -370,8 +371,8 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Maps a single block in a dense leaf in its seat that no other version has, in place, and returns its previous
-    /// location. `None` if this isn't such a change: nothing has changed then.
+    /// Maps a single block, in place, in a dense leaf in its seat that no other version has. Returns the
+    /// block's previous location; `None`, without a change, if this isn't such a case.
     #[inline]
     fn replace_one(&self, writer: &mut Writer<'_, M>, range: &Range<u64>, to: Physical) -> Option<Physical> {
         let page = range.start >> M::SLAB_SHIFT;
@@ -389,7 +390,7 @@ impl<M: Memory> Radix<M> {
         Some(old)
     }
 
-    /// Maps a part of a leaf; returns whether the leaf is empty now.
+    /// Maps a part of a leaf. Returns whether the leaf is now empty.
     fn insert_part(
         &self,
         writer: &mut Writer<'_, M>,
@@ -432,11 +433,11 @@ impl<M: Memory> Radix<M> {
         new == Reference::EMPTY
     }
 
-    /// Maps a part of a dense leaf, in place if it has no other reference, and returns the resulting leaf.
+    /// Maps a part of a dense leaf, in place if it has no other reference. Returns the resulting leaf.
     fn insert_in_dense(&self, writer: &mut Writer<'_, M>, slab: u32, part: Part, to: Physical) -> Reference {
         let middle = self.middle(part.page >> M::SLAB_SHIFT);
         let sole = writer.is_sole(middle) && writer.is_sole(slab);
-        // A leaf that was copied while others used its seat moves back there once the seat is free.
+        // A leaf that was copied while others used its seat moves back to the seat once that is free.
         let seat =
             if slab < FIRST_SEAT { writer.state.allocator.take_seat(writer.memory, part.page) } else { None };
         let target = match seat {
@@ -481,7 +482,7 @@ impl<M: Memory> Radix<M> {
         let new = match old.kind() {
             Kind::Empty => return,
             Kind::Dense(slab) => {
-                // In place even if the leaf has other references: to them it is the same block, which has moved.
+                // In place even if the leaf has other references, since the data is the same.
                 let mut count = 0;
                 let words = &writer.slab_to_change(slab)[low as usize..high as usize];
                 for (offset, word) in words.iter().enumerate() {
@@ -492,7 +493,8 @@ impl<M: Memory> Radix<M> {
                         count += 1;
                     }
                 }
-                // Other versions with the same middle node may have marked the leaf as in its seat: it stays there.
+                // Other versions with the same middle node may have recorded that the leaf is in its seat, so
+                // it stays there.
                 let is_known = Self::is_seat(old) && !writer.is_sole(middle);
                 if count < LONG || is_known || !writer.is_sole(slab) {
                     return;

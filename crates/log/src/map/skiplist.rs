@@ -1,23 +1,24 @@
 //! `skiplist`: extents in a lock-free skip list (crossbeam-skiplist), by their first block.
 //!
-//! Lookups are lock-free: they never wait, and repeat only if a change ran concurrently. Changes are serialized by a
-//! lock, because splitting an extent takes several steps that must not interleave with another change's.
+//! Lookups are lock-free: they never wait, and repeat only after a concurrent change. Changes are serialized
+//! by a lock, because splitting an extent takes several steps that must not interleave with those of another
+//! change.
 //!
 //! # Lookups concurrent with the steps of a change
-//! A lookup takes the last extent that starts at or before its block, and checks whether that extent reaches the block.
-//! So an extent that starts later hides the rest of an earlier one. An extent's length and location are one word,
-//! changed atomically, and an existing key is never inserted again (the list would remove it first). A change of blocks
-//! `[start, end)`
-//! 1. adds an extent at `end` with the mapping of the extent across `end` from there on;
+//! A lookup takes the last extent that starts at or before its block, and checks whether that extent reaches
+//! the block. A later extent thus hides the rest of an earlier one. An extent's length and location are one
+//! word, changed atomically, and an existing key is never inserted again (the list would remove it first). A
+//! change of blocks `[start, end)`
+//! 1. adds an extent at `end` with the rest of the extent across `end`;
 //! 2. adds the new extent at `start`, if none starts there;
 //! 3. increments `steps`;
-//! 4. changes the word of the extent at `start` if there was one; shortens the one across `start`; and removes those
-//!    inside.
+//! 4. changes the word of the extent at `start`, if there was one; shortens the extent across `start`; and
+//!    removes the extents inside.
 //!
-//! After each step every block has its old or its new location. A lookup that found an extent from before a step, and
-//! then its word from after it, may take a block for unmapped. But the extents that hide a shortened or removed one
-//! were added before `steps` was incremented. So a lookup that missed them began before, sees that `steps` has changed,
-//! and repeats.
+//! After each step every block has its old or its new location. A lookup that found an extent before a step,
+//! and reads its word after the step, may find a block unmapped. But the extents that hide a shortened or
+//! removed one were added before `steps` was incremented. A lookup that missed them began earlier, so it sees
+//! that `steps` has changed, and repeats.
 
 use super::joined::Joined;
 use super::{Mapping, Physical, Plain};
@@ -57,8 +58,8 @@ pub struct SkipList {
 }
 
 impl SkipList {
-    /// Returns the mapping of a block and its end: that of its extent, or for an unmapped block the start of the next
-    /// extent.
+    /// Returns the mapping of a block and the end of that mapping: the end of its extent or, for an unmapped
+    /// block, the start of the next extent.
     fn find(&self, block: u64) -> (Physical, u64) {
         loop {
             let before = self.steps.load(Ordering::SeqCst);
@@ -91,7 +92,7 @@ impl SkipList {
         }
     }
 
-    /// Adds an extent at a block with the rest of the one across it.
+    /// Adds an extent that starts at this block, with the rest of the extent across it.
     fn split(&self, block: u64) {
         if let Some(entry) = self.extents.upper_bound(Bound::Excluded(&block)) {
             let ((count, physical), offset) = (entry.value().get(), block - entry.key());

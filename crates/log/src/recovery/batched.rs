@@ -1,5 +1,5 @@
-//! Batched replay: the changes of records, sorted by page of the map. Each page gets its changes in order while it is
-//! loaded, when its entries are in the processor's first-level cache.
+//! Batched replay: the changes of records, sorted by page of the map. Each page gets its changes in order
+//! while it is loaded, when its entries are in the processor's first-level cache.
 //!
 //! One by one, changes of a large map wait for memory: 65 ns each, 1.1 s for the 2^24 that a volume of 1 TiB may have
 //! after its checkpoint (a checkpoint takes 2^18 pages, and 64 blocks of log are written for each of its blocks; more
@@ -26,7 +26,7 @@ const THREADS: usize = 4;
 const WORTH_A_THREAD: usize = 512;
 const OFFSET_BITS: u32 = PAGE_BLOCKS.trailing_zeros();
 
-/// Most steps that are batched: 4 GiB. (An unmapping has one for every 4 MiB.)
+/// Most steps that are batched: 4 GiB. (An unmapping has one step per 4 MiB.)
 const MOST_STEPS: usize = 1 << 28;
 
 /// A change of blocks of one page.
@@ -63,17 +63,17 @@ impl Step {
     }
 }
 
-/// The steps of some pages, as a range of all steps of the part.
+/// Steps of some pages, as a range of the part's steps.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// Index of the next step while they are collected; of the first step before that.
+    /// Index of the next step during collection, initially that of the first one.
     next: u32,
-    /// Start of each page's steps, and the end of the last one's; empty without steps.
+    /// Start of each page's steps, and the end of the last page's; empty if there are no steps.
     starts: Vec<u32>,
 }
 
 impl Bucket {
-    /// Sorts its steps, which are all from `first` on, by page; the order within a page is kept.
+    /// Sorts the bucket's steps, which start at index `first`, by page; the order within a page is kept.
     fn sort(&mut self, first: u32, steps: &mut [Packed], other: &mut Vec<Packed>) {
         let steps = &mut steps[first as usize..self.next as usize];
         if steps.is_empty() {
@@ -121,11 +121,12 @@ struct Part {
 }
 
 impl Batched {
-    /// Sorts the changes of these records, in this order, in the volume of `blocks` blocks; threads share the work if
-    /// there are many records. `None` if a record does anything but map, unmap and move blocks.
+    /// Sorts the changes of these records, in this order, for the volume of `blocks` blocks; threads share
+    /// the work if there are many records. `None` if a record does anything except map, unmap and move
+    /// blocks.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](block::Error::Corrupt) for what no version of this program writes.
+    /// [`Error::Corrupt`](block::Error::Corrupt) for bytes that no version of this program writes.
     pub(crate) async fn of(
         records: &Arc<Vec<Replayable>>,
         blocks: u64,
@@ -165,8 +166,8 @@ impl Batched {
         pages
     }
 
-    /// Changes the entries of a page; `died` gets each location that isn't mapped any more, and the clock of the
-    /// change. Returns whether the page has changed.
+    /// Changes the entries of a page; `died` gets each location that is no longer mapped, and the clock of
+    /// the change. Returns whether the page has changed.
     pub(crate) fn change(&self, page: u64, places: &mut [u32], died: &mut dyn FnMut(Physical, u64)) -> bool {
         let mut has_changed = false;
         for part in &self.parts {
@@ -190,7 +191,7 @@ impl Part {
                 if buckets.len() <= bucket {
                     buckets.resize_with(bucket + 1, Bucket::default);
                 }
-                // There are fewer than 2^32 of them if they are batched at all.
+                // If the steps are batched at all, there are fewer than 2^32.
                 buckets[bucket].next = buckets[bucket].next.wrapping_add(1);
                 count += 1;
             })?;
@@ -243,7 +244,7 @@ impl Part {
             let clock = self.begin + self.clocks[step.record as usize];
             let Step { to, from, .. } = step;
             let here = places[step.blocks()].iter_mut().zip(0_u32..);
-            // A write always counts as a change: its new location never equals the entry.
+            // A write always changes the page: its new location never equals the entry.
             has_changed |= to != 0 && from == 0;
             for (place, number) in here {
                 let wanted = match from {
@@ -264,8 +265,9 @@ impl Part {
     }
 }
 
-/// Calls `step` for each step of a record with its page and the step's `place`, `to` and `from`. Returns the ticks of
-/// the clock during the record; `None` if the record does anything but map, unmap and move blocks.
+/// Calls `step` for each step of a record with its page and the step's `place`, `to` and `from`. Returns the
+/// ticks of the clock during the record; `None` if the record does anything except map, unmap and move
+/// blocks.
 fn each_step(
     record: &Replayable,
     blocks: u64,
@@ -284,7 +286,7 @@ fn each_step(
         position = behind;
         let is_there =
             |block: u64, count: u32| block.checked_add(u64::from(count)).is_some_and(|end| end <= blocks);
-        // A change that failed at first fails again in the same state, and changes nothing.
+        // A change that failed originally fails again in the same state, and changes nothing.
         match change {
             Change::Write { version, block, count } => {
                 ticks += u64::from(count);
@@ -378,7 +380,7 @@ mod tests {
         Replayable { header, links: Default::default(), changes: Changes::new(&meta) }
     }
 
-    /// Locations of all blocks of the volume, in runs and single ones, each location at most once.
+    /// Locations of all blocks of the volume, in runs and singly, each location at most once.
     fn places(random: &mut Random, layout: &Layout) -> Vec<u32> {
         let mut places = vec![0; BLOCKS as usize];
         let mut next = layout.physical(2, 0).0;
@@ -402,14 +404,14 @@ mod tests {
     fn changes(random: &mut Random, now: &[u32]) -> Vec<Change> {
         let is_of_the_cleaner = random.chance(0.3);
         let changes = (0..=random.below(6)).map(|_| {
-            // Some extend after the end of the volume, and some are of a version that doesn't exist.
+            // Some extend beyond the end of the volume, and some are of a version that doesn't exist.
             let block = random.below(BLOCKS + 3);
             let longest = if random.chance(0.8) { 4 } else { 2500 };
             let count = 1 + random.below(longest) as u32;
             let version = if random.chance(0.05) { VersionId(7) } else { VersionId::HEAD };
             if is_of_the_cleaner {
                 let from = now.get(block as usize).copied().unwrap_or(9);
-                // Some have moved since they were chosen.
+                // Some blocks have moved since they were chosen.
                 let from = if random.chance(0.2) { from.wrapping_add(1) } else { from };
                 // A move is within one zone.
                 let (layout, from) = (layout(), Physical(from));
@@ -424,7 +426,7 @@ mod tests {
         changes.collect()
     }
 
-    /// The same changes, one by one and batched, give the same map, counts of zones and dirty pages.
+    /// The same changes, replayed singly and batched, give the same map, zone counts and dirty pages.
     fn same(seed: u64) {
         let mut random = Random::new(seed);
         let layout = layout();
@@ -464,7 +466,7 @@ mod tests {
         replay.run(&records).expect("it replays");
         let clock = replay.clock;
 
-        // Parts of other lengths than threads would have.
+        // Parts of other lengths than those of threads.
         let mut batched = Batched { parts: Vec::new(), clock: 1000 };
         for records in records.chunks(25) {
             let part = Part::of(records, BLOCKS, &layout).expect("it is right").expect("it is simple");

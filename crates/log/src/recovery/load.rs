@@ -1,11 +1,11 @@
 //! Loading the maps of all versions from their pages, and counting live blocks.
 //!
-//! Pages are read in the order of their locations, in batches of [`BATCH`]: neighbours are read by one request, into
-//! reused memory. Then a thread verifies them, applies the replayed records to them, counts their blocks and loads them
-//! into the map, while others are read. A page takes 2.5 us of a processor, so two of them take 0.33 s for the 2^18
-//! pages of 1 TiB, about the time of reading 1 GiB.
+//! Pages are read in the order of their locations, in batches of [`BATCH`]: neighbours are read by one
+//! request, into reused memory. A thread then verifies them, applies the replayed records, counts their
+//! blocks and loads them into the map, while others are read. A page takes 2.5 us of a processor, so two
+//! processors take 0.33 s for the 2^18 pages of 1 TiB, about the time of reading 1 GiB.
 //!
-//! To salvage a log, pages that can't be read are noted, and the locations of their blocks are unknown.
+//! In a log that is salvaged, unreadable pages are noted, and the locations of their blocks are unknown.
 
 use crate::directory::{Directory, PageTable, VersionEntry};
 use crate::format::VersionId;
@@ -28,9 +28,9 @@ const BATCH: usize = 256;
 const WORTH_A_THREAD: usize = 32;
 /// Number of batches in flight at a time.
 const BATCHES: usize = 6;
-/// Number of a page's entries that are examined to tell whether it was written at random.
+/// Number of a page's entries that are examined for random writes.
 const LOOKED_AT: usize = 64;
-/// Most blocks between pages that are still read together.
+/// Most blocks between two pages that are read together.
 const GAP: u32 = 8;
 
 /// A page with its location; sorted by location.
@@ -41,13 +41,13 @@ struct PageAt {
     sum: u32,
 }
 
-/// How maps are loaded.
+/// Options of loading maps.
 pub(crate) struct Loading<'a> {
-    /// Name of the structure.
+    /// Name of the map's structure.
     pub(crate) map: &'a str,
-    /// Changes of the replayed records, which the maps are to include. Requires a log of one version.
+    /// Changes of the replayed records that the maps are to include. Requires a log with one version.
     pub(crate) batched: Option<Batched>,
-    /// Gets what can't be read; without it, damage is an error.
+    /// Gets the unreadable parts; `None` makes damage an error.
     pub(crate) lost: Option<&'a mut Lost>,
 }
 
@@ -97,7 +97,7 @@ pub(crate) async fn load(
                 counted.push(place.physical);
             }
         }
-        // Pages that the parent has and the version has not.
+        // Pages of the parent that the version doesn't have.
         if let Some(parent) = parent {
             let gone = parent.table.iter().filter(|(page, _)| !entry.table.get(*page).physical.is_mapped());
             let zeros = vec![0; PAGE_BLOCKS as usize];
@@ -122,7 +122,7 @@ pub(crate) async fn load(
         loader.tell(pool, &mut version);
         versions.list.push(version);
     }
-    // Clones of one snapshot may share a page, while the snapshot has another one.
+    // Clones of one snapshot may share a page that the snapshot doesn't have.
     counted.sort_unstable();
     counted.dedup();
     counted.iter().for_each(|page: &Physical| pool.add_live(layout.place(*page).0, 1));
@@ -137,9 +137,9 @@ struct Loader {
     batched: Option<Arc<Batched>>,
     /// Tallies that no thread is using.
     tallies: Mutex<Vec<Tally>>,
-    /// Serializes changes of the map, as its contract demands of the caller.
+    /// Serializes changes of the map, as its contract requires of the caller.
     order: Mutex<()>,
-    /// Pages that can't be read, with the reason; `None` where such a page is an error.
+    /// Unreadable pages, with the reason; `None` if such a page is an error.
     lost: Option<Mutex<Vec<(u64, String)>>>,
 }
 
@@ -148,7 +148,7 @@ struct Loader {
 struct Tally {
     /// Live blocks by zone; the zone of block 0, which holds roots, also counts unmapped blocks.
     live: Vec<u32>,
-    /// Clock plus one of the last death of a block, by zone; 0 without one.
+    /// Clock of the latest death of a block, plus one, by zone; 0 if none died.
     changed: Vec<u64>,
     /// Pages that differ from those on the medium.
     dirty: Vec<u64>,
@@ -175,7 +175,7 @@ impl Loader {
         runtime::join_limited(BATCHES, batches).await.into_iter().collect()
     }
 
-    /// Reads some pages, and loads them.
+    /// Reads a batch of pages, and loads them.
     async fn load_batch(self: &Arc<Self>, zones: &dyn Zones, batch: &[PageAt]) -> Result<()> {
         let layout = &self.layout;
         let runs: Vec<&[PageAt]> = batch
@@ -209,7 +209,7 @@ impl Loader {
         .await
     }
 
-    /// Reads the pages of a run one by one, of which some can't be read.
+    /// Reads the pages of a run one by one, because some can't be read.
     async fn read_alone(
         &self,
         zones: &dyn Zones,
@@ -227,7 +227,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Notes a page that can't be read.
+    /// Notes an unreadable page.
     fn lose(&self, page: u64, error: Error) -> Result<()> {
         match &self.lost {
             Some(lost) if !matches!(error, Error::OutOfMemory(_) | Error::Closed(_)) => {
@@ -239,7 +239,7 @@ impl Loader {
         }
     }
 
-    /// Gives the blocks of the pages that couldn't be read an unknown location.
+    /// Gives the blocks of unreadable pages an unknown location.
     fn take_lost(&self, version: &VersionEntry, lost: &mut Lost) -> Result<()> {
         let pages = self.lost.as_ref().map(|pages| pages.lock().unwrap_or_else(PoisonError::into_inner));
         let mut pages = pages.map_or(Vec::new(), |mut pages| std::mem::take(&mut *pages));
@@ -270,7 +270,7 @@ impl Loader {
         self.tallies.lock().unwrap_or_else(PoisonError::into_inner).push(tally);
     }
 
-    /// Announces pages that look randomly written to the map, so that it can prepare memory.
+    /// Announces to the map the pages that seem randomly written, so that it can prepare memory.
     fn expect(&self, read: &[(Buffer, Vec<PageAt>)]) {
         let mut pages = Vec::new();
         for (buffer, run) in read {
@@ -288,7 +288,7 @@ impl Loader {
         self.map.expect_pages(&pages);
     }
 
-    /// Loads the pages of a run, which were read in one piece.
+    /// Loads the pages of a run that were read in one piece.
     fn take_run(&self, tally: &mut Tally, buffer: &Buffer, run: &[PageAt]) -> Result<()> {
         for page in run {
             if let Err(error) = self.take_page(tally, buffer, run[0].physical, *page) {
@@ -316,7 +316,7 @@ impl Loader {
         self.take(tally, page, &mut places, false)
     }
 
-    /// Loads a page with these entries. A new page that stays empty is skipped.
+    /// Loads a page with these entries; skips a new page that stays empty.
     fn take(
         &self,
         tally: &mut Tally,
@@ -380,7 +380,7 @@ impl Loader {
     }
 }
 
-/// Runs `work` on a thread if it is for enough pages to pay off.
+/// Runs `work` on a thread if there are enough pages to pay off.
 async fn elsewhere(pages: usize, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     match pages < WORTH_A_THREAD {
         true => work(),

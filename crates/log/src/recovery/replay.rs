@@ -20,7 +20,7 @@ pub(crate) struct Replay<'a> {
     pub(crate) clock: u64,
 }
 
-/// Refuses a record whose number of data blocks differs from its entries'.
+/// Checks that a record has as many data blocks as its entries.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with both numbers.
@@ -39,13 +39,13 @@ impl Replay<'_> {
     /// Replays these records, in this order.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what no version of this program writes.
+    /// [`Error::Corrupt`] for bytes that no version of this program writes.
     pub(crate) fn run(&mut self, records: &[Replayable]) -> Result<()> {
         records.iter().try_for_each(|record| self.replay(record))
     }
 
-    /// Looks up all blocks that a record writes in one batch: single changes of a large map would wait for memory one
-    /// by one.
+    /// Looks up all blocks that a record writes in one batch, since single changes of a large map would each
+    /// wait for memory.
     fn touch(&self, changes: &[Change]) {
         let mut blocks = SmallVec::<[u64; 256]>::new();
         let mut map = None;
@@ -77,7 +77,7 @@ impl Replay<'_> {
                 self.clock += u64::from(*count);
             }
             let died = |physical, blocks| match layout.place(physical).0 {
-                // A block of a log that is salvaged, whose location was unknown.
+                // Block of a salvaged log whose location was unknown.
                 zone if zone < ROOT_ZONES => {}
                 zone => pool.remove_live(zone, blocks, clock),
             };
@@ -87,7 +87,7 @@ impl Replay<'_> {
             });
             // No request waits during recovery.
             while self.versions.release(u64::MAX, &mut |physical| died(physical, 1)) {}
-            // A change that failed at first fails again in the same state, and changes nothing.
+            // A change that failed originally fails again in the same state, and changes nothing.
             match applied {
                 Ok(())
                 | Err(Error::NotFound(_) | Error::Invalid(_) | Error::AlreadyExists(_) | Error::Busy(_)) => {}

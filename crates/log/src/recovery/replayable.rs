@@ -7,11 +7,11 @@ use logkit::scan::Kept;
 /// A record's header and changes.
 #[derive(Debug, Clone)]
 pub struct Replayable {
-    /// Its header.
+    /// Header of the record.
     pub header: Header,
-    /// Its links.
+    /// Links of the record.
     pub links: Links,
-    /// Its changes.
+    /// Changes of the record.
     pub changes: Changes,
 }
 

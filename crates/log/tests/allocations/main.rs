@@ -1,4 +1,4 @@
-//! Memory that the log allocates on the path of a request, and that its maps take.
+//! Memory that the log allocates on the path of a request, and memory of its maps.
 //!
 //! The counts are of the whole process, so this binary has a single test.
 

@@ -1,10 +1,10 @@
-//! What maps say they take is what they take, and the radix map keeps to its budget.
+//! The size that maps report is what they take, and the radix map keeps to its budget.
 
 use conformance::allocations;
 use log::map::{Map, NAMES, PAGE_BLOCKS, Physical, Radix, make};
 use runtime::Random;
 
-/// Memory of this process that is in use.
+/// Resident memory of this process, in bytes.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
     let pages: u64 = text.split(' ').nth(1).and_then(|word| word.parse().ok()).expect("the second number");
@@ -21,8 +21,8 @@ fn shuffled(count: u64, seed: u64) -> Vec<u32> {
     numbers
 }
 
-/// Every block of the map at a place of its own, written one by one in random order. Returns the most that `bytes`
-/// said meanwhile.
+/// Maps every block to a location of its own, one by one in random order. Returns the largest value of
+/// `bytes` meanwhile.
 fn write_at_random(map: &dyn Map) -> u64 {
     let mut most = 0;
     for (place, block) in (1..).zip(shuffled(map.blocks(), 3)) {
@@ -35,7 +35,7 @@ fn write_at_random(map: &dyn Map) -> u64 {
     most
 }
 
-/// Every block, in extents of 255, each behind a header.
+/// Maps every block, in extents of 255, each after a header.
 fn write_sequentially(map: &dyn Map) -> u64 {
     let (mut block, mut place, mut most) = (0, 1, 0);
     while block < map.blocks() {
@@ -54,10 +54,10 @@ fn write_sequentially(map: &dyn Map) -> u64 {
 fn radix_keeps_to_its_budget() {
     const BLOCKS: u64 = 1 << 22;
     const PER_TEBIBYTE: u64 = (1 << 28) / BLOCKS;
-    // Memory comes in huge pages: the last one isn't full.
+    // Memory is allocated in huge pages, and the last one isn't full.
     const ROUNDING: u64 = 2 << 20;
     let before = resident();
-    let map = Radix::new(BLOCKS).expect("room");
+    let map = Radix::new(BLOCKS).expect("memory for the tables");
     let most = write_at_random(&map);
     let budget = (1.01 * (1 << 30) as f64) as u64 / PER_TEBIBYTE;
     println!("at random: {} bytes, {most} at most, budget {budget}", map.bytes());
@@ -65,18 +65,18 @@ fn radix_keeps_to_its_budget() {
     // While leaves of runs become dense both exist.
     assert!(most <= budget + budget / 20 + ROUNDING, "{most} bytes at most, budget {budget}");
     let taken = resident().saturating_sub(before);
-    assert!(taken <= map.bytes() + ROUNDING, "{taken} bytes resident, {} said", map.bytes());
-    assert!(taken >= map.bytes() / 10 * 8, "{taken} bytes resident, {} said", map.bytes());
+    assert!(taken <= map.bytes() + ROUNDING, "{taken} bytes resident, {} reported", map.bytes());
+    assert!(taken >= map.bytes() / 10 * 8, "{taken} bytes resident, {} reported", map.bytes());
     drop(map);
 
-    let map = Radix::new(BLOCKS).expect("room");
+    let map = Radix::new(BLOCKS).expect("memory for the tables");
     let most = write_sequentially(&map);
     let budget = (64 << 20) / PER_TEBIBYTE;
     println!("sequentially: {} bytes, {most} at most, budget {budget}", map.bytes());
     assert!(most <= budget, "{most} bytes sequentially, budget {budget}");
 
-    // Rewritten sequentially, a map that was full of single blocks has as few in use: it doesn't grow.
-    let map = Radix::new(BLOCKS).expect("room");
+    // A map that was full of single blocks doesn't grow when it is rewritten sequentially.
+    let map = Radix::new(BLOCKS).expect("memory for the tables");
     write_at_random(&map);
     let dense = map.bytes();
     write_sequentially(&map);
@@ -97,7 +97,7 @@ fn what_a_map_says_is_what_the_allocator_counts() {
             let (taken, said) = (allocations::bytes().saturating_sub(before), map.bytes());
             let ratio = said as f64 / taken as f64;
             println!("{name} {what}: {taken} bytes allocated, {said} said ({ratio:.2})");
-            assert!((0.7..1.4).contains(&ratio), "{name} {what}: {taken} bytes allocated, {said} said");
+            assert!((0.7..1.4).contains(&ratio), "{name} {what}: {taken} bytes allocated, {said} reported");
         }
     }
 }

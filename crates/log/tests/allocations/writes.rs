@@ -1,8 +1,9 @@
 //! In steady state a write (queue, record, commit, acknowledgement) and a read allocate nothing.
 //!
-//! What may allocate now and then, and is amortised over thousands of operations: checkpoints, opening and sealing zones,
-//! and the cleaner per zone that it cleans; lists that grow when more happens at a time than in the warm-up. So what is
-//! counted here happens between them: within a zone, and overwrites of few blocks, so that nothing has to be moved.
+//! Rare allocations, amortised over thousands of operations, are excluded: checkpoints, opening and sealing
+//! zones, the cleaner per zone that it cleans, and lists that grow when more happens at a time than in the
+//! warm-up. So the measurement runs between them: within a zone, and with overwrites of few blocks, so that
+//! nothing has to be moved.
 
 use block::{BlockSize, DevicePart, Part};
 use conformance::allocations::{CLIENTS, counted, reads, writes};
@@ -16,7 +17,7 @@ pub fn writes_and_reads_allocate_nothing() {
     let found = runtime::run(runtime::Config::default(), || async {
         let ram = disks::ram::RamPart::new(256 << 20, BlockSize::new(BLOCK as u64).expect("a size"));
         let ram: Arc<dyn DevicePart> = Arc::new(ram.expect("memory"));
-        // Zones that take all of a measurement, and no checkpoint meanwhile.
+        // Each zone takes a whole measurement, and there is no checkpoint meanwhile.
         let options = Options {
             format: true,
             zone_size: Some(8 << 20),

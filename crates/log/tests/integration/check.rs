@@ -1,4 +1,5 @@
-//! Checking a log: silent on healthy ones however they ended, and whatever a flipped byte costs is reported.
+//! Checking a log: healthy logs have no finding however they ended, and every loss by a flipped byte is
+//! reported.
 
 use block::{
     BlockCount, BlockIndex, BlockRange, BlockSize, Buffer, Device, DeviceGeometry, DevicePart, Durability,
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 const BLOCK: usize = 4096;
 const VOLUME: u64 = 200;
-/// Written last, so that it says of everything before it that it was durable.
+/// Block that is written last, so that its record names all earlier ones as durable.
 const LAST: u64 = VOLUME - 1;
 
 fn geometry(blocks: u64) -> DeviceGeometry {
@@ -32,7 +33,7 @@ fn options() -> Options {
         size: Some(VOLUME * BLOCK as u64),
         zone_size: Some(64 << 10),
         checkpoint_after: 256 << 10,
-        // With few classes, so that the cleaner has something to do on a small disk.
+        // Few classes, so that a small disk needs cleaning.
         cleaning: "greedy".to_owned(),
         ..Options::default()
     }
@@ -71,7 +72,7 @@ impl Image {
         Arc::new(disk)
     }
 
-    /// Where a block of a zone begins; the superblock of the zones says where they are.
+    /// Byte offset of a block of a zone, by the superblock of the zones.
     fn offset(&self, zone: u64, block: u64) -> usize {
         let number = |at: usize| u64::from_le_bytes(self.0[at..at + 8].try_into().expect("eight bytes"));
         let (zone_size, first_zone) = (number(40), number(48));
@@ -92,7 +93,7 @@ impl Image {
         image
     }
 
-    /// The blocks that are this one's contents.
+    /// Offsets of the blocks with these contents.
     fn copies(&self, contents: &[u8]) -> Vec<usize> {
         let blocks = self.0.chunks(BLOCK).enumerate();
         blocks.filter(|(_, block)| *block == contents).map(|(number, _)| number * BLOCK).collect()
@@ -122,11 +123,11 @@ fn contents(block: u64, version: u64) -> Vec<u8> {
     (0..BLOCK / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect()
 }
 
-/// What a client does to a log, and what it has to find later.
+/// A client of a log, with the contents that it expects.
 struct Client {
     disk: Arc<dyn DevicePart>,
     log: Arc<dyn DevicePart>,
-    /// None once it is closed: handles go before their part.
+    /// `None` once the log is closed: handles are dropped before their part.
     device: Option<Rc<dyn Device>>,
     expected: Vec<Option<u64>>,
     version: u64,
@@ -182,7 +183,7 @@ impl Client {
         self.log.close().await.expect("it can be closed");
     }
 
-    /// What a power cut leaves behind a flush, if the disk keeps everything.
+    /// Image of the disk after a power cut that follows a flush, if the disk keeps everything.
     async fn cut(&mut self) -> Image {
         self.device().flush().await.expect("it can be flushed");
         self.write(LAST).await;
@@ -232,7 +233,7 @@ fn logs_that_were_recovered_and_cleaned_are_silent() {
         let has_moves = |dump: &Value| dump["tail"]["last"]["cleaner"].as_u64() > Some(0);
         assert!(has_moves(&image.dump(None).await), "the cleaner had nothing to do");
         is_silent("in the middle", image.check().await);
-        // Recovered again and again, with nothing written but the roots.
+        // Recovered several times, with only roots written.
         let disk = image.disk().await;
         for _ in 0..3 {
             let log = open(disk.clone(), &options()).await.expect("it opens");
@@ -279,7 +280,7 @@ fn snapshots_and_clones_are_held_against_the_records_too() {
         let report = is_silent("closed", image.check().await);
         assert_eq!(report.checked.versions, 3);
 
-        // What only they have, wherever it was moved to.
+        // Blocks that only the snapshot and the clone have, at any location.
         let copies = image.copies(&kept);
         let flipped = copies.iter().fold(image.clone(), |image, at| image.flipped(at + 9));
         let report = flipped.check().await.expect("it can be checked");
@@ -289,7 +290,7 @@ fn snapshots_and_clones_are_held_against_the_records_too() {
     });
 }
 
-/// Clones that lost the same blocks have the same page, which their parent doesn't have.
+/// Clones that lost the same blocks share a page that their parent doesn't have.
 #[test]
 fn pages_that_only_clones_share_are_counted_once() {
     run(async || {
@@ -310,7 +311,7 @@ fn pages_that_only_clones_share_are_counted_once() {
     });
 }
 
-/// The only finding, which must be damage.
+/// Returns the only finding, which must be damage.
 fn the_damage(report: CheckReport) -> Finding {
     assert!(report.is_damaged() && report.damage.len() == 1, "{report:#?}");
     report.damage[0].clone()
@@ -346,7 +347,7 @@ fn damaged_data_is_found_with_its_owner() {
                 panic!("{name}: {report:#?}");
             };
             let (zone, block) = image.place(at);
-            // In the tail, too: the record is part of the log, and one block of it is damaged.
+            // Also in the tail: the record is part of the log, and one of its blocks is damaged.
             assert_eq!(report.damage.len(), 1, "{name}: {report:#?}");
             assert_eq!((place_of(finding), finding.blocks), ((zone, block), 1), "{name}: {finding:?}");
             let hit = &finding.hits[0];
@@ -379,7 +380,8 @@ fn damaged_metadata_is_found() {
             found.unwrap_or_else(|| panic!("a zone for {wanted}"))
         };
 
-        // What a full zone's summary has, too, is not lost; nor is a summary as long as the headers are there.
+        // Nothing is lost of a header that the zone's summary also has, or of a summary whose headers are
+        // intact.
         let data = used("data");
         for byte in [0, 20, 100] {
             let report = flip(&data["zone"], 0, byte).await;
@@ -394,7 +396,7 @@ fn damaged_metadata_is_found() {
             assert!(note.what.contains("the summary of the zone is unusable"), "byte {byte}: {note:?}");
         }
 
-        // A page: all that its version has there.
+        // A page: everything that its version maps there is lost.
         let number = used("checkpoints")["zone"].as_u64().expect("a number") as u32;
         let records = image.dump(Some(number)).await["records"].take();
         let records = records.as_array().expect("records");
@@ -425,7 +427,7 @@ fn damaged_metadata_is_found() {
     });
 }
 
-/// Reads the volume; none where the log can't be opened.
+/// Reads the volume; `None` if the log can't be opened.
 async fn read_all(image: &Image) -> Option<Vec<u8>> {
     let log = open(image.disk().await, &options()).await.ok()?;
     let device = log.open().await.expect("it opens");
@@ -436,7 +438,7 @@ async fn read_all(image: &Image) -> Option<Vec<u8>> {
     bytes
 }
 
-/// Whatever byte is flipped: if the check says that nothing is lost, everything is there, and what it says is lost is.
+/// Flips any byte. If the check reports no loss, all data is intact; if it reports a loss, that data is lost.
 fn no_flip_is_missed(seed: u64, is_closed: bool) {
     println!("seed {seed}");
     run(async move || {
@@ -453,7 +455,7 @@ fn no_flip_is_missed(seed: u64, is_closed: bool) {
         assert!(read_all(&image).await.as_deref() == Some(&expected), "the image is good");
         let mut random = runtime::Random::new(seed);
         let (mut damaged, mut noted, mut silent) = (0, 0, 0);
-        // From behind the superblocks on, which have nothing to do with the log; the beginnings of blocks more often.
+        // After the superblocks, which don't belong to the log; the beginnings of blocks more often.
         for _ in 0..400 {
             let block = 2 + random.below((image.0.len() / BLOCK - 2) as u64) as usize;
             let byte = if random.below(2) == 0 { random.below(160) } else { random.below(BLOCK as u64) };

@@ -1,4 +1,4 @@
-//! The mistakes that log-structured devices are known for, each by its name.
+//! Mistakes that log-structured devices are known for, a test for each.
 
 use crate::life::{BLOCK, Losing, Version, Volume, disk, run, small, stamped};
 use block::{BlockIndex, Buffer, Durability, Error, Part};
@@ -9,7 +9,7 @@ use runtime::Random;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Random writes of 1 to 8 blocks over a part of the volume, until so many blocks are written.
+/// Random writes of 1 to 8 blocks over a part of the volume, `blocks` blocks in total.
 async fn churn(volume: &Volume, model: &mut [Version], random: &mut Random, blocks: u64, next: &mut Version) {
     let mut written = 0;
     while written < blocks {
@@ -37,7 +37,7 @@ fn a_part_of_an_extent_is_overwritten_and_the_rest_is_as_it_was() {
             expected[40..50].fill(2);
             (expected[0], expected[99], expected[45]) = (3, 4, 5);
             expected[38..42].fill(6);
-            // One read over all of them, and reads that begin and end inside.
+            // One read of all blocks, and reads that begin and end within extents.
             assert_eq!(volume.versions(0, 100).await, expected);
             assert_eq!(volume.versions(39, 8).await, expected[39..47]);
             assert_eq!(volume.versions(95, 10).await, [&expected[95..], &[0; 5]].concat());
@@ -68,7 +68,7 @@ fn blocks_0_and_the_last_are_blocks_like_any_other() {
             volume.write(0, 1, version).await;
             volume.write(last, 1, version).await;
             volume.flush().await;
-            assert!(volume.try_write(last, 2, 9).await.is_err(), "behind the end");
+            assert!(volume.try_write(last, 2, 9).await.is_err(), "after the end");
         });
     };
     ends(disk.clone(), true, 1);
@@ -131,7 +131,7 @@ fn what_was_discarded_reads_as_zeros_also_after_reopening() {
         run(move || async move {
             let volume = Volume::open(&disk, &small()).await;
             assert_eq!(volume.versions(0, 64).await, expected);
-            // A volume of which everything is discarded is empty again.
+            // A volume whose blocks are all discarded is empty again.
             volume.discard(0, volume.blocks()).await;
             assert!(volume.all().await.iter().all(|version| *version == 0));
         });
@@ -160,7 +160,7 @@ fn two_volumes_in_one_process_stay_apart() {
     });
 }
 
-/// A user overwrites everything in the zones that were flushed, and flushes nothing; then the power fails.
+/// A user overwrites everything in flushed zones without a further flush; then the power fails.
 #[test]
 fn no_zone_is_used_again_before_what_emptied_it_is_durable() {
     run(|| async {
@@ -172,7 +172,7 @@ fn no_zone_is_used_again_before_what_emptied_it_is_durable() {
         }
         volume.flush().await;
         let reset_before = volume.cleaned().0;
-        // Twice over, so that zones must be reset although nobody flushes.
+        // Twice, so that zones must be reset although no client flushes.
         for version in [2, 3] {
             for block in (0..blocks).step_by(8) {
                 volume.write(block, 8.min(blocks - block), version).await;
@@ -184,7 +184,7 @@ fn no_zone_is_used_again_before_what_emptied_it_is_durable() {
             let found = Volume::open(&left, &small()).await.all().await;
             let is_there = |version: &Version| (1..=3).contains(version);
             assert!(found.iter().all(is_there), "{choice}: {found:?}");
-            // Prefix consistency: as far as version 3 goes, and from there on version 2, or 2 and then 1.
+            // Prefix consistency: blocks of version 3 and then of 2, or of 2 and then of 1.
             assert!(found.is_sorted_by(|one, next| one >= next), "{choice}: {found:?}");
             assert!(found[0] - found[found.len() - 1] <= 1, "{choice}: {found:?}");
         }
@@ -253,7 +253,7 @@ fn a_full_log_says_so_and_takes_writes_again_after_discards() {
                         Err(error) => panic!("{error}"),
                     }
                 }
-                // Overwriting needs no more room.
+                // Overwrites need no further capacity.
                 for block in 0..volume.blocks() {
                     if model[block as usize] != 0 && random.chance(0.1) {
                         next += 1;
@@ -263,7 +263,7 @@ fn a_full_log_says_so_and_takes_writes_again_after_discards() {
                 }
                 volume.flush().await;
                 assert_eq!(volume.part.status().await["space"], "full");
-                // Nothing of a write that was refused is there: none was large enough to be cut.
+                // A refused write leaves no data: none was large enough to be divided.
                 assert_eq!(volume.all().await, model);
                 let (block, count) = (random.below(2048), 2048);
                 volume.discard(block, count).await;
@@ -280,7 +280,8 @@ fn a_full_log_says_so_and_takes_writes_again_after_discards() {
     });
 }
 
-/// Many large writes at once, new blocks and overwrites mixed: a volume that fits its disk never runs out of room.
+/// Many large concurrent writes, of new blocks and overwrites: a volume that fits its disk never runs out of
+/// space.
 #[test]
 fn a_volume_that_fits_its_disk_is_never_full() {
     println!("seed 34");
@@ -302,7 +303,7 @@ fn a_volume_that_fits_its_disk_is_never_full() {
         });
         let tasks: Vec<_> = tasks.collect();
         for outcome in runtime::join_all(tasks).await {
-            outcome.expect("there is always room");
+            outcome.expect("there is always space");
         }
     });
 }
@@ -352,7 +353,7 @@ fn a_disk_that_takes_no_more_writes_fails_every_write_and_goes_on_reading() {
         volume.write(0, 32, 1).await;
         volume.flush().await;
         block::Part::message(&*faulty, "rules on").await.unwrap();
-        // Several at a time: one that is on its way when the log gives up must end, too.
+        // Several at a time: a write in flight when the log fails must also end.
         let writes = (0..32).map(|block| volume.try_write(block, 1, 2));
         let all = runtime::timeout(Duration::from_secs(20), runtime::join_all(writes)).await;
         assert!(all.expect("every write ends").iter().all(Result::is_err));
@@ -381,7 +382,7 @@ fn reads_that_fail_while_the_cleaner_reads_lose_nothing() {
             let (mut random, mut next) = (Random::new(36), 0);
             churn(&volume, &mut model, &mut random, 1000, &mut next).await;
             block::Part::message(&*faulty, "rules on").await.unwrap();
-            // A zone that can't be read is left alone, so there may come an end to the room.
+            // A zone that can't be read is excluded from cleaning, so the space may run out.
             for _ in 0..2000 {
                 let (block, version) = (random.below(model.len() as u64), next + 1);
                 match volume.try_write(block, 1, version).await {
@@ -400,7 +401,7 @@ fn reads_that_fail_while_the_cleaner_reads_lose_nothing() {
     run(move || async move {
         let volume = Volume::open(&whole, &small()).await;
         assert_eq!(volume.all().await, model);
-        // What was left alone is taken up again.
+        // Excluded zones are cleaned again after the log is opened again.
         let mut model = model;
         churn(&volume, &mut model, &mut Random::new(37), 4000, &mut (1 << 40)).await;
         assert_eq!(volume.all().await, model);
@@ -418,7 +419,7 @@ fn a_write_nobody_waits_for_any_more_is_carried_out() {
                 let data = stamped(block, 1, 7).into();
                 let mut write =
                     std::pin::pin!(volume.device.write(BlockIndex(block), data, Durability::Visible));
-                // Begun, and dropped.
+                // The call is begun and dropped.
                 std::future::poll_fn(|context| {
                     let _ = write.as_mut().poll(context);
                     std::task::Poll::Ready(())
@@ -451,7 +452,7 @@ fn writes_of_8_mib_and_of_one_block_at_depth_64() {
                 let block = random.below(volume.blocks() - 2048 + 1);
                 volume.write(block, 2048, 1000 * round + 1).await;
                 model[block as usize..block as usize + 2048].fill(1000 * round + 1);
-                // 64 at a time, all to different blocks.
+                // 64 writes at a time, to different blocks.
                 for batch in 0..6 {
                     let first = random.below(volume.blocks() - 64 * 7);
                     let version = 1000 * round + 10 + batch;
@@ -493,7 +494,7 @@ fn closed_and_opened_a_hundred_times() {
     });
 }
 
-/// Whoever forgets a handle doesn't keep the log from being closed, and can't write to it any more.
+/// A handle that is never dropped doesn't prevent the log from being closed, and can't write afterwards.
 #[test]
 fn closed_while_handles_are_open() {
     run(|| async {
@@ -513,7 +514,7 @@ fn closed_while_handles_are_open() {
     });
 }
 
-/// A root remembers where 32 lives ended; more of them in a row must not be forgotten, nor make it too large.
+/// A root names the ends of 32 epochs; more epochs in a row must neither be lost nor make the root too large.
 #[test]
 fn stopped_uncleanly_two_hundred_times_in_a_row() {
     for writes in [true, false] {
@@ -533,11 +534,11 @@ fn stopped_uncleanly_two_hundred_times_in_a_row() {
                 expected[300..].fill(1);
                 if writes {
                     expected[..life as usize].fill(2);
-                    assert_eq!(volume.versions(0, 308).await, expected, "life {life}");
+                    assert_eq!(volume.versions(0, 308).await, expected, "epoch {life}");
                     volume.write(life, 1, 2).await;
                     volume.flush().await;
                 }
-                assert!(volume.versions(0, 308).await[300..] == [1; 8], "life {life}");
+                assert!(volume.versions(0, 308).await[300..] == [1; 8], "epoch {life}");
             });
         }
     }

@@ -1,4 +1,4 @@
-//! The log keeps the promises of a device, on any disk, with any number of shards, closed and opened again.
+//! The contract of a device, for logs on any disk, with any number of shards, closed and opened again.
 
 use block::{BlockCount, BlockSize, DeviceGeometry, DevicePart};
 use layers::record::replay::ImageDisk;
@@ -45,7 +45,7 @@ fn on_sectors_of_512_bytes_without_a_volatile_cache() {
     conforms(1, disk(65536, 512, false), Options::default());
 }
 
-/// 2 MiB are written all over in a volume of 3 MiB, so the log goes round many times.
+/// 2 MiB are overwritten many times in a volume of 3 MiB, so zones are reused often.
 #[test]
 fn with_hardly_any_room() {
     let options = Options {

@@ -1,5 +1,5 @@
-//! Damage on the medium, one byte at a time, and records where none should be: opening either refuses, and says what is
-//! wrong, or gives what was there, or fails the reads of what is damaged.
+//! Damage on the medium, one byte at a time, and records in wrong places: opening either fails with the
+//! reason, or returns the right contents, or fails reads of the damaged blocks.
 
 use crate::life::{BLOCK, Version, Volume, copy_of, disk, raw, run, small, stamped};
 use block::{BlockIndex, Buffer, DevicePart, Durability, Error};
@@ -8,7 +8,7 @@ use runtime::Random;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A record, as it lies on a disk; see the book's page on records.
+/// A record as it is on a disk; see the book's page on records.
 #[derive(Debug, Clone, Copy)]
 pub struct Record {
     pub block: usize,
@@ -20,7 +20,7 @@ pub struct Record {
 pub const CHECKPOINT: u8 = 2;
 pub const ROOT: u8 = 3;
 
-/// All that begin like records, of any age.
+/// All blocks that begin with a record's magic number, of any age.
 pub fn records(bytes: &[u8]) -> Vec<Record> {
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
     let all = bytes.chunks_exact(BLOCK).enumerate().filter(|(_, block)| block.starts_with(b"SILTREC1"));
@@ -34,7 +34,8 @@ pub fn records(bytes: &[u8]) -> Vec<Record> {
     .collect()
 }
 
-/// Every write a record of its own, flushed; then the process dies. Block n holds version n + 1.
+/// Writes and flushes `count` blocks, each as a record of its own; then the process dies. Block n holds
+/// version n + 1.
 fn durable_writes(count: u64) -> Vec<u8> {
     let disk = disk(4);
     run({
@@ -50,20 +51,20 @@ fn durable_writes(count: u64) -> Vec<u8> {
     run(move || async move { raw(&disk).await })
 }
 
-/// What opening a disk with these bytes gives.
+/// Contents after opening a disk with these bytes, or the error.
 fn opened(bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
     run(move || async move {
         let disk = copy_of(&bytes).await;
         let volume = Volume::try_open(&disk, &small()).await?;
         let found = volume.bytes(0, 64).await?;
-        // A log that was opened can be written to.
+        // An open log accepts writes.
         volume.try_write(60, 1, 99).await?;
         volume.device.flush().await?;
         Ok(found)
     })
 }
 
-/// The blocks of a log that was opened on a disk with these bytes, one by one: what is in them, or why they can't be read.
+/// Contents of each block, or the error of reading it, after opening a disk with these bytes.
 fn blocks_of(bytes: Vec<u8>) -> Result<Vec<Result<Vec<u8>, Error>>, Error> {
     run(move || async move {
         let disk = copy_of(&bytes).await;
@@ -89,7 +90,7 @@ fn assert_only_damaged(blocks: &[Result<Vec<u8>, Error>], damaged: usize, right:
     }
 }
 
-/// At which bytes they differ.
+/// Offsets of the bytes that differ.
 fn differing(found: &[u8], right: &[u8]) -> Vec<usize> {
     (0..right.len()).filter(|at| found[*at] != right[*at]).collect()
 }
@@ -108,14 +109,14 @@ fn rot_in_the_middle_is_told_from_a_torn_tail() {
     assert_eq!(users.len(), 20);
     let (mut sealed, mut refused, mut damaged_blocks) = (0, 0, 0);
     for record in users {
-        // In the header, in its checksums, in the data.
+        // In the header, in its checksums, and in the data.
         for offset in [20, 47, 97, BLOCK, 2 * BLOCK - 1] {
             let mut damaged = bytes.clone();
             damaged[record.block * BLOCK + offset] ^= 0x10;
             match (record.sequence, opened(damaged)) {
-                // Nobody can tell it from a record that the power cut took.
+                // Damage of the last record is indistinguishable from a record that the power cut tore.
                 (20, found) => assert!(found.expect("a torn tail is the normal end") == expected(19)),
-                // A zone that was full says at its end what is in it, and its data isn't read to open the log.
+                // The summary of a full zone lists its records, and their data isn't read to open the log.
                 (sequence, Ok(found)) => {
                     let wrong = differing(&found, &expected(20));
                     let is_the_byte = wrong == [(sequence as usize - 1) * BLOCK + offset % BLOCK];
@@ -127,7 +128,7 @@ fn rot_in_the_middle_is_told_from_a_torn_tail() {
                     );
                     sealed += 1;
                 }
-                // The record is part of the log, and costs what is damaged in it.
+                // The record is part of the log, and only the damaged data is lost.
                 (sequence, Err(Error::Corrupt(_))) if offset >= BLOCK => {
                     let mut damaged = bytes.clone();
                     damaged[record.block * BLOCK + offset] ^= 0x10;
@@ -148,7 +149,7 @@ fn rot_in_the_middle_is_told_from_a_torn_tail() {
     assert!(refused >= 12 && damaged_blocks >= 8 && sealed >= 20);
 }
 
-/// Ten writes, each a record of its own, and flushed; then the log is idle for so long, and its process dies.
+/// Ten writes, each a record of its own and flushed; then the log is idle for `pause`, and its process dies.
 fn writes_and_pause(pause: Duration) -> Vec<u8> {
     let main = move || async move {
         let disk = disk(4);
@@ -163,7 +164,7 @@ fn writes_and_pause(pause: Duration) -> Vec<u8> {
     runtime::simulate(runtime::Simulation::new(1), main).expect("the world runs").value
 }
 
-/// The last record of users with data.
+/// Last record of users with data.
 fn last_write(bytes: &[u8]) -> Record {
     let all = records(bytes).into_iter().filter(|record| record.stream == 0 && record.data_blocks > 0);
     all.max_by_key(|record| record.sequence).unwrap()
@@ -175,7 +176,7 @@ pub fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
     damaged
 }
 
-/// What the check of a disk with these bytes says: the damage and the notes.
+/// Findings of a check of a disk with these bytes: the damage and the notes.
 fn checked(bytes: Vec<u8>) -> (Vec<String>, Vec<String>) {
     run(move || async move {
         let report = log::check::check_device(copy_of(&bytes).await, &|_, _| {}).await.unwrap();
@@ -190,7 +191,7 @@ fn damage_of_the_last_record_is_told_from_a_torn_end_once_the_log_was_idle() {
     let last = last_write(&bytes);
     let (header, data) = (last.block * BLOCK + 47, (last.block + 1) * BLOCK + 9);
     assert_eq!(last.sequence, 10);
-    // It may have been cut off by the end of the process: it is dropped, and that is told.
+    // The record may have been cut off by the end of the process: it is dropped, and that is reported.
     for (at, torn) in [(header, 0), (data, 1)] {
         let damaged = flipped(&bytes, at);
         assert!(opened(damaged.clone()).expect("a torn end") == expected(9));
@@ -213,13 +214,13 @@ fn damage_of_the_last_record_is_told_from_a_torn_end_once_the_log_was_idle() {
         let (damage, _) = checked(flipped(&bytes, at));
         assert!(!damage.is_empty(), "byte {at}");
     }
-    // Nothing is lost with the mark itself.
+    // No data is lost with the mark itself.
     let mark = records(&bytes).into_iter().filter(|it| it.stream == 0).max_by_key(|it| it.sequence).unwrap();
     assert_eq!((mark.sequence, mark.data_blocks), (11, 0));
     assert!(opened(flipped(&bytes, mark.block * BLOCK + 47)).expect("all is there") == expected(10));
 }
 
-/// A damaged block is still known after checkpoints, until it is written again.
+/// A damaged block is still known after checkpoints, until it is overwritten.
 #[test]
 fn a_damaged_block_stays_unreadable_until_it_is_overwritten() {
     let bytes = writes_and_pause(Duration::from_secs(5));
@@ -233,7 +234,7 @@ fn a_damaged_block_stays_unreadable_until_it_is_overwritten() {
         let volume = Volume::open(&disk, &small()).await;
         assert!(matches!(volume.bytes(9, 1).await, Err(Error::Corrupt(_))), "after a checkpoint");
         assert_eq!(volume.versions(0, 9).await, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        // Other data is written and moved beside it, until its zone has been reset.
+        // Other blocks are written and moved until the damaged block's zone has been reset.
         for version in 11..400 {
             volume.write(9 + version % 40, 1, version).await;
         }
@@ -245,7 +246,7 @@ fn a_damaged_block_stays_unreadable_until_it_is_overwritten() {
     });
 }
 
-/// A log with zones that were cleaned, checkpoints and roots in both zones; closed, or not.
+/// A log with cleaned zones, checkpoints, and roots in both zones; closed if `closes`.
 fn used(closes: bool) -> (Vec<u8>, Vec<Version>) {
     let disk = disk(2);
     let options =
@@ -278,8 +279,8 @@ fn used(closes: bool) -> (Vec<u8>, Vec<Version>) {
     (run(move || async move { raw(&disk).await }), model)
 }
 
-/// One bit of any block of the disk flips. The log refuses to open, or everything is as it was; only what lies in a block
-/// of user data may differ in that bit, since reads don't check data.
+/// One bit of any block of the disk flips. The log either fails to open or has its old contents. Only data in
+/// a block of user data may differ in that bit, since reads don't verify data.
 #[test]
 fn one_flipped_bit_anywhere_is_never_taken_for_something_else() {
     println!("seed 41");
@@ -300,7 +301,7 @@ fn one_flipped_bit_anywhere_is_never_taken_for_something_else() {
             if bytes[block * BLOCK..(block + 1) * BLOCK].iter().all(|byte| *byte == 0) {
                 continue;
             }
-            // One in what a header has, and one anywhere.
+            // One bit of a header's fields, and one anywhere.
             for at in [random.below(128), random.below(BLOCK as u64)] {
                 let (at, bit) = (block * BLOCK + at as usize, random.below(8));
                 let mut damaged = bytes.clone();
@@ -322,7 +323,8 @@ fn one_flipped_bit_anywhere_is_never_taken_for_something_else() {
                         let is_the_bit = differing.len() == 1
                             && found[differing[0]] == right[differing[0]] ^ 1 << bit
                             && differing[0] % BLOCK == at % BLOCK;
-                        // The newest record can't be told from one that was never written.
+                        // Damage of the newest record is indistinguishable from a record that was never
+                        // written.
                         let is_the_tail = !closes
                             && records(&bytes).iter().any(|record| {
                                 record.stream == 0
@@ -340,7 +342,7 @@ fn one_flipped_bit_anywhere_is_never_taken_for_something_else() {
     }
 }
 
-/// The newest of several, by its number.
+/// The record of this stream with the highest number.
 pub fn newest(bytes: &[u8], stream: u8) -> Record {
     records(bytes)
         .into_iter()
@@ -357,7 +359,7 @@ fn a_damaged_directory_or_page_is_named() {
     damaged[(directory.block + 1) * BLOCK + 100] ^= 1;
     let error = opened(damaged).unwrap_err();
     assert!(matches!(&error, Error::Corrupt(text) if text.contains("directory")), "{error}");
-    // The pages stand in the record before.
+    // The pages are in the previous record.
     let page = records(&bytes)
         .into_iter()
         .find(|record| record.stream == CHECKPOINT && record.sequence == directory.sequence - 1)
@@ -368,7 +370,8 @@ fn a_damaged_directory_or_page_is_named() {
     assert!(matches!(&error, Error::Corrupt(text) if text.contains("page 0 of a map")), "{error}");
 }
 
-/// The root of this life is gone: the one before must not pass for the newest, whose records it doesn't admit.
+/// The root of this epoch is lost: the previous one must not be taken for the newest, as it doesn't admit the
+/// epoch's records.
 #[test]
 fn a_damaged_root_does_not_bring_an_older_state_back() {
     let (bytes, _) = used(false);
@@ -377,7 +380,7 @@ fn a_damaged_root_does_not_bring_an_older_state_back() {
     damaged[root.block * BLOCK + 60] ^= 1;
     let error = opened(damaged).unwrap_err();
     assert!(matches!(error, Error::Corrupt(_)), "{error}");
-    // All of them.
+    // All roots are lost.
     let mut damaged = bytes.clone();
     for record in records(&bytes).iter().filter(|record| record.stream == ROOT) {
         damaged[record.block * BLOCK + 60] ^= 1;
@@ -386,7 +389,7 @@ fn a_damaged_root_does_not_bring_an_older_state_back() {
     assert!(matches!(error, Error::Corrupt(_)), "{error}");
 }
 
-/// Somebody who can read the disk writes records of it as user data.
+/// A user who can read the disk writes copies of its records as data.
 #[test]
 fn planted_copies_of_records_do_not_validate() {
     let bytes = durable_writes(10);
@@ -399,7 +402,7 @@ fn planted_copies_of_records_do_not_validate() {
     let write = |disk: Arc<dyn DevicePart>, plant: Vec<Vec<u8>>| {
         run(move || async move {
             let volume = Volume::open(&disk, &small()).await;
-            // Alone and many together, so that they come to lie at many places of a zone.
+            // Alone and many together, so that the copies are at many positions of a zone.
             for (number, record) in plant.iter().enumerate() {
                 for copy in 0..5 {
                     let at = BlockIndex(100 + 20 * number as u64 + 2 * copy);
@@ -410,7 +413,7 @@ fn planted_copies_of_records_do_not_validate() {
                         .unwrap();
                 }
             }
-            // Overwritten, so that only the record itself counts.
+            // The original blocks are overwritten: a copy that is replayed would bring their old data back.
             volume.write(0, 10, 50).await;
             volume.flush().await;
         });
@@ -428,7 +431,7 @@ fn planted_copies_of_records_do_not_validate() {
     });
 }
 
-/// Bytes that were written as a whole disk of records by somebody else don't make a log.
+/// A disk full of records that another program wrote isn't a log.
 #[test]
 fn what_is_no_log_is_refused_with_what_it_is() {
     let empty = run(|| async {

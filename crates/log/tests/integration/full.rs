@@ -1,4 +1,4 @@
-//! A log that is full says so before it acknowledges a write, whatever takes the room, and can be emptied.
+//! A full log refuses writes before it acknowledges them, whatever uses the space, and can be emptied.
 
 use crate::life::{Volume, run};
 use block::{DevicePart, Error, Part, Result};
@@ -16,7 +16,7 @@ fn small(map: &str, acknowledge: Acknowledge) -> Options {
     }
 }
 
-/// Only a lack of room is an answer.
+/// Whether the request succeeded; any error other than ENOSPC fails the test.
 fn is_done(outcome: Result<()>) -> bool {
     match outcome {
         Ok(()) => true,
@@ -29,7 +29,8 @@ async fn told(volume: &Volume, message: &str) -> bool {
     is_done(volume.part.message(message).await.map(|_| ()))
 }
 
-/// Snapshots until there is no room for another, each of other data: the map of each takes room, too.
+/// Creates snapshots with different data until there is no space for another; the map of each also takes
+/// space.
 async fn fill_with_snapshots(volume: &Volume, begin: u64) -> Vec<String> {
     let mut names = Vec::new();
     for version in begin.. {
@@ -44,7 +45,7 @@ async fn fill_with_snapshots(volume: &Volume, begin: u64) -> Vec<String> {
         }
         names.push(name);
     }
-    // What is left is taken, too.
+    // The remaining space is used as well.
     let mut block = 0;
     while is_done(volume.try_write(block, 1, begin + 1000).await) && block + 1 < volume.blocks() {
         block += 1;
@@ -68,13 +69,13 @@ fn snapshots_fill_a_log_and_their_deletion_empties_it() {
             for round in 1..4 {
                 let names = fill_with_snapshots(&volume, round * 10_000).await;
                 println!("{} snapshots", names.len());
-                assert!(names.len() > 2, "room for {} snapshots", names.len());
+                assert!(names.len() > 2, "space for {} snapshots", names.len());
                 volume.flush().await;
                 volume.discard(0, volume.blocks()).await;
                 volume.flush().await;
                 assert_eq!(volume.all().await, vec![0; volume.blocks() as usize]);
                 if round == 2 {
-                    // A full log opens as full as it was.
+                    // A full log is as full after it is opened again.
                     volume.close().await;
                     volume = Volume::open(&disk, &options).await;
                 }
@@ -123,7 +124,7 @@ fn clones_fill_a_log() {
     });
 }
 
-/// Blocks that lie far apart on a thin volume: each takes a page of the map.
+/// Distant blocks of a thin volume: each takes a page of the map.
 #[test]
 fn a_thin_volume_is_filled_with_blocks_far_apart() {
     run(async || {
@@ -144,7 +145,7 @@ fn a_thin_volume_is_filled_with_blocks_far_apart() {
                 }
             }
             println!("{} blocks", written.len());
-            assert!(written.len() > 10, "room for {} blocks", written.len());
+            assert!(written.len() > 10, "space for {} blocks", written.len());
             volume.flush().await;
             if round == 2 {
                 volume.close().await;
@@ -161,7 +162,8 @@ fn a_thin_volume_is_filled_with_blocks_far_apart() {
     });
 }
 
-/// Overwrites of a full log need no capacity beyond the cleaner's reserve: each is taken, also after a close and after a crash.
+/// Overwrites of a full log need no capacity beyond the cleaner's reserve: each succeeds, also after a close
+/// and after a crash.
 #[test]
 fn a_full_log_takes_overwrites_and_what_is_discarded_can_be_written_again() {
     run(async || {
@@ -193,7 +195,7 @@ fn a_full_log_takes_overwrites_and_what_is_discarded_can_be_written_again() {
                 }
                 assert_eq!(volume.versions(0, count).await, vec![round; count as usize]);
             }
-            // As much as was discarded can be written elsewhere.
+            // As many blocks as were discarded can be written elsewhere.
             volume.discard(0, count / 2).await;
             for number in 0..count / 2 {
                 volume.write(count + number, 1, 9).await;

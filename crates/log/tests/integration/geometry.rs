@@ -1,5 +1,5 @@
-//! Grid of geometries: numbers of shards, zones and open zones, and sizes of requests with which a log works, or is refused by the
-//! plan with the numbers.
+//! Grid of geometries: numbers of shards, zones and open zones, and sizes of requests. A log either works
+//! with them, or the plan refuses it with the numbers.
 
 use crate::life::{BLOCK, Version, stamped, version_of};
 use block::{
@@ -30,7 +30,7 @@ struct Line {
     options: &'static str,
     /// Bytes of a request.
     request: u64,
-    /// Most bytes that are written in all.
+    /// Most bytes to write in total.
     bytes: u64,
 }
 
@@ -47,7 +47,7 @@ impl Line {
         )
     }
 
-    /// Returns the problems of the plan; `None` if the log is permitted.
+    /// Returns the problems of the plan; `None` if the plan accepts the log.
     fn refused(&self) -> Option<String> {
         let plan = Stack::from_line("line", &self.text(), &registry()).and_then(|stack| stack.check(true));
         plan.err().map(|problems| problems.to_string())
@@ -60,7 +60,7 @@ impl Line {
     }
 }
 
-/// Least size of a device that is divided into so many zones.
+/// Smallest size of a device that is divided into `wanted` zones.
 fn disk_size(wanted: u64, zone_size: u64) -> u64 {
     let zones = |bytes: u64| {
         let geometry = DeviceGeometry {
@@ -76,7 +76,7 @@ fn disk_size(wanted: u64, zone_size: u64) -> u64 {
     sizes.into_iter().find(|bytes| zones(*bytes) >= wanted).expect("superblocks take less than 4 MiB")
 }
 
-/// Blocks of a shard, and the version of each.
+/// Blocks of one shard, with the version of each.
 struct Stripe {
     first: u64,
     versions: Vec<Version>,
@@ -87,7 +87,7 @@ async fn drive(device: Rc<dyn Device>, line: Line, mut stripe: Stripe, seed: u64
     let mut random = Random::new(seed);
     let length = stripe.versions.len() as u64;
     let request = (line.request / BLOCK as u64).min(length);
-    // The stripe twice, and then at random.
+    // First the stripe twice, then at random.
     let writes = (5 * length / request).min(line.bytes / line.shards as u64 / line.request).max(2);
     for number in 0..writes {
         let at = match (number * request) < 2 * length {
@@ -128,7 +128,7 @@ async fn check(device: &Rc<dyn Device>, line: &Line, stripe: &Stripe) {
     }
 }
 
-/// Drives the stripes of all shards at once.
+/// Drives the stripes of all shards concurrently.
 async fn drive_all(top: &Arc<dyn DevicePart>, line: Line, stripes: Vec<Stripe>, seed: u64) -> Vec<Stripe> {
     let tasks = stripes.into_iter().enumerate().map(|(shard, stripe)| {
         let top = top.clone();
@@ -141,7 +141,7 @@ async fn drive_all(top: &Arc<dyn DevicePart>, line: Line, stripes: Vec<Stripe>, 
     runtime::join_all(tasks).await.into_iter().map(|ended| ended.unwrap()).collect()
 }
 
-/// Makes a log, writes, closes and opens it, and writes more.
+/// Creates a log, writes, closes and opens it, and writes more.
 async fn works(line: Line) {
     let mut stripes = Vec::new();
     for epoch in 0..3 {
@@ -163,7 +163,7 @@ async fn works(line: Line) {
         drop(top);
         built.close().await.unwrap_or_else(|error| panic!("{line:?}: {error}"));
         if epoch < 2 {
-            // What the simulation's file holds is the program's: the next epoch opens it.
+            // The simulated file's contents survive the program: the next epoch opens it.
             runtime::sleep(std::time::Duration::from_secs(1)).await;
         }
     }
@@ -178,7 +178,7 @@ fn run(line: Line) -> Option<String> {
     None
 }
 
-/// Fewest open zones of a log with the options of a line: as `kind.rs` counts them, found by trying.
+/// Fewest open zones of a log with the options of a line, as `kind.rs` computes them; found by trial.
 fn fewest_open(line: Line) -> u64 {
     (1..100)
         .find(|most_open| Line { most_open: *most_open, ..line }.refused().is_none())
@@ -189,7 +189,7 @@ fn fewest_zones(line: Line) -> u64 {
     (3..200).find(|zones| Line { zones: *zones, ..line }.refused().is_none()).expect("less than 200")
 }
 
-/// Lines with each combination; `is_wanted` selects some.
+/// Runs lines with each combination of values that `is_wanted` accepts.
 fn check_grid(shards: usize, bytes: u64, is_wanted: impl Fn(&Line) -> bool) {
     for options in ["", ", ack=buffer", ", appends_in_flight=1, cleaning=greedy, checkpoint_after=256KiB"] {
         let line = Line {
@@ -237,7 +237,7 @@ fn check_grid(shards: usize, bytes: u64, is_wanted: impl Fn(&Line) -> bool) {
 
 #[test]
 fn a_log_works_on_every_geometry_or_is_refused_with_the_numbers() {
-    // The longer test has the other lines.
+    // The longer test runs the other lines.
     for (number, shards) in [1, 4, 7, 32].into_iter().enumerate() {
         let is_wanted = |line: &Line| match line.options {
             "" => line.request == 64 * KIB && line.on_device == (number % 2 == 1) && line.most_open != 14,
@@ -252,7 +252,7 @@ fn a_log_works_on_every_geometry_or_is_refused_with_the_numbers() {
     }
 }
 
-/// All lines with so many shards.
+/// Runs all lines with `shards` shards.
 fn check_all(shards: usize) {
     if !conformance::budget::is_left_out() {
         check_grid(shards, 8 * MIB, |_| true);

@@ -1,4 +1,5 @@
-//! A log on a thin disk, whose host runs out of space: the write that finds none is refused and the log goes on.
+//! A log on a thin disk whose host runs out of space: the write that finds none is refused, and the log
+//! continues.
 
 use crate::life::{Volume, run, small};
 use block::{
@@ -13,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A disk that takes space of its host when a block is first written, and gives none back.
+/// A disk that takes space of its host when a block is first written, and never returns any.
 struct Thin {
     inner: Arc<dyn DevicePart>,
     taken: Arc<Mutex<Vec<bool>>>,
-    /// Number of blocks that the host has in all.
+    /// Total number of blocks of the host.
     host: Arc<AtomicU64>,
 }
 
@@ -121,7 +122,7 @@ impl Device for Handle {
     }
 }
 
-/// Writes blocks in turn, `length` at a time, up to the first that finds no space; returns how many blocks were written.
+/// Writes blocks in order, `length` at a time, until one finds no space; returns the number of written blocks.
 async fn fill(volume: &Volume, from: u64, length: u64, version: u64) -> u64 {
     let mut at = from;
     while at + length <= volume.blocks() {
@@ -134,7 +135,7 @@ async fn fill(volume: &Volume, from: u64, length: u64, version: u64) -> u64 {
     at - from
 }
 
-/// Writes once the log has found out that there is space.
+/// Writes blocks, retrying until the log has found that there is space.
 async fn write_in_the_end(volume: &Volume, block: u64, count: u64, version: u64) {
     for _ in 0..400 {
         match volume.try_write(block, count, version).await {
@@ -154,8 +155,8 @@ async fn free_zones(volume: &Volume) -> u64 {
     volume.part.status().await["zones"]["free"].as_u64().unwrap()
 }
 
-/// The host is full once `host` blocks are taken; then what is there can be read, flushed and discarded, and what is
-/// discarded makes room for other writes.
+/// The host is full once its blocks are taken. Existing data can then be read, flushed and discarded, and
+/// discards free space for other writes.
 fn a_full_host(options: Options, length: u64) {
     run(move || async move {
         let disk = Thin::new(8, 1200);
@@ -164,7 +165,7 @@ fn a_full_host(options: Options, length: u64) {
         let written = fill(&volume, 0, length, 1).await;
         assert!(written > 300 && written < 1200, "{written} blocks");
         assert_eq!(failed(&volume).await, None);
-        // Many at once, none of which waits for ever.
+        // Many concurrent writes, none of which waits forever.
         let more = (0..20).map(|number| volume.try_write(written + number * length, length, 9));
         let refused = runtime::join_all(more).await;
         let is_right = |outcome: &Result<()>| matches!(outcome, Ok(()) | Err(Error::NoSpace(_)));
@@ -172,7 +173,7 @@ fn a_full_host(options: Options, length: u64) {
         assert_eq!(failed(&volume).await, None);
         volume.flush().await;
         assert_eq!(volume.versions(0, written).await, vec![1; written as usize]);
-        // Discards need no space of the host, and make room without any.
+        // Discards need no space of the host, and free space.
         for block in (0..written / 2).step_by(16) {
             volume.discard(block, 16.min(written / 2 - block)).await;
         }
@@ -188,7 +189,7 @@ fn a_full_host(options: Options, length: u64) {
         };
         let expected: Vec<u64> = (0..written).map(expected).collect();
         assert_eq!(volume.versions(0, written).await, expected);
-        // Space of the host is found.
+        // The log finds the new space of the host.
         disk.grow_host(10_000);
         for number in 0..20 {
             write_in_the_end(&volume, written + number * length, length, 3).await;
@@ -214,7 +215,8 @@ fn what_was_acknowledged_from_memory_is_written() {
     a_full_host(Options { acknowledge: Acknowledge::Buffer, dirty: 64 << 10, ..small() }, 1);
 }
 
-/// The process dies while the host is full: what is opened holds what was acknowledged, and no record is missing.
+/// The process dies while the host is full: the reopened log holds all acknowledged data, and no record is
+/// missing.
 #[test]
 fn a_log_on_a_full_host_opens_after_a_crash() {
     run(|| async {
@@ -235,7 +237,8 @@ fn a_log_on_a_full_host_opens_after_a_crash() {
     });
 }
 
-/// Cleaning fails for a while and nobody asks it to go on: the writes that were refused meanwhile go through afterwards.
+/// Cleaning fails for a while and no request wakes the cleaner: writes that were refused meanwhile succeed
+/// afterwards.
 #[test]
 fn the_cleaner_tries_again_by_itself() {
     let world = runtime::Simulation::new(1);
@@ -249,7 +252,7 @@ fn the_cleaner_tries_again_by_itself() {
         let volume = Volume::make(&part, &options).await;
         volume.write(0, 64, 1).await;
         let mut version = 1;
-        // Until zones are nearly needed: most of them are dead, and reset after the next checkpoint.
+        // Until zones are nearly needed: most are dead, and are reset after the next checkpoint.
         while free_zones(&volume).await > 8 {
             version += 1;
             volume.write(0, 8, version).await;
@@ -274,7 +277,7 @@ fn the_cleaner_tries_again_by_itself() {
     runtime::simulate(world, main).expect("the world runs");
 }
 
-/// Nothing at all can be written: not even a record that says that another one is missing.
+/// Nothing can be written, not even the empty record in place of one that failed.
 #[test]
 fn a_host_without_any_space_refuses_at_once_and_goes_on_when_there_is_some() {
     run(|| async {
@@ -315,7 +318,7 @@ fn a_host_without_any_space_refuses_at_once_and_goes_on_when_there_is_some() {
     });
 }
 
-/// Zones that are full of live blocks as far as the host has space for them are not moved again and again.
+/// Zones whose known space is full of live blocks aren't moved again and again.
 #[test]
 fn cleaning_on_a_full_host_comes_to_rest() {
     let main = async || {
@@ -342,13 +345,13 @@ fn cleaning_on_a_full_host_comes_to_rest() {
     runtime::simulate(world, main).expect("cleaning ends");
 }
 
-/// Runs a command; false if it fails.
+/// Runs a command; returns false if it fails.
 fn runs(command: &[&str]) -> bool {
     let status = std::process::Command::new(command[0]).args(&command[1..]).status();
     status.is_ok_and(|status| status.success())
 }
 
-/// A small file system, until this is dropped.
+/// A small mounted file system; dropping it unmounts it.
 struct Mounted<'a>(&'a Path);
 
 impl Drop for Mounted<'_> {

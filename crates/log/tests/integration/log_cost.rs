@@ -1,11 +1,12 @@
-//! Instructions per 4 KiB random write of the log over memory. Ignored: it is measured from outside.
+//! Instructions per 4 KiB random write of the log over memory. Ignored: measured with an external tool.
 //!
 //! ```text
 //! DEPTH=32 valgrind --tool=callgrind INTEGRATION_BINARY --ignored --exact log_cost::writes_over_ram
 //! ```
 //!
-//! `WRITES` is the number of writes: the difference of two runs, over the difference of their numbers, leaves the start out.
-//! The volume is overwritten, so the cleaner runs; with `VOLUME` (in MiB) far below the disk it finds zones without live blocks.
+//! `WRITES` is the number of writes: the difference of two runs, divided by the difference of their numbers,
+//! excludes the start. The volume is overwritten, so the cleaner runs; with `VOLUME` (in MiB) far below the
+//! disk's size it finds zones without live blocks.
 
 use block::{BlockIndex, BlockSize, Data, Device, DevicePart, Durability, Part};
 use log::kind::{Options, open};

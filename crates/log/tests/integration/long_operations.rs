@@ -1,5 +1,5 @@
-//! Discarding a huge range and deleting a snapshot go on piece by piece: others get their turn in between, and a stop in
-//! the middle costs nothing.
+//! Discarding a huge range and deleting a snapshot are done in pieces: other requests run in between, and a
+//! stop in the middle loses nothing.
 
 use crate::life::{BLOCK, Volume, run, version_of};
 use block::{BlockIndex, BlockRange, BlockSize, Buffer, Device, DevicePart, Durability, Part};
@@ -8,11 +8,11 @@ use logkit::Owner;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How much is done in one go here.
+/// Number of blocks in one piece here.
 const AT_ONCE: u64 = 2048;
-/// A read takes two turns of the executor, and in each of them two lanes may commit a record.
+/// A read takes two turns of the executor, in each of which two lanes may commit a record.
 const MOST: u64 = 4 * AT_ONCE;
-/// So much of the volume lies beside each other: more than that.
+/// Number of contiguous blocks of data; more than `MOST`.
 const DENSE: u64 = 16384;
 
 fn ram(mebibytes: u64) -> Arc<dyn DevicePart> {
@@ -26,8 +26,8 @@ async fn fill(device: &dyn Device, byte: u8) {
     }
 }
 
-/// Reads the last block over and over until `work` has ended. Returns how many times, and by how many live blocks the log
-/// got emptier between two reads at most.
+/// Reads the last block repeatedly until `work` has ended. Returns the number of reads, and the largest
+/// decrease of live blocks between two of them.
 async fn reads_beside(
     part: &log::LogPart,
     device: &Rc<dyn Device>,
@@ -51,7 +51,7 @@ async fn reads_beside(
     (reads, most)
 }
 
-/// A thin volume of a tebibyte on a small disk in memory, with data in one place and in many.
+/// A thin volume of 1 TiB on a small disk in memory, with dense and scattered data.
 async fn tebibyte() -> (Arc<log::LogPart>, Rc<dyn Device>) {
     let options = Options {
         format: true,
@@ -83,11 +83,12 @@ fn a_discard_of_a_tebibyte_lets_reads_through() {
         })
         .await;
         println!("{reads} reads beside the discard, {most} blocks at once");
-        // A turn per piece.
+        // At least one turn per piece.
         assert!(3 * reads >= blocks / AT_ONCE, "{reads} reads");
         assert!(most > 0 && most <= MOST, "{most} blocks were discarded between two reads");
         assert_eq!(part.status().await["live_blocks"], 1);
-        // What was empty before is no work for a checkpoint: 1024 places, and the dense one.
+        // Unmapped ranges cost a checkpoint nothing: only the 1024 scattered locations and the dense range
+        // are dirty.
         assert!(
             part.status().await["dirty_pages"].as_u64().unwrap() < 2000,
             "{:?}",
@@ -121,7 +122,7 @@ fn deleting_a_snapshot_of_a_tebibyte_lets_reads_through() {
     });
 }
 
-/// A snapshot half of which is given up: the log ends there, or first writes a checkpoint, or both versions go on.
+/// A snapshot is half deleted when the log ends, or writes a checkpoint first, or both versions continue.
 #[test]
 fn a_deletion_that_is_stopped_in_the_middle_is_as_good_as_done() {
     for with_checkpoint in [false, true] {
@@ -147,7 +148,7 @@ fn a_deletion_that_is_stopped_in_the_middle_is_as_good_as_done() {
                 runtime::yield_now().await;
             }
             assert!(!deletion.is_finished() && before - core.kit().pool.live_data() < 400);
-            // Blocks that only it had, that it shared, and that nobody had.
+            // Blocks that only the snapshot had, that were shared, and that no version had.
             for (block, version) in [(700, 3), (708, 4), (900, 5)] {
                 volume.write(block, 8, version).await;
             }

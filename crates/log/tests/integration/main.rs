@@ -1,4 +1,4 @@
-//! The log device: its promises, its maps, damage and recovery.
+//! The log device: its contract, maps, damage and recovery.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod check;

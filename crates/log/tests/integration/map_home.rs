@@ -1,4 +1,5 @@
-//! The map in a file of its own: the promises of a device, lives that end in every way, and that opening reads no log.
+//! The map in a file of its own: the contract of a device, epochs that end in every way, and opening without
+//! reading the log.
 
 use crate::life::{Volume, disk, run, small};
 use block::{
@@ -62,7 +63,7 @@ fn keeps_them_from_the_buffer() {
 struct Reads(Mutex<Vec<(u32, u64)>>);
 
 impl Reads {
-    /// How many bytes of each kind of zone were read since the last time: of the roots', of others.
+    /// Numbers of bytes read since the last call: of root zones, and of others.
     fn take(&self) -> (u64, u64) {
         let reads = std::mem::take(&mut *self.0.lock().expect("nothing panics under it"));
         let of = |roots: bool| {
@@ -72,7 +73,7 @@ impl Reads {
     }
 }
 
-/// Zones that tell what is read of them.
+/// Zones that record their reads.
 struct Watched {
     inner: zones::OnDevice,
     reads: Arc<Reads>,
@@ -161,8 +162,8 @@ async fn watched(disk: &Arc<dyn DevicePart>, format: bool) -> (Arc<dyn ZonesPart
     (Arc::new(Watched { inner, reads: reads.clone() }), reads)
 }
 
-/// After a clean stop only roots are read; after a death behind a flush no record is replayed, nor before what had committed
-/// looked at.
+/// After a clean stop only roots are read. After a crash that follows a flush no record is replayed, and
+/// blocks before the last committed record aren't scanned.
 #[test]
 fn opening_reads_no_log() {
     let (_folder, path) = folder();
@@ -201,7 +202,7 @@ fn opening_reads_no_log() {
         volume.write(5, 3, 77).await;
         volume.flush().await;
         volume.all().await
-        // And dies.
+        // The process dies.
     });
     for life in 0..2_u64 {
         let (disk, options) = (disk.clone(), opened.clone());
@@ -210,7 +211,7 @@ fn opening_reads_no_log() {
             let part = log::device::open(zones, &options).await.expect("it opens");
             let recovered = part.recovered().clone();
             let (_, others) = reads.take();
-            // What was open is looked at behind what had committed, and at nothing else.
+            // Open zones are scanned after their last committed record, and nowhere else.
             assert!(others <= 4 * (64 << 10), "{others} bytes of zones");
             assert_eq!((recovered.replayed, recovered.clean), (life.min(1) * 2, false), "{recovered:?}");
             let volume = Volume { device: part.open().await.expect("a handle"), part: part.into() };
@@ -218,7 +219,7 @@ fn opening_reads_no_log() {
             volume.write(500, 2, 80 + life).await;
             volume.write(9000, 1, 80 + life).await;
             volume.all().await
-            // And dies without a flush.
+            // The process dies without a flush.
         });
     }
 }
@@ -274,7 +275,8 @@ fn without_its_home_with_another_one_or_an_older_one_a_log_is_not_opened() {
     refused(at.clone(), &["header", "damaged"]);
     damaged(&|bytes| (bytes[8], bytes[4096 + 8]) = (9, 9));
     refused(at.clone(), &["version 9"]);
-    // Opening puts what the journal says in place and begins it anew; from then on every line of the state stands for itself.
+    // Opening applies the journal and starts it from scratch; afterwards every line of the state is checked
+    // on its own.
     let (good_path, there) = (folder.path().join("good"), disk.clone());
     run(move || async move { drop(Volume::open(&there, &at_home(&good_path)).await) });
     let settled = std::fs::read(folder.path().join("good")).expect("a file");

@@ -1,4 +1,4 @@
-//! Every map does what a plain list of places does.
+//! Every map behaves like a plain list of locations.
 
 mod map_model;
 

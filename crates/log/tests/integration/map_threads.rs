@@ -1,5 +1,5 @@
-//! Lookups on several threads beside a writer: each block has the place before a change or the one after it, and is
-//! never seen unmapped unless it was.
+//! Lookups on several threads with a concurrent writer: each block has its location before or after a change,
+//! and is seen unmapped only if it was.
 
 use log::map::{Map, NAMES, Physical, make};
 use runtime::Random;
@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 const BLOCKS: u64 = 5000;
 const READERS: usize = 2;
 
-/// What version `version` of a block is: every seventh unmaps it.
+/// Location of a block in version `version`; every seventh version unmaps it.
 fn place(version: u32, block: u64) -> u32 {
     if version.is_multiple_of(7) { 0 } else { version * BLOCKS as u32 + block as u32 + 1 }
 }
 
-/// Versions that a block may have: those from `done` to `begun`.
+/// Versions that a block may have: from `done` to `begun`.
 struct Versions {
     done: Vec<AtomicU32>,
     begun: Vec<AtomicU32>,
-    /// Odd while the reader of this number looks up.
+    /// For each reader, a number that is odd during a lookup.
     lookups: [AtomicU64; READERS],
     stop: AtomicBool,
 }
@@ -72,7 +72,7 @@ impl Versions {
         }
     }
 
-    /// Waits until every lookup that runs now has returned.
+    /// Waits until every current lookup has returned.
     fn grace(&self, map: &dyn Map) {
         let grace = map.begin_grace();
         for lookups in &self.lookups {
@@ -92,7 +92,7 @@ impl Versions {
         range.for_each(|block| self.done[block as usize].store(version, SeqCst));
     }
 
-    /// Moves what of a range has the version of its first block to a new version, as a cleaner does.
+    /// Moves the blocks of a range that have the first block's version to a new version, as the cleaner does.
     fn compare_and_move(&self, map: &dyn Map, range: Range<u64>, version: u32) {
         let old = self.done(range.start);
         if place(old, 0) == 0 || place(version, 0) == 0 {
@@ -114,7 +114,7 @@ fn check(name: &str, changes: u32) {
     let versions =
         Versions { done: zeros(), begun: zeros(), lookups: Default::default(), stop: AtomicBool::new(false) };
     std::thread::scope(|scope| {
-        /// Ends the readers also if the writer panics.
+        /// Ends the readers even if the writer panics.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {

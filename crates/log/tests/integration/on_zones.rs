@@ -1,5 +1,5 @@
-//! A log on zones that a stack brings, with and without layers between: it keeps the promises of a device, leaves the zones to
-//! the stack, and never has more of them open than it says.
+//! A log on zones of a stack, with and without layers in between: it keeps the contract of a device, leaves
+//! the zones to the stack, and never has more of them open than it declares.
 
 use block::{Call, DevicePart, Durable, EraseGuarantee, Error, Part, Result, ZoneGeometry};
 use conformance::Whole;
@@ -22,7 +22,7 @@ fn registry() -> Registry {
     ])
 }
 
-/// A whole stack. Closing it adds the appends that had failed.
+/// Builds a stack. Closing it adds the number of failed appends.
 async fn build(line: &str, format: bool, failed_appends: &Arc<AtomicU64>) -> Result<Whole> {
     let plan = Stack::from_line("line", line, &registry()).and_then(|stack| stack.check(format));
     let built = plan.unwrap_or_else(|problems| panic!("{problems}")).build().await?;
@@ -38,7 +38,8 @@ async fn build(line: &str, format: bool, failed_appends: &Arc<AtomicU64>) -> Res
     }))
 }
 
-/// The suite on this stack, `DISK` being a file; returns how many appends have failed, where `zone-stats` counts them.
+/// Runs the suite on this stack, with a file for `DISK`; returns the number of failed appends, if
+/// `zone-stats` counts them.
 fn conforms(shards: usize, line: &str) -> u64 {
     println!("{line}");
     let folder = tempfile::tempdir().expect("a folder");
@@ -64,7 +65,7 @@ fn on_zones() {
     conforms(1, "log(zones(file(DISK, size=32MiB), zone_size=256KiB), size=16MiB)");
 }
 
-/// Zones as large as the usual ones, and appends as small as a log can do with: a header and a block of data.
+/// Zones of the usual size, and appends of the least size for a log: a header and a block of data.
 #[test]
 fn on_zones_with_small_appends() {
     conforms(2, "log(zones(file(DISK, size=32MiB), zone_size=256KiB, max_append=8KiB), size=8MiB)");
@@ -77,7 +78,7 @@ fn with_layers_between() {
     assert_eq!(conforms(2, line), 0, "appends that failed");
 }
 
-/// The smallest limit on open zones that this log takes.
+/// Smallest limit of open zones that this log accepts.
 fn least_limit(options: &Options) -> u32 {
     let zones = |limit| ZoneGeometry {
         zones: 120,
@@ -94,7 +95,8 @@ fn least_limit(options: &Options) -> u32 {
     (1..1000).find(|limit| options.layout_on(&zones(*limit)).is_ok()).expect("there is one")
 }
 
-/// No append is ever refused because too many zones are open, with as few as the log demands: it goes round many times.
+/// No append is refused for too many open zones, with as few as the log requires, while zones are reused many
+/// times.
 #[test]
 fn with_as_few_open_zones_as_it_demands() {
     for (appends_in_flight, cleaning) in [(2, "lifetime"), (1, "greedy"), (4, "sepbit")] {
@@ -108,7 +110,7 @@ fn with_as_few_open_zones_as_it_demands() {
     }
 }
 
-/// What can be told before anything is opened is; the rest when it is.
+/// Unfit zones are refused by the plan if it can know, otherwise at the open.
 #[test]
 fn zones_that_do_not_fit_are_refused() {
     let refused = |line: &str, format: bool| {
@@ -132,7 +134,7 @@ fn zones_that_do_not_fit_are_refused() {
         let told = refused(line, true);
         assert!(told.contains(said), "{line}: {told}");
     }
-    // How large zones are that are there already only opening them tells.
+    // The size of existing zones is known only once they are opened.
     let folder = tempfile::tempdir().expect("a folder");
     let disk = folder.path().join("disk.img").display().to_string();
     runtime::run(runtime::Config::default(), move || async move {

@@ -1,4 +1,4 @@
-//! What opening a log after a crash makes of it: many pages at a time, and changes behind the checkpoint.
+//! State after opening a log that crashed: many pages at a time, and changes after the checkpoint.
 
 use crate::life::{Volume, disk, run, small};
 use log::kind::Options;
@@ -7,7 +7,7 @@ use runtime::Random;
 const PAGE: u64 = log::map::PAGE_BLOCKS;
 const PAGES: u64 = 700;
 
-/// Which blocks are looked at: some of each page.
+/// Blocks that are read: some of each page.
 fn looked_at() -> impl Iterator<Item = u64> {
     (0..PAGES).flat_map(|page| [0, 1, 512, 1022].map(|offset| page * PAGE + offset))
 }
@@ -31,8 +31,8 @@ async fn scribble(volume: &Volume, random: &mut Random, from: u64, count: u64) {
     }
 }
 
-/// A thin volume with a block in each of so many pages that threads take them over: those of the checkpoint, those that the
-/// records behind it change, and those that only records know.
+/// A thin volume with a block in each of enough pages that threads load them: pages of the checkpoint, pages that
+/// later records change, and pages that only records have.
 #[test]
 fn pages_that_threads_take_over_are_as_they_were() {
     let disk = disk(192);
@@ -40,16 +40,16 @@ fn pages_that_threads_take_over_are_as_they_were() {
     let (disk_1, options_1) = (disk.clone(), options.clone());
     let before = run(move || async move {
         let volume = Volume::make(&disk_1, &options_1).await;
-        // Pages of the second half only: the first half is known to records alone later.
+        // Pages of the second half only; later, only records have the first half.
         for page in PAGES / 2..PAGES {
             volume.write(page * PAGE + 512, 1, 1 + page).await;
         }
-        // With a checkpoint of it all.
+        // The close writes a checkpoint of all of it.
         volume.close().await;
         let volume = Volume::open(&disk_1, &options_1).await;
         scribble(&volume, &mut Random::new(1), 10_000, 3000).await;
         all(&volume).await
-        // And dies.
+        // The process dies.
     });
     let mut before = before;
     for life in 0..3 {
@@ -58,7 +58,7 @@ fn pages_that_threads_take_over_are_as_they_were() {
             let mut volume = Volume::open(&disk, &options).await;
             let recovered = volume.part.recovered().clone();
             assert!(recovered.pages >= PAGES / 2 && recovered.replayed >= 2500, "{recovered:?}");
-            assert!(all(&volume).await == before, "life {life}");
+            assert!(all(&volume).await == before, "epoch {life}");
             if life == 1 {
                 // From here on all pages are part of the checkpoint.
                 volume.close().await;

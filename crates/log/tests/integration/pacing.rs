@@ -1,6 +1,6 @@
-//! The cleaner's pace: users' writes find free zones, and cleaning early costs next to nothing.
+//! Pace of the cleaner: users' writes find free zones, and cleaning early costs next to nothing.
 //!
-//! On a disk in memory, with fixed seeds. `-- --nocapture` prints what was counted.
+//! Runs on a disk in memory with fixed seeds. `-- --nocapture` prints the counts.
 
 use block::{BlockIndex, BlockSize, Buffer, Device, DevicePart, Durability, Error, Part};
 use log::kind::{Options, open};
@@ -14,7 +14,7 @@ const DISK: u64 = 256 << 20;
 const ZONE: u64 = 1 << 20;
 const DEPTH: u64 = 16;
 
-/// What was counted while it was measured.
+/// Counts of a measurement.
 #[derive(Debug)]
 struct Counted {
     user: u64,
@@ -33,7 +33,7 @@ fn disk() -> Arc<dyn DevicePart> {
     Arc::new(disks::ram::RamPart::new(DISK, BlockSize::new(BLOCK as u64).unwrap()).unwrap())
 }
 
-/// Overwrites so many blocks at random, `DEPTH` at a time.
+/// Overwrites `blocks` blocks at random, `DEPTH` at a time.
 async fn overwrite(device: &Rc<dyn Device>, blocks: u64, seed: u64) {
     let clients = (0..DEPTH).map(|client| {
         let device = device.clone();
@@ -52,11 +52,11 @@ async fn overwrite(device: &Rc<dyn Device>, blocks: u64, seed: u64) {
     }
 }
 
-/// Fills a volume that takes 80 % of what there is room for, overwrites it for long, and then counts.
+/// Fills a volume of 80 % of the available space, overwrites it for long, and then counts.
 fn steady(options: Options) -> Counted {
     let counted = runtime::run(runtime::Config::default(), move || async move {
         let options = Options { format: true, zone_size: Some(ZONE), ..options };
-        // Without a size it is 90 %.
+        // Without `size`, the volume takes 90 %.
         let most = open(disk(), &options).await.unwrap();
         let size = most.geometry().blocks.0 * 8 / 9 * BLOCK as u64;
         most.close().await.unwrap();
@@ -88,7 +88,7 @@ fn steady(options: Options) -> Counted {
 
 #[test]
 fn in_steady_state_users_find_free_zones() {
-    // What greedy came to with a cleaner that went at full speed whenever fewer than `high` zones were free.
+    // Write amplification of greedy with a cleaner at full speed whenever fewer than `high` zones were free.
     let before = 2.98;
     let policies = if conformance::budget::is_long() { &["greedy", "lifetime"][..] } else { &["greedy"] };
     for cleaning in policies {
@@ -104,7 +104,7 @@ fn in_steady_state_users_find_free_zones() {
     }
 }
 
-/// A mark that leaves more free costs more moves, and is kept.
+/// A higher watermark keeps more zones free, and costs more moves.
 #[test]
 fn marks_are_kept() {
     if conformance::budget::is_left_out() {

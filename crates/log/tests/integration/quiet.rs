@@ -1,5 +1,5 @@
-//! Logs on which nothing happens for a day, full ones too, and steps of the system clock: an idle log writes nothing, keeps what it
-//! acknowledged, and goes on afterwards.
+//! Logs, also full ones, that are idle for a day, and steps of the system clock: an idle log writes nothing,
+//! keeps acknowledged data, and continues afterwards.
 
 use crate::life::controlled::{ControlledDisk, Controls};
 use crate::life::{Volume, disk};
@@ -12,18 +12,18 @@ use std::time::Duration;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Time within which a log that is left alone has become quiet.
+/// Time within which an idle log becomes quiet.
 const QUIET: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Event {
     /// Nothing happens.
     None,
-    /// The system clock is set by so many seconds.
+    /// The system clock is set by this many seconds.
     Step(i64),
-    /// As `Step`, and the log is closed and opened after that.
+    /// Like `Step`; then the log is closed and opened.
     StepAndReopen(i64),
-    /// As `Step`, and the log is opened again without a close.
+    /// Like `Step`; then the log is opened again without a close.
     StepAndKill(i64),
 }
 
@@ -43,7 +43,7 @@ impl Case {
             zone_size: Some(32 << 10),
             checkpoint_after: 64 << 10,
             acknowledge: self.acknowledge,
-            // A thin volume becomes full.
+            // A thin volume that becomes full.
             size: Some(if self.is_full { 64 << 20 } else { 100 * 4096 }),
             disk: self.is_full.then_some(2 << 20),
             ..Options::default()
@@ -55,7 +55,7 @@ async fn tell(volume: &Volume, message: &str) -> String {
     volume.part.message(message).await.unwrap_or_else(|error| panic!("{message}: {error}"))
 }
 
-/// Writes as many blocks as there are, from all shards at once, or as fit; returns their number.
+/// Writes all blocks, from all shards concurrently, or as many as fit; returns their number.
 async fn write_all(volume: &Volume, case: Case, version: u64) -> u64 {
     if !case.is_full {
         let each = volume.blocks() / case.shards as u64;
@@ -73,7 +73,7 @@ async fn write_all(volume: &Volume, case: Case, version: u64) -> u64 {
     }
 }
 
-/// Lets time pass in which nothing may be written.
+/// Lets time pass in which the log must not write.
 async fn stay_quiet(controls: &Controls, time: Duration, case: Case, what: &str) {
     let before = (controls.begun(), controls.changes());
     runtime::sleep(time).await;
@@ -90,7 +90,7 @@ async fn run(case: Case) {
     }
     let count = write_all(&volume, case, 2).await;
     assert!(count > 20, "{case:?}: {count} blocks");
-    // No flush: what is acknowledged becomes durable by itself.
+    // No flush: acknowledged data becomes durable by itself.
     runtime::sleep(QUIET).await;
     stay_quiet(&controls, if case.event == Event::None { DAY } else { HOUR }, case, "idle").await;
     if let Event::Step(seconds) | Event::StepAndReopen(seconds) | Event::StepAndKill(seconds) = case.event {
@@ -118,7 +118,7 @@ async fn run(case: Case) {
         tell(&volume, "snapshot delete before").await;
         tell(&volume, "snapshot delete after").await;
     }
-    // A way out, and no sign of the past.
+    // After everything is discarded the log works again, without a trace of earlier data.
     volume.discard(0, volume.blocks()).await;
     volume.flush().await;
     runtime::sleep(QUIET).await;
@@ -154,7 +154,7 @@ fn an_idle_log_writes_nothing_and_goes_on() {
         for acknowledge in [Acknowledge::Log, Acknowledge::Buffer] {
             for is_full in [false, true] {
                 for (number, event) in (0..).zip(events) {
-                    // The longer test has the other lines.
+                    // The longer test runs the other lines.
                     if is_long || number == 0 || number % 2 == usize::from(is_full) {
                         check(Case { shards: 1 + 3 * (number % 2), map, acknowledge, event, is_full });
                     }

@@ -1,5 +1,5 @@
-//! Salvage of a damaged log: everything is read that doesn't depend on the damage, what does is an error and never something else,
-//! and the medium stays as it was.
+//! Salvage of a damaged log: data that doesn't depend on the damage is read, reads of other data fail and
+//! never return wrong data, and the medium is unchanged.
 
 use crate::damage::{CHECKPOINT, ROOT, Record, flipped, newest, records};
 use crate::life::{BLOCK, Version, Volume, copy_of, disk, raw, run, small, stamped, version_of};
@@ -14,13 +14,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const PAGE: u64 = log::map::PAGE_BLOCKS;
 const VOLUME: u64 = 3 * PAGE - 100;
-/// The blocks that are written, of three pages.
+/// Blocks that are written, in three pages.
 const WRITTEN: [std::ops::Range<u64>; 3] = [0..60, PAGE..PAGE + 60, 2 * PAGE..2 * PAGE + 60];
-/// The blocks that are written after the checkpoint, each by a record of its own.
+/// Blocks that are written after the checkpoint, each by a record of its own.
 const TAIL: [u64; 9] =
     [10, PAGE + 200, 2 * PAGE + 5, 11, PAGE + 201, 2 * PAGE + 6, 12, PAGE + 202, 2 * PAGE + 7];
 
-/// The blocks that are looked at: those that are written, and neighbours.
+/// Blocks that are read: those that are written, and neighbours.
 fn looked_at() -> impl Iterator<Item = u64> {
     (0..3).flat_map(|page| (0..80).chain(195..210).map(move |block| page * PAGE + block))
 }
@@ -33,10 +33,10 @@ fn salvage() -> Options {
     Options { salvage: true, ..small() }
 }
 
-/// What blocks hold, by block; others hold zeros.
+/// Versions of blocks; all others are zeros.
 type Model = BTreeMap<u64, Version>;
 
-/// A log with a snapshot, whose process dies after it has written records after its checkpoint; or it is closed there.
+/// A log with a snapshot and records after its checkpoint, whose process dies or closes it there.
 #[derive(Clone)]
 struct World {
     bytes: Vec<u8>,
@@ -69,7 +69,7 @@ fn world(closes: bool) -> World {
                 volume.write(block, 1, version).await;
                 model.insert(block, version);
             }
-            // Directories come to lie in a later zone than the pages.
+            // Further checkpoints, so that directories are in a later zone than the pages.
             for _ in 0..4 {
                 volume.part.message("checkpoint").await.expect("a checkpoint");
             }
@@ -101,7 +101,7 @@ impl World {
         (0..).take_while(|zone| self.zone_start(*zone) <= offset).last().unwrap()
     }
 
-    /// Where a block's contents lie; written once.
+    /// Offset of a block's contents, which must be on the disk only once.
     fn data_at(&self, block: u64, version: Version) -> usize {
         let contents = stamped(block, 1, version);
         let mut all = self.bytes.chunks(BLOCK).enumerate().filter(|(_, found)| **found == *contents);
@@ -110,7 +110,7 @@ impl World {
         at * BLOCK
     }
 
-    /// The newest copy of a page that was written for this version.
+    /// Offset of the newest copy of a page that was written for this version.
     fn page_at(&self, version: u64, page: u64) -> usize {
         let mut found = None;
         let all = records(&self.bytes).into_iter().filter(|record| record.stream == CHECKPOINT);
@@ -140,19 +140,19 @@ impl World {
         })
     }
 
-    /// These bytes with the header of a zone damaged.
+    /// Bytes of the disk with the header of a zone damaged.
     fn offline(&self, zone: u32) -> Vec<u8> {
         flipped(&self.bytes, (2 + zone as usize) * BLOCK + 40)
     }
 
-    /// These bytes with zeros for the header of a zone.
+    /// Bytes of the disk with zeros for the header of a zone.
     fn without_header(&self, zone: u32) -> Vec<u8> {
         let (mut bytes, header) = (self.bytes.clone(), (2 + zone as usize) * BLOCK);
         bytes[header..header + BLOCK].fill(0);
         bytes
     }
 
-    /// These bytes after a zone was reset, and filled with good data of other blocks.
+    /// Bytes of the disk after a zone was reset and, if `is_filled`, filled with valid data of other blocks.
     fn reset(&self, zone: u32, is_filled: bool) -> Vec<u8> {
         let (bytes, first) = (self.bytes.clone(), self.data_at(2 * PAGE + 1, self.snapshot[&(2 * PAGE + 1)]));
         let start = self.zone_start(self.zone_of(first));
@@ -183,7 +183,7 @@ impl World {
     }
 }
 
-/// What a salvaged log has.
+/// Contents of a salvaged log.
 struct Salvaged {
     head: BTreeMap<u64, Result<Version, Error>>,
     snapshot: BTreeMap<u64, Result<Version, Error>>,
@@ -198,13 +198,13 @@ async fn read_all(part: &dyn DevicePart) -> BTreeMap<u64, Result<Version, Error>
         let (outcome, buffer) = device.read(BlockIndex(block), Buffer::new(BLOCK)).await;
         found.insert(block, outcome.map(|()| version_of(block, buffer.filled()).expect("the block")));
     }
-    // Neighbours of blocks that can't be read don't hide it.
+    // A read that also covers readable neighbours fails as well.
     let (outcome, _) = device.read(BlockIndex(0), Buffer::new(64 * BLOCK)).await;
     assert_eq!(outcome.is_err(), found.range(0..64).any(|(_, found)| found.is_err()), "one large read");
     found
 }
 
-/// Salvages a disk with these bytes, and checks that it stays as it is whatever is asked of the log.
+/// Salvages a disk with these bytes, and checks that no request changes it.
 fn salvaged(bytes: &[u8], options: &Options) -> Result<Salvaged, Error> {
     let (bytes, options) = (bytes.to_vec(), options.clone());
     run(move || async move {
@@ -249,22 +249,22 @@ fn salvaged(bytes: &[u8], options: &Options) -> Result<Salvaged, Error> {
     })
 }
 
-/// What has to be found of a block.
+/// Expected result of reading a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Whole,
     Unreadable,
-    /// The state at the checkpoint.
+    /// State at the checkpoint.
     Old,
 }
 
-/// A damage, and what it costs.
+/// A kind of damage, with the expected losses.
 struct Case<'a> {
     name: &'a str,
     bytes: Vec<u8>,
-    /// What a normal open says; `None` where it serves the log.
+    /// Error of a normal open; `None` if the log opens.
     refusal: Option<&'a str>,
-    /// What is told.
+    /// Reported losses.
     lost: &'a [&'a str],
     head: Box<dyn Fn(u64) -> Fate + 'a>,
     snapshot: Box<dyn Fn(u64) -> Fate + 'a>,
@@ -316,7 +316,7 @@ fn whole<'a>() -> Box<dyn Fn(u64) -> Fate + 'a> {
     Box::new(|_| Fate::Whole)
 }
 
-/// Blocks of a page can't be read, except those that records after the checkpoint have written.
+/// Blocks of a page are unreadable, except those that records after the checkpoint have written.
 fn without_page<'a>(page: u64, with_tail: bool) -> Box<dyn Fn(u64) -> Fate + 'a> {
     Box::new(move |block| match block / PAGE == page && !(with_tail && TAIL.contains(&block)) {
         true => Fate::Unreadable,
@@ -324,7 +324,7 @@ fn without_page<'a>(page: u64, with_tail: bool) -> Box<dyn Fn(u64) -> Fate + 'a>
     })
 }
 
-/// Records from this one on are lost.
+/// Records with index `from` and later are lost.
 fn without_tail<'a>(from: usize) -> Box<dyn Fn(u64) -> Fate + 'a> {
     Box::new(move |block| match TAIL[from..].contains(&block) {
         true => Fate::Old,
@@ -332,7 +332,7 @@ fn without_tail<'a>(from: usize) -> Box<dyn Fn(u64) -> Fate + 'a> {
     })
 }
 
-/// Blocks that lie in a zone can't be read.
+/// Blocks in a zone are unreadable.
 fn without_zone<'a>(world: &'a World, zone: u32, model: &'a Model) -> Box<dyn Fn(u64) -> Fate + 'a> {
     Box::new(move |block| match model.get(&block) {
         Some(version) if world.zone_of(world.data_at(block, *version)) == zone => Fate::Unreadable,
@@ -503,13 +503,14 @@ fn what_does_not_depend_on_the_damage_is_salvaged() {
     let failed: Vec<&str> = cases.iter().filter(check).map(|case| case.name).collect();
     assert!(failed.is_empty(), "{failed:?}");
 
-    // The directories of older checkpoints are in that zone, too, or have been overwritten.
+    // The directories of older checkpoints are in that zone as well, or have been overwritten.
     let both = World { bytes: world.offline(page_zone), ..world.clone() };
     let error = salvaged(&both.offline(directory_zone), &salvage()).err().expect("no checkpoint is left");
     assert!(error.to_string().contains("nothing can be salvaged"), "{error}");
 }
 
-/// A log with cleaned zones, several checkpoints and a snapshot. Returns its bytes, and what its volume and its snapshot hold.
+/// A log with cleaned zones, several checkpoints and a snapshot. Returns its bytes, and the contents of its
+/// volume and its snapshot.
 fn busy(map: &str, seed: u64, closes: bool) -> (Vec<u8>, Vec<Version>, Vec<Version>) {
     let options = Options {
         zone_size: Some(32 << 10),
@@ -562,8 +563,9 @@ fn a_log_without_damage_is_salvaged_as_a_whole() {
     }
 }
 
-/// Whatever byte is flipped, and whatever zone is offline or was reset: a block is never another one, and where no loss is told,
-/// everything is as it was. Only the flipped bit may be in data, which reads don't check.
+/// Flips any byte, or takes any zone offline, or resets it. A block never has another block's contents, and
+/// if no loss is reported, all contents are intact. Only the flipped bit may be in data, which reads don't
+/// verify.
 #[test]
 fn nothing_else_is_ever_read() {
     let seed = 9;
@@ -607,7 +609,7 @@ fn nothing_else_is_ever_read() {
                     }
                 }
             }
-            // The newest record can't be told from one that was never written.
+            // Damage of the newest record is indistinguishable from a record that was never written.
             let is_tail = !closes && wrong <= 5 && found.count == 0;
             assert!(
                 wrong == 0 || found.count > 0 || is_tail,
@@ -623,13 +625,13 @@ fn nothing_else_is_ever_read() {
     assert!(lossy > 30 && unharmed > 30);
 }
 
-/// The blocks of the volume, and those of its snapshot.
+/// Blocks of the volume and of its snapshot.
 struct Bytes {
     blocks: Vec<(u64, Result<Vec<u8>, Error>)>,
     count: u64,
 }
 
-/// As [`salvaged`], without a look into the blocks; `None` where nothing can be salvaged.
+/// Salvages like [`salvaged`], without comparing contents; `None` if nothing can be salvaged.
 fn salvaged_bytes(bytes: &[u8]) -> Option<Bytes> {
     let bytes = bytes.to_vec();
     run(move || async move {
@@ -653,7 +655,7 @@ fn salvaged_bytes(bytes: &[u8]) -> Option<Bytes> {
     })
 }
 
-/// Zones that were reset since by somebody else hold other data.
+/// Zones that another program has reset since hold other data.
 #[test]
 fn a_zone_that_was_used_again_gives_nothing() {
     let world = world(false);
@@ -672,7 +674,7 @@ fn a_zone_that_was_used_again_gives_nothing() {
     }
 }
 
-/// The map's home is part of the log: it is only looked at, and without it nothing can be salvaged.
+/// The map's home is part of the log: salvage only reads it, and fails without it.
 #[test]
 fn a_log_with_its_map_at_home_needs_the_home() {
     let folder = tempfile::tempdir().unwrap();
@@ -705,7 +707,7 @@ fn a_log_with_its_map_at_home_needs_the_home() {
     assert!(error.to_string().contains("map_home"), "{error}");
 }
 
-/// The check goes on where a log can be salvaged.
+/// The check continues in every log that can be salvaged.
 #[test]
 fn a_check_goes_on_after_a_zone_that_is_offline() {
     let world = world(false);
@@ -717,7 +719,7 @@ fn a_check_goes_on_after_a_zone_that_is_offline() {
     ] {
         let (bytes, rot) = (bytes, world.data_at(PAGE + 1, world.snapshot[&(PAGE + 1)]) + 5);
         let report = run(move || async move {
-            // With damage of data elsewhere.
+            // With additional damage of data elsewhere.
             let disk = copy_of(&flipped(&bytes, rot)).await;
             log::check::check_device(disk, &|_, _| {}).await.unwrap()
         });

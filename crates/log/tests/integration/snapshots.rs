@@ -1,4 +1,4 @@
-//! Snapshots and clones as an operator uses them.
+//! Snapshots and clones in the ways that operators use them.
 
 use block::{BlockCount, BlockIndex, BlockSize, Buffer, DeviceGeometry, DevicePart, Durability, Error, Part};
 use layers::fault::{FaultDevicePart, parse_rules};
@@ -58,8 +58,8 @@ fn options(map: &str, format: bool) -> Options {
     }
 }
 
-/// The life of a snapshot with a clone: each version keeps what it has, whatever is written to the others, over
-/// cleaning and reopening, with every map; and deleting gives the room back.
+/// A snapshot with a clone, until its deletion: each version keeps its contents whatever is written to the
+/// others, over cleaning and reopening, with every map; deletion returns the space.
 #[test]
 fn versions_keep_what_they_have() {
     run(async || {
@@ -110,8 +110,8 @@ fn versions_keep_what_they_have() {
     });
 }
 
-/// A snapshot below which several versions hang goes at once for whoever looks, and its blocks when one of them is left;
-/// over a reopening, in every order of the deletions.
+/// A snapshot with several dependent versions disappears at its deletion, and its blocks are freed once one
+/// of these versions is left; over a reopening, in every order of the deletions.
 #[test]
 fn a_snapshot_with_several_clones_is_deleted() {
     run(async || {
@@ -123,7 +123,7 @@ fn a_snapshot_with_several_clones_is_deleted() {
             for clone in order {
                 ask(&log, &format!("snapshot clone monday {clone}")).await;
             }
-            // Of what monday has, the volume gives up all, and each clone the first block.
+            // Of monday's blocks, the volume releases all, and each clone the first one.
             fill(&log, 2).await;
             for clone in order {
                 let part = log.version(clone).await.expect("it is there");
@@ -140,7 +140,7 @@ fn a_snapshot_with_several_clones_is_deleted() {
             assert_eq!(live(&log).await, BLOCKS + BLOCKS + 2);
             let gone = log.message("snapshot diff monday").await;
             assert!(matches!(gone, Err(Error::NotFound(_))), "{gone:?}");
-            // The name is free again.
+            // The name can be used again.
             ask(&log, "snapshot create monday").await;
             ask(&log, "snapshot delete monday").await;
             log.close().await.expect("it closes");
@@ -196,7 +196,7 @@ fn a_snapshot_survives_a_discard_of_everything() {
     });
 }
 
-/// Nobody waits for the deletion any more when its record fails: the snapshot is there as before.
+/// The deletion's record fails after its caller has stopped waiting: the snapshot is unchanged.
 #[test]
 fn a_deletion_that_fails_while_nobody_waits_leaves_the_snapshot() {
     run(async || {

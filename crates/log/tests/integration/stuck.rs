@@ -1,7 +1,8 @@
-//! The disk below a log stops answering, at each of its operations. The log has no time limit of its own: what needs the disk waits
-//! until the disk answers, `mirror`, `cache` or the NBD client below set a limit. What doesn't need it goes on: reads of
-//! blocks that are unmapped or buffered, status, lists, other logs. Closing waits too, and can be given up; requests can. Once the
-//! disk answers, everything goes on where it was.
+//! The disk below a log stops answering, at each of its operations. The log has no time limit of its own:
+//! requests that need the disk wait until it answers; `mirror`, `cache` or the NBD client below set a limit.
+//! Everything else continues: reads of unmapped or buffered blocks, status, lists, other logs. Closing also
+//! waits. Requests and a close can be cancelled. Once the disk answers, everything continues where it
+//! stopped.
 
 use crate::life::controlled::{ControlledDisk, Controls};
 use crate::life::{Volume, copy_of, disk, raw};
@@ -14,21 +15,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time within which that ends which doesn't need the disk.
+/// Longest time of a request that doesn't need the disk.
 const AT_ONCE: Duration = Duration::from_millis(1);
 /// Time for which the disk is silent.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Blocks that the load writes; the next one is never written.
 const BLOCKS: u64 = 200;
 
-/// What happens after the silence.
+/// Event after the silence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum End {
     /// The disk answers.
     Answers,
-    /// All requests are given up, and then the disk answers.
+    /// All requests are cancelled, then the disk answers.
     RequestsGivenUp,
-    /// The close is given up; the log is opened from what the disk holds.
+    /// The close is cancelled; the log is opened from the contents of the disk.
     CloseGivenUp,
     /// The close waits, and the disk answers.
     CloseWaits,
@@ -39,7 +40,7 @@ const ENDS: [End; 4] = [End::Answers, End::RequestsGivenUp, End::CloseGivenUp, E
 #[derive(Debug, Clone, Copy)]
 struct Case {
     acknowledge: Acknowledge,
-    /// Operations of the disk that are answered.
+    /// Number of the disk's operations that are answered.
     operations: u64,
     end: End,
 }
@@ -57,7 +58,8 @@ impl Case {
     }
 }
 
-/// Versions of the blocks in the order in which they were asked for, and how many of them were acknowledged, and durable.
+/// Versions of each block in the order of their requests, and the numbers of acknowledged and of durable
+/// ones.
 #[derive(Debug)]
 struct Model {
     asked: Vec<Vec<u64>>,
@@ -82,14 +84,14 @@ impl Model {
         }
     }
 
-    /// Whether a block may hold this version after a loss of what wasn't durable, or without a loss.
+    /// Whether a block may have this version; `is_lost` is whether non-durable versions may be lost.
     fn permits(&self, block: usize, found: u64, is_lost: bool) -> bool {
         let first = if is_lost { self.durable[block] } else { self.acknowledged[block] };
         self.asked[block][first..].contains(&found)
     }
 }
 
-/// Overwrites, discards, flushes, snapshots: every operation of the disk that a log has.
+/// Overwrites, discards, flushes and snapshots, so that the log uses every operation of the disk.
 async fn load(volume: Rc<Volume>, model: Rc<RefCell<Model>>) {
     for round in 1..7u64 {
         for number in 0..BLOCKS / 8 {
@@ -116,7 +118,7 @@ async fn load(volume: Rc<Volume>, model: Rc<RefCell<Model>>) {
     }
 }
 
-/// What needs no disk.
+/// Checks requests that need no disk.
 async fn check_others(volume: &Rc<Volume>, other: &Volume, case: Case) {
     let limited = |what: &'static str, time: Duration| {
         assert!(time <= AT_ONCE, "{case:?}: {what} took {time:?}");
@@ -131,7 +133,7 @@ async fn check_others(volume: &Rc<Volume>, other: &Volume, case: Case) {
     let extents = volume.device.extents(BlockRange::new(0, volume.blocks()));
     assert!(runtime::timeout(SILENCE, extents).await.is_ok(), "{case:?}: extents");
     limited("status", begin.elapsed());
-    // Another shard.
+    // On another shard.
     let part = volume.part.clone();
     let elsewhere = runtime::spawn_on(ShardIndex(1), move || async move {
         let begin = runtime::now();
@@ -141,7 +143,7 @@ async fn check_others(volume: &Rc<Volume>, other: &Volume, case: Case) {
         begin.elapsed()
     });
     limited("a read on another shard", elsewhere.await.unwrap());
-    // Another log on the same shards.
+    // On another log of the same shards.
     let begin = runtime::now();
     other.write(0, 8, 7).await;
     other.flush().await;
@@ -173,10 +175,10 @@ async fn run(case: Case) -> u64 {
     }
     if !controls.is_silent() {
         task.await;
-        // Operations of the load; the close has more.
+        // Operations of the load; the close has further ones.
         return controls.begun() - begun;
     }
-    // Time for everything that can wait to wait.
+    // Time for all requests to reach the silent disk.
     runtime::sleep(Duration::from_millis(100)).await;
     check_others(&volume, &other, case).await;
     runtime::sleep(SILENCE).await;
@@ -196,7 +198,7 @@ async fn run(case: Case) -> u64 {
     let part = volume.part.clone();
     match case.end {
         End::Answers | End::RequestsGivenUp => {
-            // The log goes on as if nothing had been.
+            // The log continues as before.
             volume.write(BLOCKS, 8, 9).await;
             volume.flush().await;
             assert_eq!(volume.versions(BLOCKS, 8).await, [9; 8], "{case:?}");
@@ -224,7 +226,7 @@ async fn run(case: Case) -> u64 {
             check_contents(&volume, &model, true, case).await;
             volume.close().await;
             other.close().await;
-            // The process ends while the old log waits.
+            // The process ends while the old log still waits.
             return 0;
         }
     }
@@ -244,7 +246,7 @@ fn check(case: Case) -> u64 {
 fn what_does_not_need_a_silent_disk_goes_on_and_the_rest_once_it_answers() {
     for acknowledge in [Acknowledge::Log, Acknowledge::Buffer] {
         let all = check(Case { acknowledge, operations: u64::MAX, end: End::Answers });
-        // The longer test has all operations.
+        // The longer test runs all operations.
         let step = if conformance::budget::is_long() { 1 } else { all / 10 };
         println!("{acknowledge:?}: {all} operations, one of {step}");
         assert!(all > 200, "{all} operations");

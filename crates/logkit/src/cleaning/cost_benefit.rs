@@ -2,9 +2,9 @@
 //! space, times how long it will stay free, over the cost of cleaning (Rosenblum and Ousterhout, "The design and
 //! implementation of a log-structured file system", 1992). Users' writes and the cleaner's go to separate zones.
 //!
-//! The 1 of the cost stands for reading the whole zone, u for writing what is live. The paper's age is that of the
-//! youngest block in the segment; here it is that of the zone, which needs no bookkeeping per block: for a zone of
-//! the cleaner's it is the time since its data was moved.
+//! The 1 in the divisor is the cost of reading the whole zone, u that of writing the live data. The paper's
+//! age is that of the youngest block in the segment. Here it is the zone's age, which needs no bookkeeping
+//! per block; for a zone of the cleaner it is the time since the data was moved.
 
 use super::{Candidate, Policy, Pressure, highest};
 use block::ZoneIndex;

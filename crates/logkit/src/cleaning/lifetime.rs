@@ -6,12 +6,13 @@
 //! overwritten soon again. A version goes to class 0 if the version that it replaces lived less than ℓ, the mean time
 //! from opening to cleaning of the last zones of class 0. Otherwise, and if it replaces none, it goes to class 1.
 //!
-//! Moved blocks: the longer a block has lived, the longer it will. SepBIT sorts by age (against 4ℓ and 16ℓ), which
-//! requires keeping the time of every block's write across moves. Here a block advances by one class whenever it is
-//! moved and thus has outlived another zone: from class 0 to the first class of the cleaner's, from class 1 to the
-//! second, and so on up to the last. That needs no times and saves as much with fewer classes
-//! (`tests/cleaning_simulation.rs` compares them). For users' writes the age of the previous version's zone is enough:
-//! zones of hot blocks fill and die fast, and the age of a moved block starts at its move.
+//! Moved blocks: the longer a block has lived, the longer it is expected to live. SepBIT sorts by age
+//! (against 4ℓ and 16ℓ), which requires each block's write time to be kept across moves. Here a block
+//! advances by one class on each move, as it has outlived another zone: from class 0 to the first class of
+//! the cleaner, from class 1 to the second, and so on up to the last. This needs no times and saves as much
+//! with fewer classes (`tests/cleaning_simulation.rs` compares them). For users' writes the age of the
+//! previous version's zone is precise enough: zones of hot blocks fill and die fast, and the age of a moved
+//! block starts at its move.
 //!
 //! The next victim is the zone with the highest (1 - u) · age / u: cost-benefit, with the moved blocks as the cost.
 
@@ -39,8 +40,9 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// Returns the policy with this many classes for the cleaner. Each class sorts more finely and takes a zone of free
-    /// space: [`Parameters::for_zones`](super::Parameters::for_zones) returns the best known number.
+    /// Creates the policy with this many classes for the cleaner. Each class sorts more finely and needs a
+    /// zone of free space: [`Parameters::for_zones`](super::Parameters::for_zones) returns the best known
+    /// number.
     ///
     /// # Errors
     /// `Invalid` unless the number is 1 to [`MAX_GENERATIONS`].
@@ -119,7 +121,7 @@ impl Lifespan {
         if self.recent.len() == Self::ZONES {
             self.sum -= self.recent.pop_front().unwrap_or(0);
         }
-        // Bounds the sum; a log that had written 2^60 blocks would be at its end.
+        // Bounds the sum; no log reaches a lifespan of 2^59 units.
         let lifespan = lifespan.min(u64::MAX / (2 * Self::ZONES as u64));
         self.recent.push_back(lifespan);
         self.sum += lifespan;

@@ -19,8 +19,9 @@
 //!       stop low       high
 //! ```
 //!
-//! Twice the balanced rate at `low` gains a block of free space for each that users write. Below `low` the factor grows
-//! without bound, so that `stop` is never passed: users wait until a block was moved.
+//! At `low` the rate is twice the balanced one: each block that users write gains a block of free space.
+//! Below `low` the factor grows without bound, so that `stop` is never passed: users wait until a block was
+//! moved.
 //!
 //! # Free space
 //! The free space (headroom) is the data units of empty zones, of the rest of open ones, and of the passed part (moved or
@@ -64,14 +65,14 @@ pub struct Marks {
     pub stop: u64,
     /// Below this, cleaning is urgent.
     pub low: u64,
-    /// From here on no move is required. This space stays free permanently: a volume's data should leave this much, and
-    /// more to keep cleaning cheap.
+    /// At or above this, no move is required. This space stays free permanently: a volume should have this
+    /// much space in excess of its data, and more to keep cleaning cheap.
     pub high: u64,
 }
 
 impl Marks {
-    /// Returns the least watermarks for which nobody starves, for zones of `zone` data units, with as many open zones
-    /// as a policy has classes, and up to `waiting` zones that are clean and not yet writable.
+    /// Returns the lowest watermarks without starvation, for zones of `zone` data units, with one open zone
+    /// for each of the policy's `classes`, and up to `waiting` zones that are clean and not yet writable.
     pub fn for_classes(zone: u64, classes: u8, waiting: u32) -> Self {
         let stop = zone * (u64::from(classes) + 1 + u64::from(waiting));
         Marks { stop, low: stop + zone, high: stop + zone + SPAN * zone }

@@ -3,9 +3,10 @@
 //! data is about worth one read of M, all of them are cleaned as one round. Users' writes and the cleaner's go to
 //! separate zones.
 //!
-//! It cleans by its own rule independent of the pressure, and in large reads. Zones above `k` are cleaned only while
-//! cleaning is urgent; then the zone with the least live data is the next victim whatever its share, where the source
-//! stops with "no space". So on a full volume it is `greedy` with less free space.
+//! It cleans by its own rule, independent of the pressure, and in large reads. Zones above `k` are cleaned
+//! only while cleaning is urgent: then the zone with the least live data is the next victim whatever its
+//! share. (SeastarFS fails with "no space" instead.) On a full volume it therefore behaves like `greedy` with
+//! less free space.
 
 use super::{Candidate, Policy, Pressure};
 use block::{Error, Result, ZoneIndex};
@@ -81,7 +82,7 @@ impl Policy for Threshold {
         let (mut of_round, mut of_all): (Option<Candidate>, Option<Candidate>) = (None, None);
         let emptier = |a: &Candidate, b: Option<Candidate>| b.is_none_or(|b| a.live_share() < b.live_share());
         for candidate in candidates.filter(Candidate::gains) {
-            // Strictly below, as in the source; but a zone without live data is a candidate even if k is 0.
+            // Strictly below, as in the paper; but a zone without live data is a candidate even if k is 0.
             if candidate.live_share() < k || candidate.live == 0 {
                 below.push(candidate);
             }

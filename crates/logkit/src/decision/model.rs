@@ -1,15 +1,17 @@
-//! An abstract log, driven by [`next`]: zones with numbers of live blocks, users who write and wait, tasks that end after some
-//! steps or fail. Blocks have no identity: an overwrite kills any live block that has committed. `progress.rs` runs it.
+//! An abstract log driven by [`next`]: zones with numbers of live blocks, users that write and wait, tasks
+//! that end after some steps or fail. Blocks have no identity: an overwrite kills any live block that has
+//! committed. `progress.rs` runs it.
 //!
-//! A step is what runs between two awaits of the real log: an action of the cleaner, an append or a commit of users, a part of a task.
-//! Wakeups are as in the real log: a waiter that isn't woken waits, and [`Model::drain`] finds it.
+//! A step is the code between two awaits of the real log: an action of the cleaner, an append or a commit of
+//! users, a part of a task. Wakeups are as in the real log: a waiter that isn't woken waits, and
+//! [`Model::drain`] reports it.
 
 use super::tests::{Random, check};
 use super::*;
 
 mod world;
 
-/// A decision: [`next`], or one that is broken on purpose.
+/// A decision function: [`next`], or one that is broken on purpose.
 pub type Decide = fn(&State) -> Action;
 
 /// Blocks of a zone.
@@ -47,11 +49,11 @@ const EMPTY: Zone = Zone { usage: Usage::Free, of_checkpoint: false, written: 0,
 #[derive(Debug, Clone, Copy, Default)]
 struct Lane {
     zone: Option<usize>,
-    /// Waits for a zone, and hasn't been woken.
+    /// The lane waits for a zone, and hasn't been woken.
     waits: bool,
 }
 
-/// What the cleaner's task is doing.
+/// State of the cleaner's task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Driver {
     Runs,
@@ -59,7 +61,7 @@ enum Driver {
     Stopped,
 }
 
-/// How far a task has come.
+/// Progress of a background task.
 #[derive(Debug, Clone, Copy, Default)]
 struct Aside {
     progress: Progress,
@@ -70,7 +72,7 @@ struct Aside {
 #[derive(Debug, Clone)]
 pub struct Model {
     decide: Decide,
-    /// What was decided wrongly.
+    /// First wrong decision found.
     mistake: Option<String>,
     random: Random,
     zones: Vec<Zone>,
@@ -82,7 +84,7 @@ pub struct Model {
     sealing: Vec<usize>,
     committed: [u32; 2],
     covered: [u32; 2],
-    /// What the running checkpoint will cover.
+    /// Records that the running checkpoint will cover.
     cut: [u32; 2],
     since_checkpoint: u32,
     checkpoint_zone: Option<usize>,
@@ -91,11 +93,11 @@ pub struct Model {
     /// Zone of each page that the running checkpoint has written.
     written: [Option<usize>; 3],
     dead: Vec<usize>,
-    /// Dead zones that a reset has taken: those that it will reset, and the others.
+    /// Dead zones that a reset has taken: `ready` will be reset, `taken` can't be yet.
     ready: Vec<usize>,
     taken: Vec<usize>,
     deleted: u32,
-    /// Free zones that want a reservation, and the one that is being reserved.
+    /// Free zones that need a reservation, and the one that is being reserved.
     unreserved: u32,
     reserving: Option<usize>,
     tasks: [Aside; 3],
@@ -110,14 +112,14 @@ pub struct Model {
     is_closing: bool,
     has_failed: bool,
     has_versions: bool,
-    /// Failures that are still to happen.
+    /// Number of failures still to be injected.
     faults: u32,
     most_live: u32,
     in_vain: u32,
     pub counts: Counts,
 }
 
-/// What has happened, in all.
+/// Totals over a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     pub actions: u64,
@@ -126,14 +128,15 @@ pub struct Counts {
     pub failures: u64,
     /// Zones that users got.
     pub given: u64,
-    /// Moves that found no zone, and no task had failed.
+    /// Moves that found no zone although no task had failed.
     pub without_zone: u64,
 }
 
 const TASKS: [Task; 3] = [Task::Reset, Task::Checkpoint, Task::Reserve];
 
 impl Model {
-    /// A log in any state that users and the cleaner leave: the free zones that are kept for the cleaner are there.
+    /// Creates a log in a random state that users and the cleaner may leave, with the free zones that are
+    /// reserved for the cleaner.
     pub fn any(seed: u64, decide: Decide) -> Self {
         let mut random = Random(seed);
         let zones = 11 + random.below(6) as usize;
@@ -191,14 +194,14 @@ impl Model {
             model.zones[zone].last[USERS] = committed[USERS] + model.in_flight.len() as u32;
         }
         if model.random.once_in(2) {
-            // Zones of a checkpoint, with a page or none live.
+            // Zones of a checkpoint, with one live page or none.
             for number in 0..model.random.below(3) as usize {
                 model.zones[number] = Zone { usage: Usage::Full, of_checkpoint: true, live: 1, ..EMPTY };
                 model.in_flight.retain(|zone| *zone != number);
                 model.pages[number] = Some(number);
             }
         }
-        // Records were renumbered when a zone was taken out.
+        // Records are renumbered, as zones may have been removed.
         let in_flight: Vec<usize> = model.in_flight.iter().copied().collect();
         for (number, zone) in in_flight.into_iter().enumerate() {
             model.zones[zone].last[USERS] = committed[USERS] + number as u32 + 1;
@@ -283,7 +286,7 @@ impl Model {
         }
     }
 
-    /// A block of users' data dies, if there is one.
+    /// Kills a block of users' data, if there is one.
     fn kill_any(&mut self) {
         let first = self.random.below(self.zones.len() as u32) as usize;
         let all = (0..self.zones.len()).map(|number| (first + number) % self.zones.len());
@@ -299,7 +302,7 @@ impl Model {
         fails
     }
 
-    /// A block has been appended to an open zone; a full one is sealed.
+    /// Notes that a block was appended to an open zone; a full zone is sealed.
     fn appended(&mut self, zone: usize, stream: usize, sequence: u32) -> bool {
         let entry = &mut self.zones[zone];
         (entry.written, entry.last[stream]) = (entry.written + 1, entry.last[stream].max(sequence));
@@ -342,7 +345,7 @@ impl Model {
         self.queue_ended();
     }
 
-    /// Lanes that wait look again whether anything is queued; at a close the cleaner may end.
+    /// Wakes lanes that wait, so that they check their queues; during a close the cleaner may end.
     fn queue_ended(&mut self) {
         if self.queued == 0 {
             self.wake_writers();
@@ -377,7 +380,7 @@ impl Model {
 
     // ------------------------------------------------------------------------------------------------------- tasks
 
-    /// Takes a checkpoint's first part: what it covers.
+    /// Begins a checkpoint: sets the records that it covers.
     fn begin_cut(&mut self) {
         self.cut = self.committed;
         self.since_checkpoint = 0;
@@ -405,7 +408,8 @@ impl Model {
         Ok(())
     }
 
-    /// The root of a checkpoint is durable, or the checkpoint has failed: pages of the other one die.
+    /// Ends a checkpoint. With a durable root the pages of the previous one die, after a failure the new
+    /// pages.
     fn end_checkpoint(&mut self, succeeded: bool) {
         for page in 0..self.pages.len() {
             let Some(written) = self.written[page] else { continue };
@@ -427,7 +431,7 @@ impl Model {
         self.zones.iter().filter(|zone| zone.of_checkpoint && zone.usage == Usage::Full).count() > 1
     }
 
-    /// Whether a checkpoint writes this page: it is dirty, or lies in one of many zones.
+    /// Whether a checkpoint writes this page: it is dirty, or the pages are spread over several zones.
     fn is_dirty(&mut self, page: usize) -> bool {
         page == 0 || self.has_superseded() || self.random.once_in(2)
     }
@@ -443,7 +447,7 @@ impl Model {
         written
     }
 
-    /// Takes the dead zones; those that have come to life since are full zones again.
+    /// Takes the dead zones; those with live blocks become full zones again.
     fn take_dead(&mut self) {
         for zone in std::mem::take(&mut self.dead) {
             match self.is_before(zone, self.covered) {
@@ -454,7 +458,7 @@ impl Model {
         }
     }
 
-    /// Resets one of the zones that were taken.
+    /// Resets one of the taken zones; false if none is left.
     fn reset_one(&mut self) -> bool {
         let Some(zone) = self.ready.pop() else { return false };
         assert!(self.zones[zone].live == 0 && !self.in_flight.contains(&zone), "zone {zone} in use is reset");
@@ -469,7 +473,7 @@ impl Model {
         self.wake_writers();
     }
 
-    /// Resets what may be, beside a task that does the same.
+    /// Resets all dead zones that can be reset, concurrently with a task that does the same.
     fn reset_now(&mut self) -> bool {
         let others = (std::mem::take(&mut self.ready), std::mem::take(&mut self.taken));
         self.take_dead();
@@ -571,10 +575,10 @@ impl Model {
         (0..self.zones.len()).filter(move |zone| worth(&self.zones[*zone]))
     }
 
-    /// The rest of a pass up to the next await.
+    /// The cleaner's pass up to the next await.
     fn clean(&mut self) {
         let (mut choice, mut pace) = (Choice::NotAsked, Admission::NotAsked);
-        // Wakeups count from here on.
+        // Wakeups are counted from here.
         self.is_woken = false;
         loop {
             let state = self.gather(choice, pace);
@@ -683,7 +687,7 @@ impl Model {
             Action::Retry { refuse, limit } => {
                 (self.has_just_failed, self.stuck) = (false, refuse);
                 self.wake_writers();
-                // Wakeups by the attempt itself don't count.
+                // Wakeups caused by the failed attempt are ignored.
                 self.is_woken = false;
                 if limit > Duration::ZERO {
                     self.driver = Driver::Waits { until_timeout: true };
@@ -741,7 +745,7 @@ impl Model {
         self.take(CHECKPOINT_ZONES).ok_or(())
     }
 
-    /// Notes a mistake if something could have been gained where writers are refused.
+    /// Notes a mistake if writers are refused although a zone could have been freed.
     fn check_refusal(&mut self, state: &State) {
         let committed = |zone: usize| self.is_before(zone, self.committed);
         let is_dead_for_good = self.dead.iter().all(|zone| !committed(*zone));

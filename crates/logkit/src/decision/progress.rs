@@ -1,10 +1,12 @@
-//! From every state with something to gain, progress is made, and a writer that waits gets a zone or an error: the abstract log
-//! from random starts, with [`next`] and with decisions that are broken on purpose, which must be found.
+//! Progress from every state in which a zone can be freed: a waiting writer gets a zone or an error. The
+//! abstract log runs from random starts, with [`next`] and with decisions that are broken on purpose, which
+//! must be found.
 
 use super::model::{Counts, Decide, Model};
 use super::*;
 
-/// Runs logs from random starts: writers wait, come to rest, then users write for a while, and so on.
+/// Runs logs from random starts: first writers wait until the log is at rest, then users write for a while,
+/// and so on.
 fn run(logs: u64, decide: Decide) -> Result<Counts, String> {
     let mut all = Counts::default();
     for seed in 1..=logs {
@@ -35,7 +37,7 @@ fn a_writer_that_waits_is_given_a_zone_or_refused() {
     let logs = if conformance::budget::is_long() { 200_000 } else { 1500 };
     let counts = run(logs, next).unwrap_or_else(|error| panic!("{error}"));
     println!("{counts:?}");
-    // Such a move is tried again: the writers still got a zone or an error.
+    // Such a move is retried, and the writers still got a zone or an error.
     assert!(counts.without_zone <= counts.moves / 100_000, "moves without a zone are rare: {counts:?}");
     assert!(counts.moves > 0 && counts.refusals > 0 && counts.failures > 0 && counts.given > 0, "{counts:?}");
 }

@@ -21,7 +21,7 @@ impl Random {
         self.below(count) == 0
     }
 
-    /// One of these.
+    /// Returns one of these values at random.
     pub fn of<T: Copy>(&mut self, values: &[T]) -> T {
         values[self.below(values.len() as u32) as usize]
     }
@@ -37,7 +37,7 @@ pub fn check(state: &State, action: Action) {
         Task::Reserve => state.reserve,
     };
     let is_over = state.has_failed || state.is_closing && !state.has_queued;
-    // Resets and checkpoints that free zones, and that nothing under way stands in front of.
+    // Whether a reset or a checkpoint would free zones and can begin now.
     let can_reset = state.has_covered && state.reset == Progress::Idle;
     let can_cover =
         state.has_coverable && state.reset == Progress::Idle && state.checkpoint == Progress::Idle;
@@ -75,7 +75,7 @@ pub fn check(state: &State, action: Action) {
                 Cause::Checkpoint => state.is_blocked && state.victim == Victim::Moves,
                 Cause::Commit => state.choice == Choice::Uncommitted && until_commit,
                 Cause::Task => any_running && state.victim == Victim::None,
-                // A wait without a term: users get zones without it, or dead zones wait for a commit.
+                // A wait without a timeout: users get zones anyway, or dead zones wait for a commit.
                 Cause::Change => {
                     all_idle
                         && state.victim == Victim::None
@@ -127,7 +127,7 @@ fn dead() -> impl Iterator<Item = (u32, bool, bool)> + Clone {
         .filter(|(dead, covered, coverable)| *dead >= u32::from(*covered) + u32::from(*coverable))
 }
 
-/// Victim and answers of the questions, as (victim, choice, blocked, pace, frees pages).
+/// Victims with answers of the policy and the pace, as (victim, choice, blocked, pace, frees pages).
 fn answers(users_wait: bool) -> Vec<(Victim, Choice, bool, Admission, bool)> {
     let mut all = vec![
         (Victim::None, Choice::NotAsked, false, Admission::NotAsked, false),
@@ -186,7 +186,7 @@ fn no_action_breaks_its_precondition() {
     visit_all(&mut |state| {
         check(state, next(state));
         visited += 1;
-        // The same, with failures and a close.
+        // The same states with failures and a close.
         let failures = random.below(4);
         let has_just_failed = failures > 0 && random.once_in(4);
         let (has_failed, is_closing) = (random.once_in(8), random.once_in(2));

@@ -1,13 +1,17 @@
-//! Budget of open zones: drives allow few zones that were begun and not finished (14 on a ZN540), and refuse an append that would begin another.
+//! Budget of open zones: drives limit the number of zones that are begun and not finished (14 on a ZN540),
+//! and refuse an append that would begin another.
 //!
-//! All shards of a log share one budget. Opening a zone takes a [`Permit`] of its [`Purpose`], which is held with the open zone and returned when
-//! that is dropped, after the zone was finished. Each purpose has a share that others don't take, in the order log, tables, checkpoint, so that
-//! tables never hold back the log, nor the flush that frees it. Without a permit a task waits, and nothing has failed.
+//! All shards of a log share one budget. Opening a zone takes a [`Permit`] for a [`Purpose`], which is held
+//! with the open zone and dropped after the zone was finished. Each purpose has a reserved share, in the
+//! order log, tables, checkpoint, so that tables never delay the log, nor the flush that frees it. Without a
+//! permit a task waits; nothing fails.
 //!
-//! Where the shares are smaller than what the shards hold at a time, zones are used in turns: a task that finds no permit asks the holders to seal their zones
-//! ([`Budget::wanted`]). It asks again whenever another task was faster. A task seals its own zones before it waits, so no two wait for each other.
+//! If the shares are smaller than the number of zones that the shards hold, zones are used in turns: a task
+//! that finds no permit asks the holders to seal their zones ([`Budget::wanted`]), and asks again whenever
+//! another task was faster. A task seals its own zones before it waits, so no two wait for each other.
 //!
-//! Zones of roots are left out of the budget from the beginning. A zone that can't be finished stays open on the drive, and the budget shrinks by it.
+//! Zones of roots aren't part of the budget. A zone that can't be finished stays open on the drive, which
+//! lowers the limit by one.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +22,7 @@ use std::task::{Context, Poll, Waker};
 pub enum Purpose {
     /// Records of users.
     Log,
-    /// What the owner or the cleaner appends beside them.
+    /// Other appends of the owner and the cleaner.
     Tables,
     /// Checkpoints.
     Checkpoint,
@@ -26,22 +30,22 @@ pub enum Purpose {
 
 const PURPOSES: usize = 3;
 
-/// Open zones that the purposes need at a time, and how many there may be.
+/// Demand for open zones, and their limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
-    /// Most open zones at a time, those of roots excluded; `None` for no limit.
+    /// Most open zones at a time, root zones excluded; `None` for no limit.
     pub limit: Option<u32>,
-    /// Zones that lanes of all shards hold.
+    /// Number of zones that the lanes of all shards hold.
     pub log: u32,
-    /// Zones that are held for tables on all shards.
+    /// Number of zones that are held for tables on all shards.
     pub tables: u32,
 }
 
 impl Demand {
-    /// Fewest permits with which a log goes on: one of each purpose.
+    /// Fewest permits with which a log makes progress: one of each purpose.
     pub const FEWEST: u32 = PURPOSES as u32;
 
-    /// Permits that are left to each purpose.
+    /// Permits that are reserved for each purpose.
     fn shares(&self) -> [u32; PURPOSES] {
         let Some(limit) = self.limit else { return [0; PURPOSES] };
         let left = limit.saturating_sub(1);
@@ -49,7 +53,7 @@ impl Demand {
         [log, self.tables.min(left.saturating_sub(log)).max(1), 1]
     }
 
-    /// Whether the purposes need more permits than there are, so that zones are used in turns.
+    /// Whether the purposes need more permits than the limit, so that zones are used in turns.
     fn is_scarce(&self) -> bool {
         self.limit.is_some_and(|limit| self.log + self.tables + 1 > limit)
     }
@@ -63,12 +67,12 @@ struct State {
     asked: u64,
     /// Number of permits that were returned.
     returned: u64,
-    /// Tasks that wait for a permit, or for others that do.
+    /// Tasks that wait for a permit, or for requests in [`Budget::wanted`].
     waiters: Vec<Waker>,
 }
 
 impl State {
-    /// Whether a permit of this purpose may be taken: the shares of others are left.
+    /// Whether a permit of this purpose may be taken without using the shares of others.
     fn permits(&self, purpose: Purpose) -> bool {
         let Some(limit) = self.demand.limit else { return true };
         let shares = self.demand.shares();
@@ -83,14 +87,14 @@ impl State {
 pub struct Budget(Mutex<State>);
 
 impl Default for Budget {
-    /// Without a limit.
+    /// Returns a budget without a limit.
     fn default() -> Self {
         let demand = Demand { limit: None, log: 0, tables: 0 };
         Budget(Mutex::new(State { demand, held: [0; PURPOSES], asked: 0, returned: 0, waiters: Vec::new() }))
     }
 }
 
-/// Permission for one open zone, until it is dropped.
+/// Permission for one open zone; dropping it returns the permit.
 #[derive(Debug)]
 pub struct Permit {
     budget: Arc<Budget>,
@@ -123,12 +127,12 @@ impl Budget {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the limit and what the purposes need, before zones are opened.
+    /// Sets the limit and the demand, before zones are opened.
     pub fn set(&self, demand: Demand) {
         self.lock().demand = demand;
     }
 
-    /// Takes a permit, if one is left to this purpose.
+    /// Takes a permit for this purpose; `None` if none is available.
     pub fn try_take(self: &Arc<Self>, purpose: Purpose) -> Option<Permit> {
         let mut state = self.lock();
         state.permits(purpose).then(|| {
@@ -137,9 +141,10 @@ impl Budget {
         })
     }
 
-    /// Takes a permit, waiting until one is left to this purpose.
+    /// Takes a permit for this purpose, waiting until one is available.
     pub async fn take(self: &Arc<Self>, purpose: Purpose) -> Permit {
-        // Number of permits that had been returned when it asked: the next one may go to another task, which keeps its zone.
+        // Number of returned permits at the last request: the next permit may go to another task, which keeps
+        // its zone.
         let mut asked_at = None;
         poll_fn(|context| {
             let mut state = self.lock();
@@ -163,7 +168,8 @@ impl Budget {
         .await
     }
 
-    /// Waits until a task has found no permit since `seen` of them had; returns the number of those. The holders of zones should seal them.
+    /// Waits until the number of requests for permits differs from `seen`, and returns it. The holders of
+    /// zones should then seal them.
     pub async fn wanted(&self, seen: u64) -> u64 {
         poll_fn(|context| {
             let mut state = self.lock();
@@ -176,31 +182,32 @@ impl Budget {
         .await
     }
 
-    /// Asks the holders of zones to seal them, though there is a permit: the drive refuses to open another zone.
+    /// Asks the holders of zones to seal them although there is a permit, because the drive refuses to open
+    /// another zone.
     pub fn ask(&self) {
         let mut state = self.lock();
         state.asked += 1;
         wake(state);
     }
 
-    /// Wakes those that wait in [`wanted`](Self::wanted), to end.
+    /// Wakes all waiters of [`wanted`](Self::wanted), so that they end.
     pub fn end(&self) {
         let mut state = self.lock();
         state.asked += 1;
         wake(state);
     }
 
-    /// Notes that a zone stays open on the drive, because it can't be finished: there is one permit fewer.
+    /// Notes that a zone stays open on the drive because it can't be finished, which lowers the limit by one.
     pub fn lose(&self) {
         let mut state = self.lock();
         if let Some(limit) = &mut state.demand.limit {
             *limit = limit.saturating_sub(1).max(Demand::FEWEST);
         }
-        // Zones may be used in turns from now on: those that wait have to ask.
+        // Zones may be used in turns from now on, so tasks that wait have to ask.
         wake(state);
     }
 
-    /// Number of permits that are held.
+    /// Number of held permits.
     pub fn held(&self) -> u32 {
         self.lock().held.iter().sum()
     }
@@ -222,7 +229,7 @@ mod tests {
     fn each_purpose_finds_its_share_whatever_others_hold() {
         let budget = budget(6, 2, 2);
         let mut tables: Vec<Permit> = std::iter::from_fn(|| budget.try_take(Tables)).collect();
-        assert_eq!(tables.len(), 3, "its share, and one that is nobody's");
+        assert_eq!(tables.len(), 3, "its share, and one unreserved");
         let log: Vec<Permit> = std::iter::from_fn(|| budget.try_take(Log)).collect();
         assert_eq!(log.len(), 2);
         let checkpoint = budget.try_take(Checkpoint).expect("its share");

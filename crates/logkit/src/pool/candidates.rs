@@ -1,4 +1,4 @@
-//! The zones among which the cleaner chooses.
+//! The zones that the cleaner may choose.
 
 use super::{CHECKPOINT_CLASS, Usage, Zone, ZonePool};
 use crate::cleaning::Candidate;
@@ -7,14 +7,17 @@ use block::ZoneIndex;
 use std::cell::Cell;
 
 impl ZonePool {
-    /// Lets `choose` choose a victim among the candidates: the full zones with data of which cleaning would gain space. Returns it, and whether
-    /// a zone that `choose` examined was left out because a record in it hasn't committed: its live blocks can still grow.
+    /// Lets `choose` choose a victim among the candidates: the full zones with data whose cleaning would gain
+    /// space. Returns the victim, and whether a zone that `choose` examined was excluded because a record in
+    /// it hasn't committed: its live blocks may still grow.
     ///
-    /// A zone of `zone_blocks` blocks that the cleaner fills takes `data_blocks` of data; fewer while zones are filled only as far as they are
-    /// known to have space. Headers and unused space of users' records count as garbage, because the cleaner packs the data better; those of the
-    /// cleaner's own records don't, because it would pack them the same way again, without end. So each move lowers the garbage that is counted.
+    /// A zone of `zone_blocks` blocks that the cleaner fills has `data_blocks` data blocks; fewer while zones
+    /// are filled only up to their known space. Headers and unused space of users' records are counted as
+    /// garbage, because the cleaner packs the data better. Those of the cleaner's own records aren't: the
+    /// cleaner would pack them the same way again, without end. So each move lowers the counted garbage.
     ///
-    /// Zones that `choose` doesn't examine take no time. The pool is locked while it runs: other methods of the pool would deadlock.
+    /// Zones that `choose` doesn't examine cost no time. The pool is locked while `choose` runs: calling
+    /// other methods of the pool would deadlock.
     pub fn choose(
         &self,
         (data_blocks, zone_blocks): (u32, u32),
@@ -31,7 +34,8 @@ impl ZonePool {
             };
             let written = if zone.is_packed(zone_blocks) { most.min(zone.written) } else { most };
             let live = zone.live;
-            // Moving the others frees nothing before the records are written with which these die, and users may wait for zones for them.
+            // Moving the other blocks frees nothing before the records that free the dying ones are written,
+            // and users may wait for zones for those records.
             let is_dying = zone.dying > 0;
             if zone.usage != Usage::Full || zone.class == CHECKPOINT_CLASS || live >= written || is_dying {
                 return None;

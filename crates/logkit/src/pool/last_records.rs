@@ -1,4 +1,4 @@
-//! The last records of a zone, stream by stream: a zone is reset once all of them are covered.
+//! The last record of each stream in a zone: the zone can be reset once all of them are covered.
 
 use crate::stream::{Sequences, StreamId};
 use smallvec::SmallVec;
@@ -17,7 +17,7 @@ impl LastRecords {
         }
     }
 
-    /// Number of the last record of this stream; 0 without one.
+    /// Number of the last record of this stream; 0 if there is none.
     pub fn of(&self, stream: StreamId) -> u64 {
         self.0.iter().find(|(own, _)| *own == stream).map_or(0, |(_, last)| *last)
     }

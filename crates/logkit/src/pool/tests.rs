@@ -36,13 +36,13 @@ fn prepared_zones_stay_free_and_go_to_lanes_first() {
     assert_eq!((pool.free(), pool.prepared(), pool.preparing()), (5, 1, 0));
     let take = |prepared_first| pool.take(0, 0, prepared_first, 0).map(|taken| taken.zone);
     assert_eq!((take(false), take(true), pool.prepared()), (Some(2), Some(1), 0));
-    // Put back without a record, it is still open on the medium.
+    // Returned without a record, the zone is still open on the medium.
     pool.put_back(1);
     assert_eq!((pool.prepared(), take(true)), (1, Some(1)));
     pool.note_append(1, &[], 1, 0);
     pool.put_back(1);
     assert_eq!(pool.prepared(), 0, "it holds a record");
-    // Nothing else is free: the cleaner takes a prepared one.
+    // No other zone is free, so the cleaner takes a prepared one.
     assert_eq!([take(false), take(false), take(false)], [Some(1), Some(3), Some(4)]);
     pool.put_back(4);
     let zone = pool.begin_preparing(0, 1).expect("a free zone");
@@ -82,7 +82,7 @@ fn while_space_is_short_no_zone_is_opened_ahead_and_only_backed_ones_are_taken()
     (2..6).for_each(|zone| pool.set_free(zone, 7));
     let zone = pool.begin_preparing(0, 2).expect("a free zone");
     pool.end_preparing(zone, true);
-    // A prepared zone isn't reserved while there are others.
+    // A prepared zone is reserved only if there is no other.
     let reserved = pool.begin_reserving().expect("a free zone");
     pool.end_reserving(reserved, 1);
     assert_eq!((zone, reserved, pool.free_backed()), (2, 5, 1));
@@ -101,7 +101,7 @@ fn what_zones_had_before_they_ended_early_counts_while_space_is_short() {
     let pool = ZonePool::new(8);
     pool.set_backed_blocks(28);
     (2..8).for_each(|zone| pool.set_free(zone, 7));
-    // Sealed early, after a failed append, and full.
+    // Ends of zones: 2 was sealed early, 3 had a failed append, 5 is full.
     for (zone, end) in [(2, 17), (3, 13), (4, 20), (5, 31)] {
         assert_eq!(pool.take(0, 0, false, 0).map(|taken| (taken.zone, taken.limit)), Some((zone, None)));
         pool.note_end(zone, end, zone == 3);
@@ -116,12 +116,12 @@ fn what_zones_had_before_they_ended_early_counts_while_space_is_short() {
         (take(0, false), take(0, true), take(0, true)),
         (Some((2, Some(17))), Some((5, Some(31))), None)
     );
-    // What is free has less than a zone in all; with what comes back there is one.
+    // The free zones have less than a zone's space in total; with the returned zone there is one.
     pool.note_end(5, 9, false);
     pool.set_full(5);
     pool.set_reset(5, 9);
     assert_eq!((pool.free(), pool.get(5).space), (1, 31));
-    // What is reserved counts, a part of a zone as well.
+    // Reserved space is counted, also that of a part of a zone.
     assert_eq!(pool.begin_reserving(), Some(4));
     pool.end_reserving(4, 28);
     assert_eq!((pool.free_known(), pool.free_backed(), pool.begin_reserving()), (2, 2, Some(3)));
@@ -145,7 +145,7 @@ fn a_full_zone_is_dead_once_its_last_block_is() {
         (pool.dead(), pool.live_data(), pool.get(2).usage, pool.get(2).changed),
         (1, 0, Usage::Dead, 6)
     );
-    // While it is being reset it is neither free nor dead, and counts as free soon.
+    // While the zone is being reset it is neither free nor dead, and is counted as free soon.
     assert_eq!((pool.take_dead(), pool.dead(), pool.free_soon()), (vec![2], 0, 1));
     pool.set_reset(2, 2);
     pool.end_resetting(1);
@@ -184,7 +184,8 @@ fn zones_with_blocks_that_are_dying_are_not_cleaned_and_stay() {
 fn headers_of_the_cleaners_own_records_are_no_garbage() {
     let pool = ZonePool::new(8);
     (2..8).for_each(|zone| pool.set_free(zone, 7));
-    // Of the 16 blocks of each zone 14 can be data: users' records, the cleaner's, those of both, and the cleaner's in a zone that was sealed early.
+    // Of the 16 blocks of each zone 14 can be data. The zones hold users' records, the cleaner's, both, and
+    // the cleaner's in a zone that was sealed early.
     let fill = |records: &[(u32, bool)], end| {
         let zone = pool.take(0, 0, false, 0).expect("a free zone").zone;
         for (blocks, is_moved) in records {

@@ -1,19 +1,19 @@
-//! The parts of a log that can't be read, of one that is salvaged.
+//! List of the unreadable parts of a log that is salvaged.
 
-/// Most parts that are described; others are counted.
+/// Most parts that are described; the others are only counted.
 const MOST_LINES: usize = 1000;
 
-/// The parts that couldn't be read. Memory is bounded, whatever is on the medium.
+/// Unreadable parts, in bounded memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LostParts {
-    /// The first of them, in words.
+    /// Descriptions of the first parts.
     pub lines: Vec<String>,
-    /// Number of all.
+    /// Number of all parts.
     pub count: u64,
 }
 
 impl LostParts {
-    /// Adds a part. Returns whether it is one of those that are described.
+    /// Adds a part. Returns whether its description is kept.
     pub fn note(&mut self, line: String) -> bool {
         self.count += 1;
         let is_described = self.lines.len() < MOST_LINES;

@@ -1,4 +1,4 @@
-//! The records of all zones that may have some after the checkpoint.
+//! Scan of all zones that may have records after the checkpoint.
 
 use super::tail::judge_torn;
 use super::{Dropped, Goal, numbers};
@@ -11,29 +11,29 @@ use crate::scan::{self, Kept, Scanned};
 use crate::stream::{Sequences, StreamId};
 use block::{Error, Result, ZoneReport, ZoneState, Zones};
 
-/// What an offline zone may hold that the checkpoint doesn't cover.
+/// Possible contents of an offline zone, for errors.
 pub(super) const NEWEST: &str = "records after the newest checkpoint that were acknowledged as durable";
 /// Number of zones that are scanned at a time.
 const ZONES_AT_ONCE: usize = 8;
 
-/// The records of all zones that may have some after the checkpoint, and what they say was durable.
+/// Records of all zones that may have some after the checkpoint, and the records that they name as durable.
 #[derive(Debug)]
 pub struct Scans<K> {
-    /// In no order.
+    /// In any order.
     pub records: Vec<K>,
-    /// By stream, the highest number that any record says was durable.
+    /// By stream, the highest number that any record names as durable.
     pub durable: Sequences,
     /// Number of zones that were scanned.
     pub zones: u64,
-    /// Those of them without a summary, with their generations.
+    /// Scanned zones without a summary, with their generations.
     pub unlisted: Vec<(u32, u64)>,
-    /// Data blocks of records among `records` that differ from their checksums: zone and block, in order.
+    /// Damaged data blocks of `records`, which differ from their checksums: zone and block, in order.
     pub damaged: Vec<(u32, u32)>,
-    /// Records with wrong data that no record says had been durable.
+    /// Records with wrong data that no record names as durable.
     pub torn: Vec<Dropped>,
     /// Offline zones, whose records the checkpoint covers.
     pub offline: Vec<u32>,
-    /// What can't be read and may have had records, in words; only with [`Goal::Salvage`].
+    /// Descriptions of unreadable parts that may have had records; only with [`Goal::Salvage`].
     pub lost: Vec<String>,
 }
 
@@ -55,7 +55,8 @@ impl<K> Scans<K> {
 /// Scans all zones that may have records after the checkpoint.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for records of a later epoch than the newest root; what reading returns. With [`Goal::Salvage`] these are told.
+/// [`Error::Corrupt`] for records of a later epoch than the newest root; errors of reading. With
+/// [`Goal::Salvage`] these are added to [`Scans::lost`].
 pub async fn scan_all<K: Kept>(
     zones: &dyn Zones,
     layout: &Layout,
@@ -73,7 +74,7 @@ pub async fn scan_all<K: Kept>(
     let is_covered = |report: &&ZoneReport| {
         let known = by_zone[report.zone.0 as usize];
         let known = known.filter(|entry| entry.generation == report.generation && entry.full);
-        // All its records are in the checkpoint.
+        // The checkpoint covers all records of the zone.
         known.is_some_and(|entry| report.state == ZoneState::Full && entry.last.is_within(&root.covered))
     };
     let wanted: Vec<&ZoneReport> = reports
@@ -88,7 +89,7 @@ pub async fn scan_all<K: Kept>(
     for report in &offline {
         let known = by_zone[report.zone.0 as usize];
         if known.is_none_or(|entry| !entry.full || !entry.last.is_within(&root.covered)) {
-            // It is unknown what is in it: it may be the newest record that was acknowledged as durable.
+            // The contents are unknown: they may include the newest record that was acknowledged as durable.
             let refusal = scan::refuse_offline(zones, report.zone, NEWEST).await;
             goal.tolerate(refusal, &mut scans.lost)?;
         }
@@ -128,7 +129,8 @@ async fn scan_zone<K: Kept>(
         && let Some(header) = scan::first_header(zones, layout, identity, report).await?
         && header.class == CHECKPOINT_CLASS
     {
-        // A zone has one class and is written in one epoch: nothing in this one is replayed, or is newer than its beginning.
+        // A zone has one class and is written in one epoch, so no record in it is replayed, nor is any newer
+        // than its first one.
         check_epoch(root, report, header.epoch)?;
         pool.restore(report.zone.0, |entry| {
             (entry.class, entry.opened, entry.changed) = (CHECKPOINT_CLASS, header.clock, header.clock);
@@ -138,8 +140,9 @@ async fn scan_zone<K: Kept>(
     scan::replayable(zones, layout, identity, report, root.covered.numbers().len(), known).await
 }
 
-/// Refuses a root of a log that was closed if the log was used afterwards: the newest root is damaged, and without it this one would
-/// pass for the newest. The records of its epoch begin in zones that the checkpoint doesn't know: those that were [reset since](super::reset_since).
+/// Refuses a clean root if the log was used afterwards: then the newest root is damaged, and this one would
+/// be taken for the newest. The records of the later epoch begin in zones that were [reset
+/// since](super::reset_since) the checkpoint.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for a record of a later epoch.
@@ -158,7 +161,7 @@ pub async fn check_closed(
         report.zone.0 >= ROOT_ZONES && report.state != ZoneState::Empty && report.write_pointer > 0
     });
     let looks = new.map(|report| async move {
-        // A zone that can't be read tells nothing of an epoch.
+        // An unreadable zone has no known epoch.
         let Ok(bytes) = scan::read(zones, layout, report.zone.0, 0, 1).await else { return Ok(()) };
         match Parsed::decode(&bytes, &root.identity) {
             Ok(parsed) if parsed.header.generation == report.generation => {
@@ -181,7 +184,8 @@ fn check_epoch(root: &Root, report: &ZoneReport, epoch: u64) -> Result<()> {
     }
 }
 
-/// Takes over what was found in one zone. Returns the error of the first record of a later epoch, after all others are taken.
+/// Adds the result of scanning one zone. Returns the error of the first record of a later epoch, after all
+/// others have been added.
 fn take<K: Kept>(
     scans: &mut Scans<K>,
     root: &Root,

@@ -11,15 +11,15 @@ use std::collections::BTreeSet;
 /// A record that was found after the checkpoint and isn't part of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dropped {
-    /// Its stream.
+    /// Stream of the record.
     pub stream: StreamId,
-    /// Its number in the stream.
+    /// Number of the record in the stream.
     pub sequence: u64,
-    /// Its zone.
+    /// Zone of the record.
     pub zone: u32,
-    /// Block of the zone with its header.
+    /// Block of the zone that holds the header.
     pub position: u32,
-    /// Some of its data is wrong; otherwise it is whole, and an earlier record is missing.
+    /// Whether some of the data is wrong; otherwise the record is complete, and an earlier one is missing.
     pub is_torn: bool,
 }
 
@@ -30,25 +30,27 @@ impl Dropped {
     }
 }
 
-/// The records that are part of the log.
+/// The records after the checkpoint that are part of the log.
 #[derive(Debug)]
 pub struct Tail<K> {
-    /// In the order of their streams and numbers.
+    /// Ordered by stream and number.
     pub records: Vec<K>,
     /// The last record of each stream.
     pub end: Sequences,
-    /// Number of valid records that are not part of the log: written and not acknowledged, or lost with an earlier one.
+    /// Number of valid records that aren't part of the log: they were never acknowledged, or are lost with an
+    /// earlier record.
     pub discarded: u64,
-    /// These records, and those with wrong data, by stream and number.
+    /// The discarded records, and those with wrong data, by stream and number.
     pub dropped: Vec<Dropped>,
-    /// Data blocks of `records` that differ from their checksums: zone and block, in order.
+    /// Damaged data blocks of `records`, which differ from their checksums: zone and block, in order.
     pub damaged: Vec<(u32, u32)>,
-    /// What can't be read and may have had records of the log, in words; only with [`Goal::Salvage`](super::Goal::Salvage).
+    /// Descriptions of unreadable parts that may have had records of the log; only with
+    /// [`Goal::Salvage`](super::Goal::Salvage).
     pub lost: Vec<String>,
 }
 
 impl<K> Tail<K> {
-    /// Nothing after a checkpoint of everything.
+    /// Creates the empty tail of a checkpoint that covers everything.
     pub(super) fn clean(root: &Root) -> Self {
         let end = root.covered.clone();
         Tail {
@@ -61,12 +63,14 @@ impl<K> Tail<K> {
         }
     }
 
-    /// Logs what was dropped, and what is damaged. What is lost is logged by the owner, with what it finds lost itself.
+    /// Logs the dropped records and the damage. The owner logs the lost parts, together with those that it
+    /// finds itself.
     pub fn tell(&self) {
         self.describe().iter().for_each(|line| tracing::warn!("opening the log: {line}"));
     }
 
-    /// Describes what was dropped, and what is damaged, for operators; nothing where the log ends at a whole record.
+    /// Describes the dropped records and the damage for operators; empty if the log ends at a complete
+    /// record.
     pub fn describe(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(first) = self.dropped.first() {
@@ -91,10 +95,11 @@ impl<K> Tail<K> {
     }
 }
 
-/// Decides about records with wrong data, once it is known what was durable: one that was is part of the log, and its data is
-/// damaged; any other one may be the end of the log that a power cut left.
+/// Classifies records with wrong data, once the durable records are known. A record that was durable is part
+/// of the log, and its data is damaged; any other one may be the end of the log that a power cut left.
 ///
-/// An append that failed was repeated elsewhere: a whole copy is believed, else the one with the least wrong data.
+/// A failed append was repeated elsewhere: a complete copy is preferred, then the one with the fewest wrong
+/// blocks.
 pub(super) fn judge_torn<K: Kept>(
     scans: &mut Scans<K>,
     root: &Root,

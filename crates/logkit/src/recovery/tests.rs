@@ -1,4 +1,4 @@
-//! Tests of the choice of records.
+//! Tests of the selection of records.
 
 use super::*;
 use crate::record::{Header, Kind, Link, Links, Parsed};

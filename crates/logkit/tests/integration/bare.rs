@@ -1,4 +1,5 @@
-//! The barest owner of a log, for tests of single parts of the kit: it keeps nothing of its entries but where they committed.
+//! A minimal owner of a log, for tests of single parts of the kit: it keeps only the locations where its
+//! entries committed.
 
 use block::{BlockSize, Data, DevicePart, Error, Payload, Result, Zones, ZonesPart};
 use disks::ram::RamPart;
@@ -16,7 +17,7 @@ pub const CLEANER: StreamId = StreamId(1);
 /// Class of the cleaner's zones.
 pub const MOVED: u8 = 1;
 pub const KIND: [u8; 8] = *b"bare    ";
-/// Lanes of the owner.
+/// Number of lanes of the owner.
 pub const LANES: u32 = 2;
 const BLOCK: usize = 4096;
 
@@ -28,7 +29,8 @@ pub struct Item {
 }
 
 impl Item {
-    /// Entry of so many blocks, filled with the number and the block's, and so many bytes of meta.
+    /// Creates an entry of `blocks` blocks, filled with `number` plus the block's index, and `meta` bytes of
+    /// meta.
     pub fn new(number: u8, blocks: u32, meta: usize) -> Self {
         let bytes: Vec<u8> =
             (0..blocks as usize * BLOCK).map(|at| number.wrapping_add((at / BLOCK) as u8)).collect();
@@ -62,18 +64,18 @@ impl Entry for Item {
     }
 }
 
-/// What has become of entries, in order.
+/// Events of entries, in order.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Zone, first data block and checksums of each record that was written.
+    /// Zone, first data block and checksums of each written record.
     pub sums: Vec<(u32, u32, Vec<u32>)>,
-    /// Zone, first data block and checksums of each entry that has committed.
+    /// Zone, first data block and checksums of each committed entry.
     pub committed: Vec<(u32, u32, Vec<u32>)>,
-    /// Why entries were refused.
+    /// Errors of refused entries.
     pub refused: Vec<Error>,
 }
 
-/// The owner.
+/// The minimal owner.
 pub struct Bare {
     kit: Rc<Kit>,
     appender: Appender<Item>,
@@ -82,12 +84,12 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// A new log on these zones.
+    /// Creates a log on these zones.
     pub async fn format(zones: Rc<dyn Zones>, prepare_zones: bool) -> Result<Rc<Self>> {
         Self::with_policy(zones, prepare_zones, Box::new(Greedy)).await
     }
 
-    /// A new log on these zones, with the classes of this policy.
+    /// Creates a log on these zones, with the classes of a policy.
     pub async fn with_policy(
         zones: Rc<dyn Zones>,
         prepare_zones: bool,
@@ -118,12 +120,12 @@ impl Bare {
         Ok(owner)
     }
 
-    /// Appends an entry as users do, and waits until it has committed or was refused.
+    /// Appends an entry of users, and waits until it has committed or was refused.
     pub async fn append(&self, item: Item) {
         self.append_to(0, item).await;
     }
 
-    /// Appends an entry as users do, to zones of a class, and waits until it has committed or was refused.
+    /// Appends an entry of users to zones of a class, and waits until it has committed or was refused.
     pub async fn append_to(&self, class: u8, item: Item) {
         let ended = || self.seen.borrow().committed.len() + self.seen.borrow().refused.len();
         let before = ended();
@@ -208,13 +210,13 @@ impl Owner for Bare {
     }
 }
 
-/// Zones of this size on a disk in memory.
+/// Creates zones of this size on a disk in memory.
 pub async fn zones(zones: u64, zone_size: u64, max_open: u32) -> Result<Arc<dyn ZonesPart>> {
     zones_on(Arc::new(RamPart::new((zones + 1) * zone_size, BlockSize::default())?), zone_size, max_open)
         .await
 }
 
-/// Zones of this size on a disk.
+/// Creates zones of this size on a disk.
 pub async fn zones_on(
     disk: Arc<dyn DevicePart>,
     zone_size: u64,

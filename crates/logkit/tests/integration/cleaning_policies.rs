@@ -1,4 +1,4 @@
-//! What the cleaning policies, the pacer and the reading plan promise, one by one.
+//! Contracts of the cleaning policies, the pacer and the reading plan, one test each.
 
 use block::ZoneIndex;
 use logkit::cleaning::{
@@ -63,14 +63,14 @@ fn cost_benefit_weighs_age() {
     assert_eq!(choose(&mut *make("cost-benefit"), &zones, ASKED, 1000), Some(1));
     // (1 - u) · age / u: 100, 78 and 160.
     assert_eq!(choose(&mut *make("lifetime"), &zones, ASKED, 1000), Some(2));
-    // What is wholly dead costs nothing.
+    // A zone without live data costs nothing.
     let dead = [zone(0, 1, 0), zone(1, 0, 999)];
     assert_eq!(choose(&mut *make("lifetime"), &dead, ASKED, 1000), Some(1));
 }
 
 #[test]
 fn threshold_cleans_in_rounds() {
-    // The source's example: k = 0.1 and M one zone.
+    // The paper's example: k = 0.1 and M one zone.
     let mut policy = cleaning::make(
         "threshold",
         Parameters { live_share: 0.1, read_at_once: 100, ..Parameters::for_zones(256) },
@@ -86,7 +86,8 @@ fn threshold_cleans_in_rounds() {
     assert_eq!(choose(&mut *policy, &zones, ASKED, 1), None, "asked is not urgent");
     assert_eq!(choose(&mut *policy, &zones, URGENT, 1), Some(0), "urgent: the emptiest");
     zones.push(zone(8, 3, 0));
-    // (9 + 1) · 0.1 = 1: a round of nine, in any order but each once; another zone that gets below k isn't part of it.
+    // (9 + 1) · 0.1 = 1: a round of nine, in any order but each once; another zone that falls below k isn't
+    // part of it.
     let mut cleaned = Vec::new();
     while let Some(number) = choose(&mut *policy, &zones, AMPLE, 2) {
         cleaned.push(number);
@@ -118,7 +119,7 @@ fn limits_of_threshold_that_move() {
     // Free share: k = 0.1 and 0.3 (its cap) with 10 and 90 of 100 free.
     assert!(first(Limit::Free, 9, 10) && !first(Limit::Free, 11, 10));
     assert!(first(Limit::Free, 29, 90) && !first(Limit::Free, 31, 90));
-    // Used share: the other way round.
+    // Used share: the reverse.
     assert!(first(Limit::Used, 29, 10) && !first(Limit::Used, 31, 10));
     assert!(first(Limit::Used, 9, 90) && !first(Limit::Used, 11, 90));
     assert!(first(Limit::Fixed, 29, 10) && first(Limit::Fixed, 29, 90) && !first(Limit::Fixed, 30, 50));
@@ -132,15 +133,15 @@ fn lifetime_sorts_by_what_lived_how_long() {
     let moved = |class| Arrival::Moved { age: 0, class };
     assert_eq!(policy.place(Arrival::New), 1);
     assert_eq!(policy.place(overwrite(1 << 40)), 0, "nothing is known yet");
-    // Zones of class 0 live for 100 on average, others don't count.
+    // Zones of class 0 live for 100 on average; other classes are ignored.
     policy.cleaned(zone(0, 5, 900), 950);
     policy.cleaned(zone(1, 5, 850), 1000);
     policy.cleaned(Candidate { class: 1, ..zone(1, 5, 0) }, 1000);
     assert_eq!((policy.place(overwrite(99)), policy.place(overwrite(100))), (0, 1));
-    // The last 16 count.
+    // The last 16 zones are averaged.
     (0..16).for_each(|_| policy.cleaned(zone(0, 5, 1000), 1010));
     assert_eq!((policy.place(overwrite(9)), policy.place(overwrite(10))), (0, 1));
-    // One class on with every move, from class 1 to the second at once.
+    // Each move advances a block by one class, and from class 1 directly to the second one.
     assert_eq!([0, 1, 2, 3, 4].map(|class| policy.place(moved(class))), [2, 3, 3, 4, 4]);
     let parameters = Parameters { generations: 1, ..Parameters::for_zones(256) };
     let single = cleaning::make("lifetime", parameters).unwrap();
@@ -175,10 +176,10 @@ fn the_pacer_keeps_room_between_its_marks() {
         "less room, more moves"
     );
     assert!((0..700).all(|room| pace(&pacer, room).may >= pace(&pacer, room).must));
-    // If all were dead, the next one may not be.
+    // Even if all victims were dead, the next one may not be.
     (0..2000).for_each(|_| pacer.begin(&zone(0, 0, 0)));
     assert!(pace(&pacer, 500).must > 0.0);
-    // Pressure in whole zones says the same as the marks.
+    // The pressure in whole zones agrees with the watermarks.
     for room in 0..1000 {
         let pressure = marks.pressure(100, room, 50);
         assert_eq!(pressure.is_urgent(), room < marks.low, "{room}");
@@ -191,14 +192,14 @@ fn reading_all_or_fragments() {
     let cost = ReadCost { request: 5, largest_gap: 8, largest_request: 64 };
     let plan = |runs: &[Range<u64>], cost| read_plan(runs.iter().cloned(), cost);
     assert_eq!(plan(&[], cost), []);
-    // Nearly full: one request; nearly empty: fragments; what is dead at the ends isn't read.
+    // Nearly full: one request; nearly empty: fragments; dead data at the ends isn't read.
     assert_eq!(plan(&[2..20, 21..40, 42..60], cost), vec![2..60; 1]);
     assert_eq!(plan(&[2..3, 30..31, 60..61], cost), [2..3, 30..31, 60..61]);
     assert_eq!(plan(&[0..4, 9..12, 18..20], cost), [0..12, 18..20], "gaps of 5 and of 6");
-    // Gaps that may not be read through, and none at all.
+    // Gaps that are longer than permitted, and no gaps at all.
     assert_eq!(plan(&[0..4, 6..8], ReadCost { largest_gap: 1, ..cost }), [0..4, 6..8]);
     assert_eq!(plan(&[0..4, 4..8, 9..10], ReadCost { largest_gap: 0, ..cost }), [0..8, 9..10]);
-    // No longer than the longest, and no gap at a seam.
+    // Requests have at most the largest length, and no gap is read at their ends.
     assert_eq!(plan(&[0..64, 66..130], cost), [0..64, 66..130]);
     assert_eq!(plan(&[0..60, 62..150], cost), [0..64, 64..128, 128..150]);
 }
@@ -216,12 +217,12 @@ fn runs(lengths: &[(u64, u64)]) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// What requests cost together.
+/// Total cost of these requests.
 fn price(plan: &[Range<u64>], cost: ReadCost) -> u64 {
     plan.iter().map(|range| cost.request + (range.end - range.start)).sum()
 }
 
-/// The least that any way of joining neighbours costs.
+/// Lowest cost of all ways of joining neighbouring runs.
 fn cheapest(runs: &[Range<u64>], cost: ReadCost) -> u64 {
     (0..1_u32 << (runs.len() - 1))
         .map(|joins| {
@@ -277,7 +278,8 @@ proptest! {
         prop_assert_eq!(price(&read_plan(runs.iter().cloned(), cost), cost), cheapest(&runs, cost));
     }
 
-    /// Whatever the zones look like: when it is urgent a policy names one that gains something, if there is one.
+    /// Whatever the candidates are: while cleaning is urgent, a policy chooses a zone that gains space if
+    /// there is one.
     #[test]
     fn urgent_is_heard(
         zones in prop::collection::vec((0..=100_u64, 0..5_u8, 0..1000_u64, 0..1000_u64), 0..20),

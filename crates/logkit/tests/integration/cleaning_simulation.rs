@@ -1,10 +1,10 @@
-//! What the cleaning policies cost, in a log without any I/O.
+//! Costs of the cleaning policies, in a log without any I/O.
 //!
 //! `cargo test --workspace cleaning_simulation:: -- --nocapture` prints the tables of the book's page on
-//! cleaning and checks what it says about them. Write amplification is blocks written per block that a user wrote,
-//! over ten volumes of overwrites, after the volume was filled in order and overwritten four times unmeasured. "Full"
-//! is live data over the capacity for data: all zones but those that the pacer keeps as room for the default policy
-//! (nine of 256). All policies get the same zones and the same data.
+//! cleaning and checks its statements about them. Write amplification is blocks written per block that a user
+//! wrote, over ten volumes of overwrites, after the volume was filled in order and overwritten four times
+//! without measurement. "Full" is live data over the capacity for data: all zones except the headroom that
+//! the pacer keeps for the default policy (nine of 256). All policies get the same zones and the same data.
 
 mod log;
 mod workload;
@@ -36,9 +36,9 @@ struct Run {
     zones: u32,
     zone_blocks: u32,
     full: f64,
-    /// Zones that the pacer keeps beyond what it would.
+    /// Zones that the pacer keeps in addition to its usual number.
     waiting: u32,
-    /// Zones by which its upper mark is higher than it would be.
+    /// Zones by which the high watermark exceeds its usual value.
     span: u32,
 }
 
@@ -57,7 +57,7 @@ impl Run {
         }
     }
 
-    /// On other zones, with the parameters for so many.
+    /// The run on other zones, with the parameters for their number.
     fn on(self, zones: u32, zone_blocks: u32) -> Run {
         Run { zones, zone_blocks, parameters: parameters(zones), ..self }
     }
@@ -66,7 +66,7 @@ impl Run {
         cleaning::make(self.policy, self.parameters).unwrap()
     }
 
-    /// How many blocks users have, with the room for the default policy left out.
+    /// Number of users' blocks, with the headroom for the default policy left free.
     fn logical(&self) -> u32 {
         let classes = cleaning::make(cleaning::DEFAULT, parameters(self.zones)).unwrap().classes();
         let room = Marks::for_classes(u64::from(self.zone_blocks), classes, 0).high as u32;
@@ -96,12 +96,12 @@ impl Run {
     }
 }
 
-/// Those for so many zones; a round of `threshold` reads what two zones hold.
+/// Parameters for `zones` zones; a round of `threshold` reads as much as two zones.
 fn parameters(zones: u32) -> Parameters {
     Parameters { read_at_once: 2 * u64::from(ZONE_BLOCKS), ..Parameters::for_zones(zones) }
 }
 
-/// Runs all of them on two threads; the results are in the order of the runs.
+/// Runs all of them on two threads; the results are in the order of `runs`.
 fn all(runs: &[Run]) -> Vec<Counts> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(vec![Counts::default(); runs.len()]);
@@ -119,7 +119,7 @@ fn all(runs: &[Run]) -> Vec<Counts> {
     results.into_inner().unwrap()
 }
 
-/// A table: rows of a name and write amplifications.
+/// Prints a table: rows of a name and write amplifications.
 fn print(title: &str, columns: &[String], rows: &[(String, Vec<f64>)]) {
     println!("\nseed {SEED}: {title}");
     println!("{:24}{}", "", columns.iter().map(|column| format!("{column:>18}")).collect::<String>());
@@ -170,7 +170,7 @@ fn policies_compared() {
             assert!(measured <= aim * 1.05, "{policy}, uniform, {}: {measured}, aim {aim}", fulls[cell]);
         }
     }
-    // What the default costs more than greedy with even writes is the room for its classes, nothing else.
+    // With uniform writes, the default costs more than greedy only by the headroom for its classes.
     let classes = |name| cleaning::make(name, parameters(ZONES)).unwrap().classes();
     let waiting = u32::from(classes("lifetime") - classes("greedy"));
     let same_room = fulls.map(|full| Run { waiting, ..Run::new("greedy", Workload::Uniform, full) });
@@ -192,7 +192,7 @@ fn policies_compared() {
         }
     }
 
-    // Nobody starves, nothing bursts.
+    // No user starves, and no policy has bursts.
     let bursts: Vec<(String, Vec<f64>)> = cleaning::NAMES
         .into_iter()
         .zip(results.chunks(cells.len()))
@@ -205,7 +205,7 @@ fn policies_compared() {
     }
 }
 
-/// Cleans zones in the order in which they were begun: what the formula is about.
+/// Cleans zones in the order in which they were begun, as the formula assumes.
 #[derive(Debug)]
 struct InLogOrder;
 
@@ -233,7 +233,7 @@ impl Policy for InLogOrder {
     }
 }
 
-/// The formula holds for cleaning in log order, and greedy comes to it from below as zones grow.
+/// The formula holds for cleaning in log order, and greedy approaches it from below as zones grow.
 #[test]
 fn greedy_comes_to_the_formula_from_below() {
     let sizes = [8, 32, 128, 512];
@@ -242,7 +242,7 @@ fn greedy_comes_to_the_formula_from_below() {
     rows.extend([("log order".to_owned(), Vec::new()), ("greedy".to_owned(), Vec::new())]);
     for blocks in sizes {
         let run = Run::new("greedy", Workload::Uniform, 0.8).on(ZONES, blocks);
-        // Here to the block: the room that both really keep is what lies in the middle of the pacer's marks.
+        // Exact to the block: the headroom that both keep is the middle of the pacer's watermarks.
         let marks = Marks::for_classes(u64::from(blocks), 2, 0);
         let room = (marks.low + marks.high) / 2;
         let full = f64::from(run.logical()) / (f64::from(ZONES * blocks) - room as f64);
@@ -260,7 +260,7 @@ fn greedy_comes_to_the_formula_from_below() {
     assert!(rows[2].1[3] > rows[0].1[3] * 0.97, "greedy is near the formula with 512 blocks");
 }
 
-/// Knowing when each block was written is worth nothing here: the precision that the policies need is that of zones.
+/// The write time of each block is of no use here: the policies need only the precision of zones.
 #[test]
 fn times_of_zones_are_enough() {
     if conformance::budget::is_left_out() {
@@ -270,7 +270,8 @@ fn times_of_zones_are_enough() {
     let mut runs = Vec::new();
     for policy in ["lifetime", "sepbit"] {
         for knowledge in [Knowledge::Zones, Knowledge::Blocks] {
-            // With times of blocks, those of a victim may open four zones instead of one: room for three more.
+            // With times of blocks, a victim's blocks may open four zones instead of one: headroom for three
+            // more.
             let run = |(workload, full)| Run {
                 knowledge,
                 waiting: 3,
@@ -296,7 +297,7 @@ fn times_of_zones_are_enough() {
     }
 }
 
-/// How many generations `lifetime` should have, by the number of zones.
+/// Best number of generations of `lifetime`, by the number of zones.
 #[test]
 fn generations_by_zones() {
     if conformance::budget::is_left_out() {
@@ -334,7 +335,7 @@ fn generations_by_zones() {
             })
             .collect();
         print(&format!("lifetime, {zones} zones of {blocks} blocks (default {chosen})"), &columns, &rows);
-        // Over all of them the default is the best, or near it.
+        // Over all workloads the default is the best, or near it.
         let together = |values: &[f64]| values.iter().product::<f64>().powf(1.0 / values.len() as f64);
         let means: Vec<f64> = rows.iter().map(|(_, values)| together(values)).collect();
         let (ours, best) = (means[usize::from(chosen)], means.iter().copied().fold(f64::INFINITY, f64::min));
@@ -343,7 +344,7 @@ fn generations_by_zones() {
     }
 }
 
-/// What a higher upper mark costs: room that it keeps free, and gentler cleaning for it.
+/// Cost of a higher high watermark: headroom that it keeps free, in return for gentler cleaning.
 #[test]
 fn higher_marks() {
     if conformance::budget::is_left_out() {
@@ -361,13 +362,13 @@ fn higher_marks() {
     }
     print("uniform 80 %, 256 zones, by how far the upper mark lies above the lower one", &columns, &rows);
     for (name, values) in rows.iter().step_by(2) {
-        assert!(values.is_sorted(), "{name}: more room kept costs more: {values:?}");
-        // The first is what the log device's default comes to with so many zones.
+        assert!(values.is_sorted(), "{name}: more headroom costs more: {values:?}");
+        // The first value is that of the log device's default for this number of zones.
         assert!(values[0] < 2.69 * 1.05 && values[1] < values[0] * 1.03, "{name}: {values:?}");
     }
 }
 
-/// The limits of `threshold`, where it has something to decide: with much room.
+/// The limits of `threshold` where they matter: with much free space.
 #[test]
 fn limits_of_threshold() {
     if conformance::budget::is_left_out() {
@@ -390,7 +391,7 @@ fn limits_of_threshold() {
         .map(|(name, counts)| (name.to_owned(), counts.iter().map(Counts::amplification).collect()))
         .collect();
     print("threshold, k at most 0.3, M two zones", &columns, &rows);
-    // Leaving zones alone until a round pays costs nothing where there is room, and saves nothing either.
+    // With free space, waiting for a round costs nothing and saves nothing.
     for (name, values) in &rows[1..] {
         for (cell, value) in values.iter().enumerate() {
             assert!((value / rows[0].1[cell] - 1.0).abs() < 0.12, "{name}, {}: {value}", columns[cell]);
@@ -398,7 +399,7 @@ fn limits_of_threshold() {
     }
 }
 
-/// When what is hot changes, what was learned before does no lasting harm.
+/// When the hot blocks change, the statistics of the previous ones do no lasting harm.
 #[test]
 fn a_change_of_what_is_hot_is_learned() {
     if conformance::budget::is_left_out() {
@@ -421,7 +422,7 @@ fn a_change_of_what_is_hot_is_learned() {
             assert_eq!(log.counts.waits, 0, "{policy}: a write waited");
             (settling, log.counts.amplification())
         };
-        // Another tenth is hot; before, one block in a hundred took nearly everything.
+        // Another tenth is hot; before, one block in a hundred took nearly all writes.
         let (settling, changed) = measured(Workload::HotCold { blocks: 0.01, writes: 0.99 }, SEED + 1);
         let (_, same) = measured(HOT_COLD, SEED);
         println!(
@@ -431,7 +432,7 @@ fn a_change_of_what_is_hot_is_learned() {
     }
 }
 
-/// A volume may be filled so far that hardly anything is dead: writing goes on, paced.
+/// On a volume so full that hardly any block is dead, writes continue at a slower pace.
 #[test]
 fn nearly_full_volumes_go_on() {
     for policy in cleaning::NAMES {

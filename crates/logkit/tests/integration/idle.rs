@@ -1,4 +1,4 @@
-//! Marks of what is durable that an idle shard leaves.
+//! Marks that an idle shard writes.
 
 use crate::bare::{Bare, CLEANER, Item, MOVED, USER, zones};
 use block::Error;
@@ -23,12 +23,12 @@ fn an_idle_shard_leaves_one_mark_in_each_stream_and_then_writes_nothing() {
         let appended = owner.kit().since_checkpoint();
         runtime::sleep(Duration::from_secs(3600)).await;
         assert_eq!((state(), owner.kit().since_checkpoint()), ([(3, 3), (0, 0)], appended));
-        // The cleaner's records need one of their own.
+        // The cleaner's records need a mark of their own.
         let mut mover = Mover::new(2);
         mover.append(&owner, MOVED, [Item::new(3, 1, 10)]).await?;
         runtime::sleep(Duration::from_secs(5)).await;
         assert_eq!(state(), [(3, 3), (2, 2)]);
-        // Appends without a pause need none.
+        // Appends without a pause need no mark.
         for number in 0..10 {
             runtime::sleep(Duration::from_secs(1)).await;
             owner.append(Item::new(number, 1, 10)).await;

@@ -1,4 +1,4 @@
-//! The log kit: cleaning policies, and single parts under the barest owner.
+//! The log kit: cleaning policies, and single parts with a minimal owner.
 #![allow(clippy::unwrap_used)] // All of this is tests, the functions that they share as well.
 
 mod bare;

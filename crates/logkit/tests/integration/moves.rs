@@ -1,4 +1,5 @@
-//! Appends of moves: what fits no record is an error, and what the log takes can be moved.
+//! Appends of moves: an entry that fits no record is an error, and every entry that the log accepts can be
+//! moved.
 
 use crate::bare::{Bare, Item, MOVED, run, zones};
 use block::{Error, Result};

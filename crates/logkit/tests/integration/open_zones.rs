@@ -1,4 +1,5 @@
-//! Zones that the drive or the budget doesn't let open: whoever needs one seals first and waits, and nothing fails.
+//! Zones that the drive or the budget doesn't permit to open: tasks seal their zones and wait, and nothing
+//! fails.
 
 use crate::bare::{Bare, Item, LANES, USER, zones};
 use block::{
@@ -14,15 +15,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time in which everything here ends.
+/// Time within which each test ends.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Zones whose next appends fail, those to zones of roots excluded. Only an append that begins a zone finds too many open.
+/// Zones whose next appends, except those to root zones, fail. Only an append that begins a zone gets `Busy`.
 struct Failing {
     inner: Rc<dyn Zones>,
     begun: RefCell<BTreeSet<ZoneIndex>>,
     next: RefCell<VecDeque<Error>>,
-    /// Whether appends of one block fail for lack of space: marks, and records without data.
+    /// Whether appends of one block fail with ENOSPC: marks, and records without data.
     refuses_marks: Cell<bool>,
 }
 
@@ -103,7 +104,7 @@ impl Zones for Failing {
     }
 }
 
-/// A policy with classes of users, and others of moves.
+/// A policy with classes of users and of moves.
 #[derive(Debug)]
 struct Classes {
     users: u8,
@@ -218,7 +219,7 @@ fn a_drive_that_opens_no_zone_at_the_moment_fails_no_append() {
         let failing = Failing::new().await?;
         let owner = Bare::format(failing.clone(), false).await?;
         lane::start(&owner);
-        // More attempts than a record has.
+        // More failures than a record has attempts.
         failing.fail(busy(20));
         let begun = runtime::now();
         owner.append(Item::new(1, 2, 8)).await;
@@ -279,7 +280,7 @@ fn a_mark_of_an_idle_log_for_which_there_is_no_space_ends_nothing() {
     }
 }
 
-/// The log is closed while the mark has no space, and the cleaner is in the middle of a victim.
+/// The log is closed while the mark has no space and the cleaner is moving a victim.
 #[test]
 fn no_record_follows_a_mark_that_was_dropped() {
     for has_follower in [false, true] {
@@ -288,7 +289,7 @@ fn no_record_follows_a_mark_that_was_dropped() {
             let owner = Bare::format(failing.clone(), false).await?;
             lane::start(&owner);
             owner.append(Item::new(1, 2, 8)).await;
-            // A mark of users' records, which has space.
+            // A mark of users' records, which finds space.
             runtime::sleep(Duration::from_secs(20)).await;
             let mut mover = Mover::new(2);
             mover.append(&owner, crate::bare::MOVED, [Item::new(2, 2, 8)]).await?;
@@ -300,7 +301,8 @@ fn no_record_follows_a_mark_that_was_dropped() {
             runtime::sleep(Duration::from_secs(20)).await;
             assert_eq!(owner.kit().failure(), None, "the mark isn't needed");
             if has_follower {
-                // Its data would be believed to be moved, and the record could never commit, nor be found.
+                // Otherwise its data would be considered moved, although the record could never commit nor be
+                // found.
                 let moved = mover.append(&owner, crate::bare::MOVED, [Item::new(3, 2, 8)]).await;
                 assert!(moved.is_err() && owner.kit().failure().is_some(), "{moved:?}");
             }
@@ -311,11 +313,11 @@ fn no_record_follows_a_mark_that_was_dropped() {
     }
 }
 
-/// Fewer zones may be open on the drive than are held: nobody told the budget.
+/// The drive permits fewer open zones than are held, and the budget has no limit.
 #[test]
 fn whatever_needs_a_zone_finds_one_because_all_holders_seal_theirs() {
     simulate(async || {
-        // One is the newest root's, and a second one once the next root zone is begun.
+        // The newest root has one open zone, and a second one once the next root zone is begun.
         let zones = zones(400, 64 << 10, 3).await?.open().await?;
         let owner = Bare::format(zones, false).await?;
         lane::start(&owner);

@@ -1,4 +1,5 @@
-//! Zones that are opened ahead: in steady state no record of users waits for a zone to be opened, and limits are kept.
+//! Zones that are opened ahead: in steady state no record of users waits for a zone to be opened, and limits
+//! are kept.
 
 use crate::bare::{Bare, Item, LANES, run, zones};
 use block::{
@@ -12,12 +13,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time that an append takes, as a disk's.
+/// Duration of an append, as on a disk.
 const APPEND: Duration = Duration::from_micros(50);
-/// Time that opening a zone takes: a durable write, with a flush of the disk's cache.
+/// Duration of opening a zone: a durable write, with a flush of the disk's cache.
 const OPEN: Duration = Duration::from_micros(300);
 
-/// What was asked of zones.
+/// Counts of calls.
 #[derive(Debug, Default)]
 struct Counts {
     /// Records of users that opened their zone.
@@ -34,7 +35,7 @@ fn add(count: &Cell<u32>) {
     count.set(count.get() + 1);
 }
 
-/// Zones with the times of a disk, and counts.
+/// Zones with the latencies of a disk, and counts.
 struct Counting {
     inner: Rc<dyn Zones>,
     counts: Rc<Counts>,
@@ -55,7 +56,7 @@ impl Counting {
     }
 }
 
-/// Whether an append is a record of users, class 0.
+/// Whether an append is a record of users, of class 0.
 fn is_users(payload: &Payload) -> bool {
     let bytes = &payload.slices()[0];
     bytes.starts_with(&record::MAGIC) && (bytes[14], bytes[15]) == (record::Kind::Entries as u8, 0)
@@ -118,7 +119,7 @@ impl Zones for Counting {
     }
 }
 
-/// What a run has counted, and the number of zones that users filled.
+/// Counts of a run, and the number of zones that users filled.
 #[derive(Debug)]
 struct Outcome {
     users_opened: u32,
@@ -126,7 +127,7 @@ struct Outcome {
     opened: u32,
     busy: u32,
     filled: u32,
-    /// Zones beside those of roots that are neither empty nor full after the close.
+    /// Zones, root zones excluded, that are neither empty nor full after the close.
     left_open: u32,
 }
 
@@ -181,12 +182,13 @@ fn no_record_of_users_waits_for_a_zone_to_be_opened() {
     let without = filled(false, 0, None);
     assert_eq!((without.users_opened, without.opened), (without.filled, 0));
     let with = filled(true, 0, None);
-    // The first zone of each lane.
+    // Only the first zone of each lane.
     assert_eq!(with.users_opened, LANES, "{with:?}");
     assert!(with.opened + LANES >= with.filled && with.opened <= with.filled + LANES, "{with:?}");
 }
 
-/// Those that may be open: of two lanes, two that are sealed, the cleaner's, the filler, a checkpoint and two roots.
+/// Zones that may be open: of two lanes, two being sealed, the cleaner's, the filler, a checkpoint's and two
+/// root zones.
 #[test]
 fn limits_of_open_zones_are_kept() {
     for (max_open, opened_ahead) in [(9, false), (10, true), (11, true)] {
@@ -203,7 +205,7 @@ fn zones_that_cannot_be_opened_ahead_do_not_keep_users_from_writing() {
     }
 }
 
-/// A zone that was being opened when the log is closed is put back, too.
+/// A zone that is being opened when the log is closed is also returned.
 #[test]
 fn a_log_that_is_closed_leaves_no_zone_open() {
     for records in 1..40_u32 {

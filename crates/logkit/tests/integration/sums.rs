@@ -1,4 +1,5 @@
-//! Checksums of data blocks: those that an owner is told when a record is written are those that are read from the medium.
+//! Checksums of data blocks: those reported to an owner when a record is written equal those read from the
+//! medium.
 
 use crate::bare::{Bare, Item, KIND, MOVED, run, zones_on};
 use block::{
@@ -21,7 +22,7 @@ struct Written {
     owner: Rc<Bare>,
 }
 
-/// Several zones that are full, and some that are open.
+/// Several full zones, and some open ones.
 async fn written() -> Result<Written> {
     let part: Arc<dyn DevicePart> = Arc::new(RamPart::new(40 * ZONE, BlockSize::default())?);
     let disk = part.open().await?;
@@ -46,7 +47,7 @@ impl Written {
         sums::read(&*self.zones, &kit.layout, &kit.identity, &self.report(zone).await?).await
     }
 
-    /// What the owner was told, by zone and block.
+    /// Checksums reported to the owner, by zone and block.
     fn told(&self) -> BTreeMap<u32, BTreeMap<u32, u32>> {
         let mut told: BTreeMap<u32, BTreeMap<u32, u32>> = BTreeMap::new();
         for (zone, position, sums) in &self.owner.seen.borrow().sums {
@@ -56,7 +57,7 @@ impl Written {
         told
     }
 
-    /// Block of the disk that holds these bytes first.
+    /// Last block of the disk with these bytes.
     async fn find(&self, wanted: &[u8]) -> Result<u64> {
         for block in (0..self.disk.geometry().blocks.0).rev() {
             let (outcome, buffer) = self.disk.read(BlockIndex(block), Buffer::new(4096)).await;
@@ -78,7 +79,7 @@ impl Written {
         self.disk.write(BlockIndex(block), buffer.into(), Durability::Visible).await
     }
 
-    /// A zone with data that is full, and its last block.
+    /// A full zone with data, and its last block.
     async fn full_zone(&self) -> Result<(u32, u32)> {
         for zone in self.told().into_keys() {
             let report = self.report(zone).await?;
@@ -134,7 +135,7 @@ fn without_its_summary_a_full_zone_is_read_header_by_header() {
         written.damage(zone, last, 20).await?;
         let read: BTreeMap<u32, u32> = written.read(zone).await?.iter().collect();
         assert_eq!(Some(&read), written.told().get(&zone));
-        // Now one header, too: its blocks have no checksum, and the others have theirs.
+        // With a damaged header as well, its blocks have no checksum, and all others do.
         let first = *read.keys().next().expect("it has data");
         written.damage(zone, first - 1, 40).await?;
         let sums = written.read(zone).await?;
@@ -160,7 +161,7 @@ fn a_zone_that_cannot_be_read_is_named() {
     });
 }
 
-/// Those that a recovery after a stop at this point can't account for are the open ones, whatever is in them.
+/// The zones that a recovery at this point can't account for are the open ones, whatever their contents.
 #[test]
 fn a_recovery_names_the_zones_without_a_summary() {
     run(|| async {
@@ -177,7 +178,7 @@ fn a_recovery_names_the_zones_without_a_summary() {
         }
         let opening: Opening<Found> = recovery::open(&*written.zones, KIND, Goal::Serve).await?;
         let (mut unlisted, pool) = (opening.unlisted, &written.owner.kit().pool);
-        // The zone of the checkpoint is open, too.
+        // The zone of the checkpoint is also open.
         unlisted.retain(|(zone, _)| pool.get(*zone).class != logkit::pool::CHECKPOINT_CLASS);
         assert!(!open.is_empty() && unlisted == open, "{unlisted:?}; expected {open:?}");
         Ok(())

@@ -1,12 +1,12 @@
 //! Allocator of the family's memory.
 //!
-//! Memory is allocated in slabs ([`Memory::SLAB_SHIFT`]). A whole slab is a middle node or a dense leaf; a slab may
-//! also be cut into pieces of one size for leaves of runs. Dense leaves use the seats of their pages if these are free
-//! (`seats`). Memory that is removed from the maps is *retired*, and free after a grace period: until then a lookup
-//! that began before may still read it.
+//! Memory is allocated in slabs ([`Memory::SLAB_SHIFT`]). A whole slab is a middle node or a dense leaf; a
+//! slab may also be cut into pieces of one size for leaves of runs. Dense leaves use the seats of their pages
+//! if these are free (`seats`). Memory that is removed from the maps is *retired*, and free after a grace
+//! period, because an earlier lookup may still read it until then.
 //!
-//! All of this belongs to the writer, under the family's lock. Slab 0 is never allocated, so that reference 0 is empty.
-//! It stays zero, so that a missing middle node reads as an empty one.
+//! All of this belongs to the writer, under the family's lock. Slab 0 is never allocated, so reference 0 is
+//! empty. It stays zero, so that a missing middle node reads as an empty one.
 
 use super::memory::{FIRST_SEAT, Memory};
 use super::runs::Class;
@@ -22,7 +22,7 @@ pub(super) struct Reference(pub(super) u32);
 pub(super) enum Kind {
     /// Nothing is mapped.
     Empty,
-    /// The slab of a dense leaf: one word per block.
+    /// Slab of a dense leaf: one word per block.
     Dense(u32),
     /// A leaf of runs.
     Runs(Piece),
@@ -38,7 +38,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Returns its first word.
+    /// Returns the index of the piece's first word.
     #[inline]
     fn word(self) -> usize {
         self.number as usize * self.class.words()
@@ -50,7 +50,7 @@ impl Piece {
         (self.word() >> M::SLAB_SHIFT) as u32
     }
 
-    /// Prefetches the piece for a search: of a large one the lines that every search reads.
+    /// Prefetches the lines of the piece that every search reads.
     #[inline]
     pub(super) fn prefetch<M: Memory>(self, memory: &M) {
         memory.prefetch(self.word());
@@ -59,7 +59,7 @@ impl Piece {
         }
     }
 
-    /// Returns its words.
+    /// Returns the piece's words.
     #[inline]
     pub(super) fn words<M: Memory>(self, memory: &M) -> &[M::Word] {
         &memory.words()[self.word()..][..self.class.words()]
@@ -139,9 +139,9 @@ pub(super) struct Allocator {
     pieces: u64,
     /// Cut slabs with free pieces, by class. The lowest is filled first, so that others become completely free.
     with_free: [BTreeSet<u32>; Class::COUNT],
-    /// Retired since the last grace period began.
+    /// Memory retired since the last grace period began.
     retired: Vec<Reference>,
-    /// Retired before the grace period of this number began.
+    /// Memory retired before the grace period of this number began.
     waiting: VecDeque<(u64, Vec<Reference>)>,
     retired_bytes: u64,
     last_grace: u64,
@@ -298,7 +298,7 @@ impl Allocator {
     /// Takes a slab for a dense leaf of this page, with arbitrary contents: the page's seat, if that is free.
     ///
     /// # Panics
-    /// As [`take_slab`](Self::take_slab).
+    /// If the kernel has no memory, as in [`take_slab`](Self::take_slab).
     pub(super) fn take_leaf<M: Memory>(&mut self, memory: &M, page: u64) -> u32 {
         self.take_seat(memory, page).unwrap_or_else(|| self.take_slab(memory))
     }
@@ -308,16 +308,16 @@ impl Allocator {
         if M::SEATS { self.seats.take(memory, page, self.pieces) } else { None }
     }
 
-    /// Announces pages that will be dense, as [`Seats::expect`].
+    /// Announces pages that will be dense, as [`Seats::expect`] does.
     pub(super) fn expect<M: Memory>(&mut self, memory: &M, pages: &[u64]) -> Vec<u32> {
         if M::SEATS { self.seats.expect(memory, pages, self.pieces) } else { Vec::new() }
     }
 
-    /// Takes a piece for a leaf of this number of runs, with arbitrary contents. `None` if there are too many runs, or
-    /// no piece that a reference can encode: the leaf must be dense then.
+    /// Takes a piece for a leaf of `runs` runs, with arbitrary contents. `None` if there are too many runs,
+    /// or no piece that a reference can encode: the leaf must then be dense.
     ///
     /// # Panics
-    /// As [`take_slab`](Self::take_slab).
+    /// If the kernel has no memory, as in [`take_slab`](Self::take_slab).
     pub(super) fn take_piece<M: Memory>(&mut self, memory: &M, runs: usize) -> Option<Piece> {
         let class = Class::for_runs(runs)?;
         let pieces = Self::pieces::<M>(class);
@@ -352,7 +352,7 @@ impl Allocator {
         M::SLAB_WORDS / class.words()
     }
 
-    /// Returns the reference count of a whole slab, for changes.
+    /// Returns the reference count of a whole slab, to be changed.
     pub(super) fn references(&mut self, slab: u32) -> &mut u32 {
         if slab >= FIRST_SEAT {
             return self.seats.references(slab);
@@ -371,7 +371,8 @@ impl Allocator {
         }
     }
 
-    /// Retires a leaf or middle node (as a dense leaf) without references, which only lookups in progress may read.
+    /// Retires an unreferenced leaf or middle node (as a dense leaf), which only lookups in progress may
+    /// read.
     pub(super) fn retire<M: Memory>(&mut self, what: Reference) {
         self.retired_bytes += Self::size::<M>(what);
         self.retired.push(what);
@@ -405,7 +406,7 @@ impl Allocator {
         (self.first_free, self.free) = (slab, self.free + 1);
     }
 
-    /// Frees the memory of free slabs if there are many: leaves of runs that became dense are elsewhere now.
+    /// Frees the memory of free slabs if there are many, as after leaves of runs have become dense.
     fn forget_free<M: Memory>(&mut self, memory: &M) {
         let many = FREE + (self.used - self.forgotten) / 8;
         if !M::SEATS || self.free <= many {
@@ -423,7 +424,7 @@ impl Allocator {
         self.forgotten += std::mem::take(&mut self.free);
     }
 
-    /// Begins a grace period, as [`Map::begin_grace`](crate::map::Map::begin_grace).
+    /// Begins a grace period for [`Map::begin_grace`](crate::map::Map::begin_grace).
     pub(super) fn begin_grace(&mut self) -> u64 {
         self.last_grace += 1;
         if !self.retired.is_empty() {
@@ -432,7 +433,7 @@ impl Allocator {
         self.last_grace
     }
 
-    /// Ends a grace period and all earlier ones, as [`Map::end_grace`](crate::map::Map::end_grace).
+    /// Ends a grace period and all earlier ones, for [`Map::end_grace`](crate::map::Map::end_grace).
     pub(super) fn end_grace<M: Memory>(&mut self, memory: &M, grace: u64) {
         while let Some((number, _)) = self.waiting.front()
             && *number <= grace
@@ -457,7 +458,7 @@ impl Allocator {
         self.retired_bytes
     }
 
-    /// Returns the memory in use, all accounts included, in bytes.
+    /// Returns the memory in use in bytes, the allocator's tables included.
     pub(super) fn bytes<M: Memory>(&self) -> u64 {
         let tables =
             self.slabs.capacity() * size_of::<Vec<Slab>>() + self.slabs.len() * PART * size_of::<Slab>();

@@ -1,9 +1,10 @@
 //! A family whose memory is the contents of a file, for maps that outlive the process.
 //!
-//! [`HomeWords`] tracks changed slabs. The owner of the file takes them from a [`Family`] between two changes and
-//! writes them to the file, so that the file is always consistent. Roots aren't in this memory (4 bytes per 4 GiB of
-//! volume): [`Map::roots`](crate::map::Map::roots) returns them. [`open`] takes both and returns the maps. It reads
-//! only the middle nodes of the memory, 4 KiB per 4 GiB of volume, and counts again which slabs are in use.
+//! [`HomeWords`] tracks changed slabs. The owner of the file takes them from a [`Family`] between two changes
+//! and writes them to the file, so that the file is always consistent. Roots aren't in this memory (4 bytes
+//! per 4 GiB of volume): [`Map::roots`](crate::map::Map::roots) returns them. [`open`] takes both and returns
+//! the maps. It reads only the middle nodes of the memory, 4 KiB per 4 GiB of volume, and recounts the slabs
+//! in use.
 
 use super::arena::{Allocator, Kind, MOST_SLABS, Reference};
 use super::memory::{Memory, Word};
@@ -15,14 +16,14 @@ use runtime::mapping::{PAGE, PrivateWords};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The words of a family with a home, which track the slabs changed since the last [`Family::take_touched`].
+/// Words of a family with a home, which track the slabs changed since the last [`Family::take_touched`].
 #[derive(Debug)]
 pub struct HomeWords {
     words: PrivateWords,
-    /// A bit per slab: it is in the list.
+    /// A bit per slab: whether it is in `touched`.
     is_touched: GrowingWords,
     touched: Mutex<Vec<u32>>,
-    /// A bit per slab: it has private memory beside the file's.
+    /// A bit per slab: whether it has private memory in addition to the file's.
     is_private: GrowingWords,
     private: AtomicU64,
 }
@@ -65,7 +66,7 @@ impl Memory for HomeWords {
     type Roots = GrowingWords;
     const SLAB_SHIFT: u32 = <GrowingWords as Memory>::SLAB_SHIFT;
 
-    /// Without a file, for tests.
+    /// Creates words without a file, for tests.
     fn reserve(slabs: u32) -> Result<Self> {
         HomeWords::new(PrivateWords::anonymous((slabs as usize) << Self::SLAB_SHIFT)?)
     }
@@ -101,13 +102,13 @@ impl Memory for HomeWords {
     }
 }
 
-/// The memory that a map and its snapshots share, for the owner of its home.
+/// Memory that a map and its snapshots share, for the owner of its home.
 #[derive(Debug, Clone)]
 pub struct Family(Arc<super::Family<HomeWords>>);
 
 impl Family {
-    /// Visits the slabs that were changed since the last call, in order, and returns their numbers. No change may run
-    /// meanwhile.
+    /// Visits the slabs that were changed since the last call, in order, and returns their numbers. No change
+    /// may run concurrently.
     pub fn take_touched(&self, mut visit: impl FnMut(u32, &[AtomicU32])) -> Vec<u32> {
         let writer = self.0.lock();
         let memory = writer.memory;
@@ -126,7 +127,7 @@ impl Family {
         slabs.iter().for_each(|slab| writer.memory.touched(*slab));
     }
 
-    /// Returns the number of slabs that have ever been allocated; later ones hold nothing.
+    /// Returns the number of slabs that have ever been allocated; later ones are empty.
     pub fn used(&self) -> u32 {
         self.0.lock().state.allocator.used()
     }
@@ -134,19 +135,19 @@ impl Family {
     /// Extends the home to this number of slabs.
     ///
     /// # Errors
-    /// Errors of extending it.
+    /// Errors of extending the home.
     pub fn reach(&self, slabs: u32) -> Result<()> {
         let writer = self.0.lock();
         writer.memory.grow(slabs)
     }
 
-    /// Returns the number of slabs with private memory beside the file's.
+    /// Returns the number of slabs with private memory in addition to the file's.
     pub fn private(&self) -> u64 {
         self.0.memory.private.load(Ordering::Relaxed)
     }
 
-    /// Frees the private memory of all slabs that weren't changed since their last visit. The caller has written them
-    /// to the home.
+    /// Frees the private memory of all slabs that haven't changed since their last visit. The caller has
+    /// written them to the home.
     pub fn forget_private(&self) {
         let writer = self.0.lock();
         let memory = writer.memory;
@@ -203,8 +204,8 @@ pub struct OpenVersion {
     pub roots: Vec<u32>,
 }
 
-/// Overlays words privately before they are opened: `changes` calls back with a word and the new contents from that
-/// word on. The first `slabs` slabs are made usable.
+/// Overlays words privately before they are opened: `changes` calls back with the index of a word and the new
+/// contents that start there. The first `slabs` slabs are made usable.
 ///
 /// # Errors
 /// Errors of making words usable.
@@ -359,7 +360,8 @@ mod tests {
         }
     }
 
-    /// The whole contract: all changed slabs are reported, and with the roots they are the maps.
+    /// The contract as a whole: all changed slabs are reported, and together with the roots they are the
+    /// maps.
     #[test]
     fn what_is_told_is_all_that_it_takes() {
         let mut random = runtime::Random::new(61);
@@ -383,7 +385,7 @@ mod tests {
                 _ => {}
             }
             copy.update(&family);
-            assert_eq!(copy.update(&family), 0, "what was told is told once");
+            assert_eq!(copy.update(&family), 0, "each change is reported once");
             let versions: Vec<_> = maps.iter().map(|map| roots(&**map)).collect();
             let (opened, new_family) = open(copy.words(), family.used(), &versions).unwrap();
             for (map, opened) in maps.iter().zip(&opened) {
@@ -428,8 +430,8 @@ mod tests {
         let middle = version.roots[0] as usize;
         for entry in [Reference::dense(used), Reference(used * 64), Reference::dense(middle as u32)] {
             let mut damaged = Copy { slabs: copy.slabs.clone() };
-            // In one map each dense leaf is referenced once. A second reference isn't detected; a piece of a whole slab
-            // is.
+            // In one map each dense leaf is referenced once. A second reference isn't detected; a piece of a
+            // whole slab is.
             damaged.slabs[middle][5] = entry.0;
             if entry != Reference::dense(middle as u32) {
                 refused(&damaged, &version, used);

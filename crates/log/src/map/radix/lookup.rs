@@ -15,8 +15,9 @@ fn offset<M: Memory>(block: u64) -> usize {
     (block & ((1 << M::SLAB_SHIFT) - 1)) as usize
 }
 
-/// Returns whether a block's leaf is in its seat, by the word of its bit. Branches instead of selected addresses: the
-/// processor predicts them, and loads from the seat at once. If all neighbours are in seats, too, no shift is needed.
+/// Returns whether a block's leaf is in its seat, given the word of its bit. Branches instead of selected
+/// addresses: the processor predicts them, and loads from the seat at once. If all neighbours are also in
+/// seats, no shift is needed.
 #[inline]
 fn is_seated<M: Memory>(bits: u32, block: u64) -> bool {
     bits == u32::MAX || bits >> ((block >> M::SLAB_SHIFT) % 32) & 1 != 0
@@ -28,7 +29,7 @@ fn bit_word<M: Memory>(block: u64) -> usize {
     (block >> M::SLAB_SHIFT >> 5) as usize
 }
 
-/// Returns the word of a block in the array of seats, if the bits say that its leaf is there.
+/// Returns the word of a block in the array of seats; `None` if the bits show that its leaf isn't there.
 #[inline]
 fn in_seat<'a, M: Memory>(seated: &[M::Word], seats: &'a [M::Word], block: u64) -> Option<&'a M::Word> {
     let bits = seated.get(bit_word::<M>(block))?.get();
@@ -66,7 +67,8 @@ impl<M: Memory> Radix<M> {
         self.find_in_leaf(block)
     }
 
-    /// Returns the location through the middle node. Not inlined, so that blocks in seats don't pay for its registers.
+    /// Returns the location through the middle node. Not inlined, so that lookups in seats don't pay for its
+    /// registers.
     #[inline(never)]
     fn find_in_leaf(&self, block: u64) -> Physical {
         let leaf = self.leaf(block >> M::SLAB_SHIFT);
@@ -76,8 +78,8 @@ impl<M: Memory> Radix<M> {
         }
     }
 
-    /// Returns the location of a block whose leaf isn't dense. Not inlined, so that dense leaves don't pay for its
-    /// registers.
+    /// Returns the location of a block whose leaf isn't dense. Not inlined, so that lookups in dense leaves
+    /// don't pay for its registers.
     #[inline(never)]
     fn find_in_runs(&self, leaf: Reference, block: u64) -> Physical {
         match leaf.kind() {
@@ -106,8 +108,8 @@ impl<M: Memory> Radix<M> {
 
     /// Looks up these blocks if all of them are in seats; otherwise returns `None`, and `found` is invalid.
     ///
-    /// The order matters: with all prefetches before the first test of a bit, as many cache misses overlap as without
-    /// the tests. So the prefetches are speculative if the first block is in its seat.
+    /// The order matters: with all prefetches before the first test of a bit, as many cache misses overlap as
+    /// without the tests. The prefetches are therefore speculative if the first block is in its seat.
     #[inline]
     fn find_in_seats(&self, blocks: &[u64; AT_ONCE], found: &mut [Physical; AT_ONCE]) -> Option<()> {
         let (seated, seats) = (self.seated.words(), self.family.memory.seats());

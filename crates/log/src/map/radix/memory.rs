@@ -1,7 +1,8 @@
-//! The memory of a family, and of a root: slabs that are never moved, readable without a lock while more are added.
+//! Memory of a family, and of a root: slabs that are never moved, readable without a lock while more are
+//! added.
 //!
-//! A family's memory may also have *seats*: an array of one slab per page, where the word of a block has the block's own
-//! number. As slabs they are numbered from [`FIRST_SEAT`] on.
+//! A family's memory may also have *seats*: an array of one slab per page, in which the index of a block's
+//! word is the block's number. As slabs they are numbered from [`FIRST_SEAT`].
 
 use block::memory::GrowingWords;
 use block::{Error, Result};
@@ -9,7 +10,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// An atomic word. The map is generic over it so that a model checker can stand in for the processor.
+/// An atomic word. The map is generic over it so that a model checker can replace the processor.
 pub trait Word: Send + Sync + 'static {
     /// Loads the value with acquire ordering.
     fn get(&self) -> u32;
@@ -29,21 +30,22 @@ impl Word for AtomicU32 {
     }
 }
 
-/// The slab that is the seat of page 0; above all others.
+/// Slab that is the seat of page 0; above all other slabs.
 pub(super) const FIRST_SEAT: u32 = 1 << 30;
 
 /// Zeroed words, cut into slabs.
 pub trait Memory: Sized + Debug + Send + Sync + 'static {
-    /// The atomic word.
+    /// Type of the atomic words.
     type Word: Word;
 
-    /// The memory of a map's root.
+    /// Memory of a map's root.
     type Roots: Memory<Word = Self::Word>;
 
-    /// Logarithm of the number of words of a slab; also of the blocks of a leaf and of the leaves of a middle node.
+    /// Logarithm of the number of words of a slab; also of the blocks of a leaf and of the leaves of a middle
+    /// node.
     const SLAB_SHIFT: u32;
 
-    /// Words in a slab.
+    /// Number of words in a slab.
     const SLAB_WORDS: usize = 1 << Self::SLAB_SHIFT;
 
     /// Reserves addresses for at most `slabs` slabs, none of them usable yet.
@@ -58,13 +60,13 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     /// [`Error::OutOfMemory`].
     fn grow(&self, slabs: u32) -> Result<()>;
 
-    /// Returns the usable words without those of seats.
+    /// Returns the usable words, those of seats excluded.
     fn words(&self) -> &[Self::Word];
 
     /// Whether pages may have seats.
     const SEATS: bool = false;
 
-    /// Returns the words of all seats: word `b` is block `b`'s.
+    /// Returns the words of all seats: word `b` is that of block `b`.
     #[inline]
     fn seats(&self) -> &[Self::Word] {
         &[]
@@ -73,23 +75,23 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     /// Makes seats for pages 0 to `pages` - 1, zeroed, or for as many of them as fit.
     fn grow_seats(&self, _pages: u64) {}
 
-    /// Backs slabs or seats, all of which will be in use and some of which are, with larger pages now. Returns whether
-    /// it did.
+    /// Backs slabs or seats, all of which will be in use and some of which already are, with larger pages.
+    /// Returns whether it did.
     fn collapse(&self, _slabs: Range<u32>) -> bool {
         false
     }
 
-    /// Announces that slabs or seats without memory will all be in use: they get larger pages. Returns whether they
-    /// will.
+    /// Announces that slabs or seats without memory will all be in use, so that they get larger pages.
+    /// Returns whether they will.
     fn expect(&self, _slabs: Range<u32>) -> bool {
         false
     }
 
-    /// Faults in the memory of slabs or seats that are [expected](Self::expect) before their first use. May run
+    /// Faults in the memory of [expected](Self::expect) slabs or seats before their first use. May run
     /// concurrently with their use.
     fn take(&self, _slabs: Range<u32>) {}
 
-    /// Frees the memory of unused slabs or seats until their next use. Their contents are arbitrary then.
+    /// Frees the memory of unused slabs or seats until their next use. Their contents are then arbitrary.
     fn forget(&self, _slabs: Range<u32>) {}
 
     /// Returns the memory of this number of touched slabs, in bytes.
@@ -103,14 +105,14 @@ pub trait Memory: Sized + Debug + Send + Sync + 'static {
     #[inline]
     fn prefetch(&self, _word: usize) {}
 
-    /// As [`prefetch`](Self::prefetch), of a word of these [`seats`](Self::seats).
+    /// Prefetches a word of these [`seats`](Self::seats) that will be read soon.
     #[inline]
     fn prefetch_seat(_seats: &[Self::Word], _word: usize) {}
 
     /// Returns all words of a slab, which may be a seat.
     ///
     /// # Panics
-    /// If it isn't usable.
+    /// If the slab isn't usable.
     #[inline]
     fn slab(&self, slab: u32) -> &[Self::Word] {
         let (words, slab) = match Self::SEATS && slab >= FIRST_SEAT {
@@ -210,7 +212,7 @@ impl Memory for Seated {
     }
 }
 
-/// Reserves addresses for this number of slabs, or for fewer if the process's address space is limited.
+/// Reserves addresses for `slabs` slabs, or for fewer if the process's address space is limited.
 fn as_many(slabs: u32, reserve: impl Fn(usize) -> Result<GrowingWords>) -> Result<GrowingWords> {
     let mut slabs = slabs as usize;
     loop {

@@ -4,13 +4,13 @@
 //! In memory a leaf is 64, 128, 256 or 512 bytes: its [`Class`]. It is immutable except for its first word:
 //!
 //! ```text
-//! word 0               how many middle nodes refer to it; only the writer looks at it
-//! words 1 ..           16 bits per run: 0x8000 + its first block; 0xffff where there is no run
-//! words 1 + C / 2 ..   where each run lies, 0 for an unmapped one; C is how many runs there is room for
+//! word 0               reference count, of middle nodes; used by the writer only
+//! words 1 ..           16 bits per run: 0x8000 + its first block; 0xffff if there is no run
+//! words 1 + C / 2 ..   location of each run, 0 for an unmapped one; C is the capacity in runs
 //! ```
 //!
-//! A search doesn't need the number of runs and has no data-dependent branch: the processor mispredicts nothing, and
-//! starts the next lookups while the cache line is loading.
+//! A search needs no number of runs and has no data-dependent branch: there are no mispredictions, and the
+//! processor starts the next lookups while the cache line is loading.
 
 use super::memory::Word;
 use crate::map::Physical;
@@ -34,19 +34,19 @@ impl Class {
         (0..Self::COUNT as u32).map(Class).find(|class| runs <= class.runs())
     }
 
-    /// Returns its size in words.
+    /// Returns the size in words.
     #[inline]
     pub(super) const fn words(self) -> usize {
         16 << self.0
     }
 
-    /// Returns the most runs; an even number.
+    /// Returns the capacity in runs; an even number.
     #[inline]
     pub(super) const fn runs(self) -> usize {
         (self.words() - 1) / 3 * 2
     }
 
-    /// Returns the index of the first location.
+    /// Returns the index of the word with the first location.
     #[inline]
     const fn places(self) -> usize {
         1 + self.runs() / 2
@@ -59,7 +59,7 @@ fn half<W: Word>(words: &[W], run: usize) -> u32 {
     (words[1 + run / 2].get() >> (16 * (run % 2))) & 0xffff
 }
 
-/// Returns the start of run `run`, if it exists.
+/// Returns the start of run `run`; `None` if there is no such run.
 #[inline]
 fn start<W: Word>(words: &[W], class: Class, run: usize) -> Option<u32> {
     (run < class.runs()).then(|| half(words, run)).filter(|half| *half != 0xffff).map(|half| half - PRESENT)
@@ -85,7 +85,7 @@ fn find_in<W: Word>(words: &[W], class: Class, block: u32) -> Physical {
     Physical(place.wrapping_add((block.wrapping_sub(start)) * u32::from(place != 0)))
 }
 
-/// Returns the last run that starts at or before a block: compares all of them, two per subtraction.
+/// Returns the last run that starts at or before a block: compares all runs, two per subtraction.
 #[inline(always)]
 fn count<W: Word>(words: &[W], class: Class, block: u32) -> usize {
     let behind = (block + 1) * 0x0001_0001;
@@ -96,7 +96,7 @@ fn count<W: Word>(words: &[W], class: Class, block: u32) -> usize {
     class.runs() - 1 - ((later & 0xffff) + (later >> 16)) as usize
 }
 
-/// Returns the same by binary search, in a constant number of steps.
+/// Returns the same as `count` by binary search, in a constant number of steps.
 #[inline(always)]
 fn halve<W: Word>(words: &[W], class: Class, block: u32) -> usize {
     let (mut run, mut left) = (0, class.runs());
@@ -108,8 +108,8 @@ fn halve<W: Word>(words: &[W], class: Class, block: u32) -> usize {
     run
 }
 
-/// Calls `visit` for each run in these words, with its first block and its number of blocks, clipped to blocks `low` to
-/// `high` - 1 of the leaf.
+/// Calls `visit` for each run in these words, with its first block and its number of blocks, clipped to
+/// blocks `low` to `high` - 1 of the leaf.
 #[inline]
 pub(super) fn visit<W: Word>(
     words: &[W],
@@ -143,7 +143,7 @@ pub(super) struct Run {
 #[derive(Debug)]
 pub(super) struct Runs {
     list: Vec<Run>,
-    /// Reused by [`replace`](Self::replace).
+    /// Buffer that [`replace`](Self::replace) reuses.
     other: Vec<Run>,
     /// Number of blocks of the leaf.
     blocks: u32,
@@ -162,7 +162,7 @@ impl Runs {
         ((self.list.capacity() + self.other.capacity()) * size_of::<Run>()) as u64
     }
 
-    /// Replaces all runs by one.
+    /// Replaces all runs by one that starts at this location, or is unmapped.
     pub(super) fn reset(&mut self, physical: Physical) {
         self.list.clear();
         self.list.push(Run { start: 0, physical });
@@ -219,7 +219,7 @@ impl Runs {
         }
     }
 
-    /// Writes the leaf to these words, without references. All runs must fit.
+    /// Writes the leaf to these words, with a reference count of 0. All runs must fit.
     pub(super) fn write<W: Word>(&self, words: &[W], class: Class) {
         debug_assert!(self.list.len() <= class.runs(), "{} runs into {class:?}", self.list.len());
         words[REFERENCES].set(0);
@@ -241,8 +241,8 @@ impl Runs {
         }
     }
 
-    /// Builds the leaf from the locations of its blocks; returns whether it has at most `most` runs. Otherwise the
-    /// contents are invalid.
+    /// Builds the leaf from the locations of its blocks. Returns whether it has at most `most` runs;
+    /// otherwise the contents are invalid.
     pub(super) fn try_build(&mut self, places: impl Iterator<Item = u32>, most: usize) -> bool {
         self.list.clear();
         let mut expected = None;
@@ -253,7 +253,7 @@ impl Runs {
                 }
                 self.list.push(Run { start: block as u32, physical: Physical(place) });
             }
-            // The last location of all has no successor, so a mapped run ends there.
+            // The largest location has no successor, so a run ends there.
             expected = if place == 0 { Some(0) } else { place.checked_add(1) };
         }
         true

@@ -1,15 +1,16 @@
-//! Seats: the writer's account of the array that has a slot for the dense leaf of every page.
+//! Seats: the writer's table for the array that has a slot for the dense leaf of every page.
 //!
-//! A seat belongs to its page; one leaf of that page at a time can use it, of any version. It takes memory while it is
-//! in use. Memory is in small pages at first. A *region* of seats, which is a huge page, is collapsed into one when it
-//! is nearly full, or early if most leaves are dense and so it will fill up; later it is freed as a whole. A region
-//! that is expected to fill up before its first use is a huge page from the start, which costs less.
+//! A seat belongs to its page; one leaf of that page, of any version, can use it at a time. It takes memory
+//! while it is in use. Memory is in small pages at first. A *region* of seats has the size of a huge page,
+//! and is collapsed into one when it is nearly full, or early if most leaves are dense and it will therefore
+//! fill up; later it is freed as a whole. A region that is expected to fill up before its first use is a huge
+//! page from the start, which costs less.
 
 use super::memory::{FIRST_SEAT, Memory};
 
 /// Number of seats in a region: with seats of 4 KiB, a huge page.
 pub(super) const REGION: usize = 512;
-/// Number of touched seats with which a region is collapsed: an eighth more memory at most.
+/// Number of touched seats with which a region is collapsed: at most an eighth more memory.
 const NEARLY_FULL: u32 = 448;
 /// Least number of dense leaves for the estimate that most leaves are dense.
 const SOME: u64 = 32;
@@ -18,16 +19,16 @@ const SOME: u64 = 32;
 struct Region {
     /// Number of middle nodes that reference the leaf in each seat.
     references: [u32; REGION],
-    /// A bit per seat: it is in use, or was until a grace period that hasn't ended.
+    /// A bit per seat: whether it is in use, or was until a grace period that hasn't ended.
     taken: [u64; REGION / 64],
-    /// A bit per seat: it has memory.
+    /// A bit per seat: whether it has memory.
     touched: [u64; REGION / 64],
     /// Number of seats that have memory.
     count: u32,
     is_collapsed: bool,
 }
 
-/// Account of all seats.
+/// State of all seats.
 #[derive(Debug, Default)]
 pub(super) struct Seats {
     /// Regions that have been used, or are expected to be.
@@ -47,20 +48,20 @@ impl Region {
     }
 }
 
-/// The word and the bit of a region's seat.
+/// Returns the index of the word and the bit of a seat in its region.
 fn bit(seat: usize) -> (usize, u64) {
     (seat % REGION / 64, 1 << (seat % 64))
 }
 
 impl Seats {
-    /// Returns whether most leaves are dense: regions that have some dense leaves will fill up then.
+    /// Returns whether most leaves are dense, so that regions with some dense leaves will fill up.
     fn most_are_dense(&self, others: u64) -> bool {
         self.taken >= SOME && self.taken >= others
     }
 
-    /// Leaves of these pages, two or more neighbours of which are in the order of their numbers, will soon be dense, as far
-    /// as can be told. Returns the regions, by their first slab, that are huge pages from now on, and whose memory is still
-    /// to be taken.
+    /// Announces that the leaves of these pages, in ascending order, are likely to become dense; only regions
+    /// with two or more of the pages are affected. Returns the regions, by their first slab, that will be
+    /// huge pages and whose memory hasn't been faulted in.
     pub(super) fn expect<M: Memory>(&mut self, memory: &M, pages: &[u64], others: u64) -> Vec<u32> {
         let mut regions = Vec::new();
         if !self.most_are_dense(others) {
@@ -126,16 +127,16 @@ impl Seats {
             let first = FIRST_SEAT + (number * REGION) as u32;
             let is_collapsed = is_time && memory.collapse(first..first + REGION as u32);
             region.is_collapsed = is_collapsed;
-            // The region's unused seats get memory, too.
+            // The region's unused seats also get memory.
             let others = if is_collapsed { REGION as u32 - region.count } else { 0 };
             self.touched += u64::from(1 + others);
         }
         self.taken += 1;
-        // Seats are fewer than 2^28.
+        // There are fewer than 2^28 seats.
         Some(FIRST_SEAT + seat as u32)
     }
 
-    /// Returns the reference count of the leaf in a seat, for changes.
+    /// Returns the reference count of the leaf in a seat, to be changed.
     pub(super) fn references(&mut self, slab: u32) -> &mut u32 {
         let seat = (slab - FIRST_SEAT) as usize;
         match self.regions.get_mut(seat / REGION) {
@@ -144,7 +145,7 @@ impl Seats {
         }
     }
 
-    /// Frees a seat that has no reference and that no lookup reads.
+    /// Frees a seat without references that no lookup reads.
     pub(super) fn free<M: Memory>(&mut self, memory: &M, slab: u32) {
         let seat = (slab - FIRST_SEAT) as usize;
         let (word, bit) = bit(seat);
@@ -170,7 +171,7 @@ impl Seats {
         self.taken as usize
     }
 
-    /// Returns the memory of seats and of this account, in bytes.
+    /// Returns the memory of the seats and of this table, in bytes.
     pub(super) fn bytes<M: Memory>(&self) -> u64 {
         let regions = self.regions.iter().flatten().count() * size_of::<Region>();
         let table = self.regions.capacity() * size_of::<Option<Box<Region>>>() + self.expected.capacity();

@@ -1,12 +1,13 @@
-//! The radix map's lookups beside its writer under shuttle, which runs the threads one step at a time in drawn orders:
-//! every load and store of the map's memory is a step. (It doesn't reorder them as some processors may.)
+//! The radix map's lookups with a concurrent writer under shuttle, which runs the threads one step at a time
+//! in random orders: every load and store of the map's memory is a step. (It doesn't reorder them as some
+//! processors do.)
 
 use super::*;
 use runtime::Random;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use std::sync::atomic::AtomicU32;
 
-/// Words that shuttle watches, in slabs of 32, and seats for pages 0 and 1.
+/// Words that shuttle tracks, in slabs of 32, and seats for pages 0 and 1.
 #[derive(Debug)]
 struct Watched(Box<[shuttle::sync::atomic::AtomicU32]>, Box<[shuttle::sync::atomic::AtomicU32]>);
 
@@ -55,18 +56,18 @@ const READERS: usize = 2;
 const CHANGES: u32 = 10;
 const LOOKUPS: usize = 6;
 
-/// Where version `version` of a block lies: every fourth unmaps it.
+/// Location of a block in version `version`; every fourth version unmaps it.
 fn place(version: u32, block: u64) -> u32 {
     if version.is_multiple_of(4) { 0 } else { version * 1000 + block as u32 + 1 }
 }
 
 struct World {
     map: Radix<Watched>,
-    /// Per block, the versions that it may have: the last one that is done, and the last one that has begun. Shuttle
-    /// doesn't see these: between its steps they agree with what the map has.
+    /// For each block, the versions that it may have: the last completed and the last begun one. Shuttle
+    /// doesn't track these: between its steps they agree with the map.
     done: Vec<AtomicU32>,
     begun: Vec<AtomicU32>,
-    /// Odd while this reader looks up.
+    /// For each reader, a number that is odd during a lookup.
     lookups: [AtomicU64; READERS],
 }
 
@@ -117,7 +118,7 @@ impl World {
         set(&self.done);
     }
 
-    /// Cuts a leaf into as many runs as there are blocks, so that it becomes dense.
+    /// Cuts a leaf into as many runs as it has blocks, so that it becomes dense.
     fn scatter(&self, random: &mut Random, version: u32) {
         let first = random.below(BLOCKS / 32) * 32;
         for block in (first..first + 32).step_by(2) {
@@ -128,13 +129,13 @@ impl World {
     }
 }
 
-/// One history of a writer, with readers beside it. `waits`: whether grace periods are kept.
+/// Runs one history of a writer, with concurrent readers. `waits` is whether grace periods are kept.
 fn history(seed: u64, waits: bool) {
     let mut random = Random::new(seed);
     let map = Radix::in_memory(BLOCKS).unwrap();
     let versions = || (0..BLOCKS).map(|_| AtomicU32::new(0)).collect();
     let world = Arc::new(World { map, done: versions(), begun: versions(), lookups: Default::default() });
-    // Something to read from the beginning.
+    // Contents for the first lookups.
     world.map.insert(0..BLOCKS, Physical(place(1, 0)), &mut |_| {});
     world.done.iter().chain(&world.begun).for_each(|version| version.store(1, Ordering::SeqCst));
     let readers: Vec<_> = (0..READERS)

@@ -1,4 +1,4 @@
-//! The same model as for every map, with slabs so small that a history fills many middle nodes and roots.
+//! The model of all maps, with slabs so small that a history fills many middle nodes and roots.
 
 #[path = "../../../tests/integration/map_property/map_model.rs"]
 mod map_model;
@@ -10,7 +10,7 @@ use std::cell::RefCell;
 #[derive(Debug)]
 struct Small(Box<[std::sync::atomic::AtomicU32]>, Box<[std::sync::atomic::AtomicU32]>);
 
-/// So many pages have seats.
+/// Number of pages with seats.
 const SEATS: usize = 150;
 
 impl Memory for Small {
@@ -67,7 +67,7 @@ fn what_is_retired_is_used_again_only_after_its_own_grace_period() {
     let map = Radix::new(1 << 20).unwrap();
     let mut to = 1;
     let mut change = |count: u64| {
-        // Each replaces one leaf of one run.
+        // Each change replaces one leaf of one run.
         for page in 0..count {
             map.insert(page * PAGE_BLOCKS..(page + 1) * PAGE_BLOCKS, Physical(to), &mut |_| {});
             to += 5000;
@@ -97,12 +97,12 @@ fn what_is_retired_is_used_again_only_after_its_own_grace_period() {
     assert!(map.bytes() < bytes + 100_000, "{} bytes grew to {}: nothing was used again", bytes, map.bytes());
 }
 
-/// A page whose even blocks lie at `even` and behind, its odd ones at `odd`: dense.
+/// A dense page: locations of its even blocks start at `even`, those of its odd ones at `odd`.
 fn striped(even: u32, odd: u32) -> Vec<u32> {
     (0..PAGE_BLOCKS as u32).map(|block| block + if block % 2 == 0 { even } else { odd }).collect()
 }
 
-/// Where the blocks of page 0 lie, looked up one by one and in batches.
+/// Locations of the blocks of page 0, looked up singly and in batches.
 fn page_of(map: &dyn Map) -> Vec<u32> {
     let blocks: Vec<u64> = (0..PAGE_BLOCKS).collect();
     let mut found = vec![Physical::NONE; blocks.len()];
@@ -112,7 +112,7 @@ fn page_of(map: &dyn Map) -> Vec<u32> {
     single
 }
 
-/// Whether a version knows that its leaf of page 0 is in its seat.
+/// Whether a version has recorded that its leaf of page 0 is in its seat.
 fn knows<M: Memory>(map: &Radix<M>) -> bool {
     map.seated.words()[0].get() & 1 != 0
 }
@@ -129,7 +129,7 @@ fn a_leaf_whose_seat_several_versions_know_stays_there_when_the_cleaner_moves_it
     });
     assert_eq!(moved, PAGE_BLOCKS / 2);
     map.end_grace(map.begin_grace());
-    // One run by now, which only a version that nobody shares with could make a leaf of runs.
+    // The page is now one run, but only a sole version could replace it by a leaf of runs.
     assert!(page_of(&map) == striped(1000, 1000) && page_of(&*snapshot) == striped(1000, 1000));
     drop(snapshot);
     map.load_page(0, &striped(5000, 1_000_000));
@@ -173,7 +173,8 @@ fn memory_of_leaves_that_are_dense_no_more_is_given_back() {
         map.insert(pages.start * PAGE_BLOCKS..pages.end * PAGE_BLOCKS, Physical::NONE, &mut |_| {});
         map.end_grace(map.begin_grace());
     };
-    // Few: small pages. Then all of them, which become huge pages, and leaves of runs.
+    // First a few dense leaves, in small pages; then all of them, which become huge pages; then leaves of
+    // runs.
     load(0..20);
     let few = map.bytes();
     assert!((20 * 4096..30 * 4096).contains(&(few - empty)), "{few} bytes, {empty} before");
@@ -194,7 +195,7 @@ fn memory_of_leaves_that_are_dense_no_more_is_given_back() {
     assert!(map.bytes() - empty < 300 << 10, "{} bytes of an empty map, {empty} of a new one", map.bytes());
 }
 
-/// Expectations change how memory is taken, not what lies there, whether they come true or not.
+/// Expectations change only the page size of memory, whether they are met or not.
 #[test]
 fn leaves_that_were_expected_are_like_others_and_their_memory_goes_back_as_a_whole() {
     const PAGES: u64 = 2048;
@@ -206,17 +207,17 @@ fn leaves_that_were_expected_are_like_others_and_their_memory_goes_back_as_a_who
         map.save_page(page, &mut entries);
         entries == striped(1000 + page as u32, 1_000_000)
     };
-    // As long as nothing shows that leaves are dense, nothing is expected.
+    // Without evidence that leaves are dense, nothing is expected.
     map.expect_pages(&[600, 601]);
     assert_eq!(map.bytes(), empty);
     (0..40).for_each(load);
     let before = map.bytes();
-    // A region with one of them only, one that is in use, one behind the end, and one that will fill up.
+    // A region with only one of the pages, one that is in use, one after the end, and one that will fill up.
     map.expect_pages(&[50, 51, 600, 1030, 1031, 1500, 5000, 5001]);
     let (expected, huge) = (map.bytes() - before, 2 << 20);
     assert!(expected == 0 || (huge..huge + 8192).contains(&expected), "{expected} bytes");
     for round in 0..3 {
-        // Others are loaded while their memory is taken.
+        // Leaves are loaded while their memory is faulted in.
         std::thread::scope(|scope| {
             scope.spawn(|| map.expect_pages(&[1030, 1031, 1032]));
             (1024..1536).for_each(load);
@@ -225,7 +226,7 @@ fn leaves_that_were_expected_are_like_others_and_their_memory_goes_back_as_a_who
         map.insert(1024 * PAGE_BLOCKS..1536 * PAGE_BLOCKS, Physical::NONE, &mut |_| {});
         map.end_grace(map.begin_grace());
         assert!(map.bytes() < before + (300 << 10), "{} bytes, {before} before", map.bytes());
-        // A single one may take all of it again, and knows so.
+        // A single leaf may take the memory of the whole region again, which is counted.
         load(1033);
         assert!(holds(1033) && !holds(1034) && map.bytes() >= before + expected);
         map.insert(1033 * PAGE_BLOCKS..1034 * PAGE_BLOCKS, Physical::NONE, &mut |_| {});

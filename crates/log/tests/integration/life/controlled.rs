@@ -1,4 +1,5 @@
-//! A disk that counts its operations and stops answering when a test says so, until it is told to answer again.
+//! A disk that counts its operations and stops answering at a test's request, until the test lets it answer
+//! again.
 
 use block::{
     BlockIndex, BlockRange, Buffer, Call, Device, DeviceGeometry, DevicePart, Durability, Extent, Part,
@@ -11,13 +12,13 @@ use std::time::Duration;
 
 /// Duration of an operation.
 const LATENCY: Duration = Duration::from_micros(50);
-/// Interval at which an operation that isn't answered looks whether it is.
+/// Interval at which an unanswered operation checks whether it may be answered.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What a test sees and decides.
+/// Counters and switches for a test.
 #[derive(Debug)]
 pub struct Controls {
-    /// Operations that were begun: reads, and those that change the disk or make it durable.
+    /// Operations that have begun: all of them, and those that change the disk or make it durable.
     begun: AtomicU64,
     changes: AtomicU64,
     /// Number of the first operation that isn't answered.
@@ -38,17 +39,17 @@ impl Default for Controls {
 }
 
 impl Controls {
-    /// Number of operations that were begun.
+    /// Number of operations that have begun.
     pub fn begun(&self) -> u64 {
         self.begun.load(Relaxed)
     }
 
-    /// Number of writes, discards and flushes that were begun.
+    /// Number of writes, discards and flushes that have begun.
     pub fn changes(&self) -> u64 {
         self.changes.load(Relaxed)
     }
 
-    /// Stops answering after so many further operations.
+    /// Stops answering after `operations` further operations.
     pub fn silence_after(&self, operations: u64) {
         self.silent_from.store(self.begun().saturating_add(operations), Relaxed);
     }
@@ -58,7 +59,7 @@ impl Controls {
         self.is_silent.load(Relaxed)
     }
 
-    /// Answers again, also what waits.
+    /// Answers again, including the operations that wait.
     pub fn answer(&self) {
         self.silent_from.store(u64::MAX, Relaxed);
         self.is_silent.store(false, Relaxed);
@@ -75,14 +76,14 @@ impl Controls {
     }
 }
 
-/// The disk.
+/// The controlled disk.
 pub struct ControlledDisk {
     inner: Arc<dyn DevicePart>,
     controls: Arc<Controls>,
 }
 
 impl ControlledDisk {
-    /// A disk with the contents of another one.
+    /// Creates a disk on top of another one.
     pub fn over(inner: Arc<dyn DevicePart>) -> (Arc<dyn DevicePart>, Arc<Controls>) {
         let controls = Arc::new(Controls::default());
         (Arc::new(ControlledDisk { inner, controls: controls.clone() }), controls)

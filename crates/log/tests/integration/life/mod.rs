@@ -1,4 +1,4 @@
-//! A log on a disk in memory, in lives: a life that isn't closed ends as by the death of its process.
+//! A log on a disk in memory over several epochs. An epoch without a close ends like a process that dies.
 #![allow(dead_code)] // Each file of tests uses a part.
 
 pub mod controlled;
@@ -15,13 +15,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The size of a block.
+/// Size of a block in bytes.
 pub const BLOCK: usize = 4096;
 
-/// Which write a block's contents came with; 0 is zeros.
+/// Number of the write that a block's contents came with; 0 for zeros.
 pub type Version = u64;
 
-/// A disk of so many MiB, with a volatile cache and sectors of 512 bytes.
+/// Creates a disk of `mebibytes` MiB, with a volatile cache and sectors of 512 bytes.
 pub fn disk(mebibytes: u64) -> Arc<dyn DevicePart> {
     Arc::new(ImageDisk::empty(DeviceGeometry {
         block_size: BlockSize::default(),
@@ -32,17 +32,17 @@ pub fn disk(mebibytes: u64) -> Arc<dyn DevicePart> {
     }))
 }
 
-/// Zones of 64 KiB and a checkpoint now and then.
+/// Options with zones of 64 KiB and frequent checkpoints.
 pub fn small() -> Options {
     Options { zone_size: Some(64 << 10), checkpoint_after: 256 << 10, ..Options::default() }
 }
 
-/// One life.
+/// Runs one epoch.
 pub fn run<T: Send + 'static, Fut: Future<Output = T> + 'static>(main: impl FnOnce() -> Fut + Send) -> T {
     runtime::run(runtime::Config::default(), main).expect("the runtime starts")
 }
 
-/// A block's contents: which block it is and which write made it, all over.
+/// Contents of blocks: each is filled with its number and the version.
 pub fn stamped(block: u64, count: u64, version: Version) -> Data {
     let mut buffer = Buffer::zeroed(count as usize * BLOCK);
     for (bytes, block) in buffer.filled_mut().chunks_exact_mut(BLOCK).zip(block..) {
@@ -54,7 +54,7 @@ pub fn stamped(block: u64, count: u64, version: Version) -> Data {
     buffer.freeze()
 }
 
-/// What a block that was stamped holds.
+/// Version of a stamped block.
 pub fn version_of(block: u64, bytes: &[u8]) -> Result<Version, String> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(0);
@@ -73,18 +73,18 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Makes one.
+    /// Creates a volume.
     pub async fn make(disk: &Arc<dyn DevicePart>, options: &Options) -> Volume {
         let options = Options { format: true, ..options.clone() };
         Volume::on(open(disk.clone(), &options).await.expect("the log is made")).await
     }
 
-    /// Opens the one that is there.
+    /// Opens an existing volume.
     pub async fn open(disk: &Arc<dyn DevicePart>, options: &Options) -> Volume {
         Volume::try_open(disk, options).await.expect("the log opens")
     }
 
-    /// As `open`, if it can be opened.
+    /// Opens an existing volume, or returns the error.
     pub async fn try_open(disk: &Arc<dyn DevicePart>, options: &Options) -> Result<Volume> {
         let options = Options { zone_size: None, size: None, format: false, ..options.clone() };
         Ok(Volume::on(open(disk.clone(), &options).await?).await)
@@ -95,7 +95,7 @@ impl Volume {
         Volume { part: Arc::new(part), device }
     }
 
-    /// How many blocks it has.
+    /// Number of blocks.
     pub fn blocks(&self) -> u64 {
         self.device.geometry().blocks.0
     }
@@ -106,12 +106,12 @@ impl Volume {
         self.device.write(BlockIndex(block), data.into(), Durability::Visible).await
     }
 
-    /// Writes stamped blocks, and can.
+    /// Writes stamped blocks; panics on errors.
     pub async fn write(&self, block: u64, count: u64, version: Version) {
         self.try_write(block, count, version).await.expect("it writes");
     }
 
-    /// Writes stamped blocks from another shard, as one request each.
+    /// Writes stamped blocks from another shard, one request per block.
     pub async fn write_on(&self, shard: usize, block: u64, count: u64, version: Version) -> Result<()> {
         let part = self.part.clone();
         let write = move || async move {
@@ -125,12 +125,12 @@ impl Volume {
         runtime::spawn_on(runtime::ShardIndex(shard), write).await?
     }
 
-    /// Flushes, and can.
+    /// Flushes; panics on errors.
     pub async fn flush(&self) {
         self.device.flush().await.expect("it flushes");
     }
 
-    /// Discards, and can.
+    /// Discards blocks; panics on errors.
     pub async fn discard(&self, block: u64, count: u64) {
         self.device.discard(BlockRange::new(block, count)).await.expect("it discards");
     }
@@ -142,14 +142,14 @@ impl Volume {
         outcome.map(|()| buffer.filled().to_vec())
     }
 
-    /// Which versions the blocks hold.
+    /// Versions of blocks.
     pub async fn versions(&self, block: u64, count: u64) -> Vec<Version> {
         let bytes = self.bytes(block, count).await.expect("it reads");
         let blocks = bytes.chunks_exact(BLOCK).zip(block..);
         blocks.map(|(bytes, block)| version_of(block, bytes).expect("a whole block")).collect()
     }
 
-    /// Which versions all blocks hold.
+    /// Versions of all blocks.
     pub async fn all(&self) -> Vec<Version> {
         let mut found = Vec::new();
         while (found.len() as u64) < self.blocks() {
@@ -159,13 +159,13 @@ impl Volume {
         found
     }
 
-    /// Closes it, and can.
+    /// Closes the log; panics on errors.
     pub async fn close(self) {
         drop(self.device);
         self.part.close().await.expect("it closes");
     }
 
-    /// How many zones were reset, and how many blocks were moved.
+    /// Numbers of reset zones and of moved blocks.
     pub fn cleaned(&self) -> (u64, u64) {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (value(&self.part.counters().reset_zones), value(&self.part.counters().moved_blocks))
@@ -176,19 +176,19 @@ impl Volume {
 pub struct Losing {
     recorder: Arc<Recorder>,
     number: u16,
-    /// To be used.
+    /// The disk to use.
     pub disk: Arc<dyn DevicePart>,
 }
 
 impl Losing {
-    /// On this disk, which is all zeros.
+    /// Wraps a disk that is all zeros.
     pub fn new(disk: Arc<dyn DevicePart>) -> Losing {
         let recorder = Recorder::in_memory();
         let disk = RecordDevicePart::new(disk, recorder.clone(), "disk", Role::Disk).expect("it records");
         Losing { recorder, number: disk.number(), disk: Arc::new(disk) }
     }
 
-    /// What is left of it if the power fails now.
+    /// Returns the disk after a power cut now.
     pub fn after_power_cut(&self, choice: Choice) -> Arc<dyn DevicePart> {
         let timeline = self.recorder.timeline().expect("it is in memory");
         let history = History::new(&timeline, self.number).expect("the disk is in it");

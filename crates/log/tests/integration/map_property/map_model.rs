@@ -1,6 +1,7 @@
-//! The model that every map is compared with: a list of places per version, and random changes to both.
+//! The model that every map is compared with: a list of locations per version, and random changes to both.
 //!
-//! Whoever includes this brings `Map`, `Mapping`, `Physical` and `PAGE_BLOCKS` into its parent's scope.
+//! A module that includes this one must have `Map`, `Mapping`, `Physical` and `PAGE_BLOCKS` in the parent's
+//! scope.
 
 use super::{Map, Mapping, PAGE_BLOCKS, Physical};
 use conformance::budget::Budget;
@@ -9,7 +10,7 @@ use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A number that is only given a meaning once the state is known.
+/// A random number that is interpreted by the current state.
 type Any = u32;
 
 #[derive(Debug, Clone)]
@@ -37,9 +38,9 @@ enum Place {
 
 #[derive(Debug, Clone)]
 enum Target {
-    /// Behind everything so far, as a log does, with a gap.
+    /// After all earlier locations, as in a log, with a gap.
     Log { gap: u8 },
-    /// Among few places, so that neighbours often continue each other.
+    /// Among few locations, so that neighbours are often contiguous.
     Near { place: u16 },
     /// At the end of the address space.
     High { before: u8 },
@@ -82,7 +83,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Versions alive at a time, at most.
+/// Most versions at a time.
 const VERSIONS: usize = 4;
 
 struct Version {
@@ -92,7 +93,7 @@ struct Version {
 
 struct State {
     versions: Vec<Version>,
-    /// Where the log goes on.
+    /// Next location of the log.
     next: u32,
     grace: Vec<u64>,
 }
@@ -135,7 +136,7 @@ impl State {
     }
 }
 
-/// Checks that pieces are in order and not empty, and returns their blocks one by one.
+/// Checks that pieces are in order and not empty, and expands them to blocks.
 fn spread(pieces: &[Mapping]) -> Result<Vec<(u64, u32)>, TestCaseError> {
     let mut all = Vec::new();
     let mut behind = 0;
@@ -147,7 +148,7 @@ fn spread(pieces: &[Mapping]) -> Result<Vec<(u64, u32)>, TestCaseError> {
     Ok(all)
 }
 
-/// Compares a range of a version with its model, through every kind of lookup.
+/// Compares a range of a version with its model, through each kind of lookup.
 fn compare(version: &Version, range: Range<u64>) -> Result<(), TestCaseError> {
     let Version { map, places } = version;
     prop_assert_eq!(map.blocks(), places.len() as u64);
@@ -306,7 +307,7 @@ fn compare_and_move(
                     *place = to + offset;
                     expected.push((block, to + offset));
                 } else if map.lookup(block).0 == to + offset {
-                    // Other versions may see the move.
+                    // Other versions may also see the move.
                     *place = to + offset;
                 }
             }
@@ -316,8 +317,9 @@ fn compare_and_move(
     Ok(())
 }
 
-/// Compares maps with the model over random histories, as many as the budget allows. The seed is fixed; `PROPTEST_RNG_SEED` takes another.
-/// `finish` gets one map of each history's end, after it was emptied and every grace period has ended.
+/// Compares maps with the model over random histories, as many as the budget permits. The seed is fixed;
+/// `PROPTEST_RNG_SEED` sets another. `finish` gets one map at each history's end, after it was emptied and
+/// every grace period has ended.
 pub fn check(cases: u32, make: impl Fn(u64) -> Arc<dyn Map>, finish: impl Fn(&dyn Map)) {
     let mut config =
         Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };

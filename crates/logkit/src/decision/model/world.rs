@@ -1,14 +1,14 @@
-//! The order of the steps of the abstract log, and what users and operators ask for.
+//! Scheduler of the abstract log's steps, and requests of users and operators.
 
 use super::*;
 
-/// Most steps until a log with users that only wait comes to rest.
+/// Most steps until a log whose users only wait comes to rest.
 const MOST_STEPS: u32 = 3000;
-/// Most actions of the cleaner in a row after which nothing has come nearer to a free zone.
+/// Most consecutive actions of the cleaner without progress towards a free zone.
 const MOST_IN_VAIN: u32 = 24;
 
 impl Model {
-    /// Carries out one step of what can run, in an order that is random and fair. Returns false if nothing can.
+    /// Carries out one runnable step, in random, fair order. Returns false if no step can run.
     pub fn step(&mut self) -> bool {
         if matches!(self.driver, Driver::Waits { .. }) && self.is_woken {
             self.driver = Driver::Runs;
@@ -24,7 +24,7 @@ impl Model {
         add(5, !self.in_flight.is_empty());
         add(6, !self.sealing.is_empty());
         add(7, self.driver == Driver::Runs);
-        // Time passes only where nothing else happens.
+        // Time passes only when no step can run.
         if count == 0 && self.driver == (Driver::Waits { until_timeout: true }) {
             self.driver = Driver::Runs;
             return true;
@@ -42,7 +42,7 @@ impl Model {
         true
     }
 
-    /// Something new: writes, a deletion, a reservation, failures, a close.
+    /// A random request or event: writes, a deletion, a reservation, failures, a close.
     pub fn disturb(&mut self) {
         match self.random.below(64) {
             0 | 1 if self.stuck || !self.is_closing => {
@@ -71,10 +71,11 @@ impl Model {
         self.wake_writers();
     }
 
-    /// Runs until nothing can, with no new requests.
+    /// Runs, without new requests, until no step can run.
     ///
     /// # Errors
-    /// A writer waits for ever or is refused wrongly, the log doesn't come to rest, or the cleaner doesn't end with the log.
+    /// A writer waits forever or is refused wrongly, the log doesn't come to rest, or the cleaner doesn't end
+    /// with the log.
     pub fn drain(&mut self) -> Result<(), String> {
         let mut steps = 0;
         while self.step() {

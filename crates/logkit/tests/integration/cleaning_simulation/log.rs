@@ -1,18 +1,18 @@
-//! A log without any I/O: zones of blocks, a policy, the pacer, and users who overwrite blocks.
+//! A log without any I/O: zones of blocks, a policy, the pacer, and users that overwrite blocks.
 //!
-//! It knows what the log device will know: the class of a zone, when it was begun (counted in user blocks), when its
-//! last block died; no times of blocks. With [`Knowledge::Blocks`] it knows when each block was written by a user,
-//! to show what that would be worth.
+//! It has the knowledge of the log device: the class of a zone, when it was opened (in user blocks), and when
+//! its latest block died; no times of blocks. With [`Knowledge::Blocks`] it knows when a user wrote each
+//! block, to measure the benefit of that.
 
 use block::ZoneIndex;
 use logkit::cleaning::{Arrival, Candidate, Marks, Pacer, Policy};
 
-/// How exactly ages are known.
+/// Precision of known ages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Knowledge {
-    /// When each zone was begun.
+    /// The time at which each zone was opened.
     Zones,
-    /// When each block was written by a user.
+    /// The time at which a user wrote each block.
     Blocks,
 }
 
@@ -36,7 +36,7 @@ struct Zone {
     changed: u64,
 }
 
-/// What happened since the last [`Log::begin_measuring`].
+/// Counts since the last [`Log::begin_measuring`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     /// Blocks that users wrote.
@@ -47,9 +47,9 @@ pub struct Counts {
     pub cleaned: u64,
     /// Blocks that were moved in the worst window of [`WINDOW`] user writes.
     pub worst_window: u64,
-    /// User writes that had to wait at the pacer's last mark.
+    /// User writes that had to wait at the pacer's lowest watermark.
     pub waits: u64,
-    /// The least room there was, in blocks.
+    /// Least headroom, in blocks.
     pub least_room: u64,
 }
 
@@ -59,13 +59,13 @@ impl Counts {
         1.0 + self.moved as f64 / self.user as f64
     }
 
-    /// How much faster than on average blocks were moved in the worst window.
+    /// Rate of moves in the worst window, relative to the average.
     pub fn burst(&self) -> f64 {
         (self.worst_window as f64 / WINDOW as f64) / (self.amplification() - 1.0)
     }
 }
 
-/// User writes over which bursts are measured.
+/// Number of user writes over which bursts are measured.
 pub const WINDOW: u64 = 64;
 
 pub struct Log {
@@ -75,16 +75,16 @@ pub struct Log {
     knowledge: Knowledge,
     zones: Vec<Zone>,
     zone_blocks: u32,
-    /// What lies at each place: zone * zone_blocks + block of the zone.
+    /// Logical block at each location: zone * zone_blocks + block of the zone.
     contents: Vec<u32>,
-    /// When a user wrote what lies there, if that is known.
+    /// Time at which a user wrote the block at each location, if known.
     times: Vec<u64>,
-    /// Where each logical block lies.
+    /// Location of each logical block.
     places: Vec<u32>,
     empty: Vec<u32>,
     open: Vec<Option<u32>>,
     victim: Option<(u32, u32)>,
-    /// See [`Pacer`].
+    /// Headroom; see [`Pacer`].
     room: u64,
     now: u64,
     /// Moves that are due.
@@ -130,7 +130,7 @@ impl Log {
         self.moved_in_window = 0;
     }
 
-    /// A user writes this block.
+    /// Writes this block as a user.
     pub fn write(&mut self, block: u32) {
         self.clean();
         let arrival = self.kill(block);
@@ -146,18 +146,18 @@ impl Log {
         }
     }
 
-    /// Moves what is due before the next user write.
+    /// Moves the blocks that are due before the next user write.
     fn clean(&mut self) {
         let pace = self.pacer.pace(self.room, &self.marks);
         if pace.must.is_infinite() {
             self.counts.waits += 1;
             while self.room <= self.marks.stop {
-                assert!(self.move_one(), "{}: nothing to clean and no room", self.policy.name());
+                assert!(self.move_one(), "{}: nothing to clean and no free space", self.policy.name());
             }
             self.due = 0.0;
             return;
         }
-        // A policy that cleans unasked is asked now and then.
+        // A policy that cleans without a request is asked from time to time.
         let asked = self.room < self.marks.high;
         if asked || self.victim.is_some() || self.now.is_multiple_of(32) {
             self.due += if asked { pace.must } else { pace.may };
@@ -170,7 +170,7 @@ impl Log {
         }
     }
 
-    /// Moves the victim's next block and what becomes possible with that; false if the policy names no victim.
+    /// Moves the victim's next live block; false if the policy chooses no victim.
     fn move_one(&mut self) -> bool {
         let Some((zone, at)) = self.victim.or_else(|| self.choose()) else { return false };
         let first = self.passed_dead(zone, at);
@@ -200,7 +200,7 @@ impl Log {
         true
     }
 
-    /// The victim's next live block from here on; what is passed on the way is room.
+    /// Position of the victim's next live block at or after `from`; the passed dead blocks become headroom.
     fn passed_dead(&mut self, zone: u32, from: u32) -> u32 {
         let base = zone * self.zone_blocks;
         let mut at = from;
@@ -241,7 +241,7 @@ impl Log {
         Some((number, 0))
     }
 
-    /// What is known of how long ago a block of this zone was written.
+    /// Known age of a block of this zone.
     fn age(&self, zone: u32, time: u64) -> u64 {
         match self.knowledge {
             Knowledge::Zones => self.now - self.zones[zone as usize].opened,
@@ -268,7 +268,7 @@ impl Log {
             Some(number) => number,
             None => {
                 let number = self.empty.pop().expect("an empty zone is left");
-                // What the owner of zones must keep to, so that cleaning always goes on.
+                // Requirement on the owner of the zones, so that cleaning always makes progress.
                 if self.policy.is_users(class) {
                     assert!(!self.empty.is_empty(), "{}: a user took the last zone", self.policy.name());
                 }

@@ -1,15 +1,15 @@
-//! Which blocks users overwrite.
+//! Distributions of users' overwrites.
 
 use runtime::Random;
 
 /// A distribution of overwrites.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Workload {
-    /// Every block as likely as any other.
+    /// All blocks are equally likely.
     Uniform,
-    /// The block of rank r with a probability in proportion to r^-theta; which block has which rank is drawn.
+    /// The block of rank r has a probability in proportion to r^-theta; ranks are assigned at random.
     Zipf(f64),
-    /// A share of the blocks takes a share of the writes: 90/10 is `HotCold { blocks: 0.1, writes: 0.9 }`.
+    /// A share of the blocks gets a share of the writes: 90/10 is `HotCold { blocks: 0.1, writes: 0.9 }`.
     HotCold { blocks: f64, writes: f64 },
 }
 
@@ -25,13 +25,13 @@ impl Workload {
     }
 }
 
-/// Draws blocks; the same seed draws the same ones.
+/// Draws blocks; the same seed draws the same blocks.
 pub struct Draw {
     random: Random,
     workload: Workload,
-    /// Which block has which rank.
+    /// Block of each rank.
     order: Vec<u32>,
-    /// For zipf: the probability of this rank or a lower one, up to a factor.
+    /// For zipf: probability of this rank or a lower one, up to a constant factor.
     cumulated: Vec<f64>,
 }
 
