@@ -1,7 +1,7 @@
 //! Mounting: the file system for all programs, through the kernel's FUSE.
 //!
-//! The number of a FUSE node is that of its inode; its generation is 0, since numbers of inodes are never given again. A request that
-//! comes to another shard goes to the file system's home as one message. Permissions and locks are the kernel's.
+//! The number of a FUSE node is that of its inode; its generation is 0, since numbers of inodes are never given again. A request
+//! goes as one message to the core that has the inode, or that holds the name. Permissions and locks are the kernel's.
 //!
 //! # Caches of the kernel
 //! The kernel alone changes a mounted file system, so it keeps names, attributes and data as long as it likes. With its writeback cache
