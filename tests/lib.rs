@@ -1,4 +1,5 @@
 //! What the tests that cross crates share.
+#![doc = include_str!("DESIGN.md")]
 
 pub mod engine;
 pub mod foreign;

@@ -9,6 +9,7 @@
 //! - [`sysfs`]: attributes of the machine's block devices.
 //!
 //! Left to others: the requests to devices (every other crate), sockets and tasks (`runtime`).
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod fuse;
 pub mod nbd;

@@ -22,6 +22,7 @@
 //!
 //! Left to others: group commit, zones, cleaning and finding records again (`logkit`); zones on a device (`zones`); the FUSE protocol
 //! (`fuse`).
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod attributes;
 pub mod change;

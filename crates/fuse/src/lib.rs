@@ -6,6 +6,7 @@
 //! Calls that wait for the server are made by a process apart ([`run_if_asked`]).
 //!
 //! Left to others: the files (the implementations of [`FileSystem`]), the rings (`runtime`), locks (the kernel).
+#![doc = include_str!("../DESIGN.md")]
 
 mod apart;
 pub mod connection;

@@ -23,6 +23,7 @@
 //! in the cells of a drive. `fuzzing` has what the fuzz targets run.
 //!
 //! Left to others: group commit, zones, cleaning and recovery of records (`logkit`); zones on a device (`zones`); emulated flash (`zns`).
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod audit;
 mod batch;

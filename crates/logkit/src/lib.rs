@@ -24,6 +24,7 @@
 //!
 //! Left to others: what records mean (the log device, the file system, the key-value store), zones (`zones`), and running
 //! the calls (`runtime`).
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod appender;
 pub mod checkpoint;

@@ -17,6 +17,7 @@
 //! written. `frames`: the read cache. `zones`: zones and their copies. `nodes`: nodes and their regions. `core`: the device. `fetch`: reads from
 //! nodes. `cleaner`: resets and cleaning. `copies`: copies that are made again. `watch`: nodes that answer
 //! or don't. `part`: the device's contract.
+#![doc = include_str!("../DESIGN.md")]
 
 mod arena;
 mod cleaner;

@@ -13,6 +13,7 @@
 //! - In steady state an operation allocates nothing.
 //!
 //! The meaning of the bytes is left to the callers.
+#![doc = include_str!("../DESIGN.md")]
 
 mod carry;
 pub mod clock;

@@ -16,6 +16,7 @@
 //! parsed stack, `toml_form` and `line_form` its two texts, `resolve` from text to meaning, `graph` the order of
 //! building, [`plan`] sizes and building, `claims` the files that parts open, [`built`] the open stack, `draw`
 //! pictures, [`message`] messages to parts, [`problem`] errors, [`units`] sizes and durations.
+#![doc = include_str!("../DESIGN.md")]
 
 pub mod arguments;
 pub mod built;

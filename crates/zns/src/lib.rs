@@ -17,6 +17,7 @@
 //! - The same seed fails the same blocks and flips the same bits.
 //!
 //! On a file, what a host's disk or file system keeps of overwritten blocks isn't in the drive's hands.
+#![doc = include_str!("../DESIGN.md")]
 
 mod drive;
 pub mod flash;
