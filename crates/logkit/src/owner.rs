@@ -12,8 +12,9 @@
 //!    `refuse` changes.
 //! 2. A lane takes entries for its next record. An entry that doesn't fit is [cut](Owner::cut): both parts
 //!    are entries from then on, and each ends by itself.
-//! 3. [`Entry::encode_meta`] and the payload are read once, when the record gets its number. Later attempts
-//!    write the same bytes.
+//! 3. [`Entry::encode_meta`] is called, and checksums are computed, when the record gets its number. Later
+//!    attempts write the same bytes, in other zones. Only if entries with data are refused for lack of space
+//!    are the others encoded again.
 //! 4. [`before_append`](Owner::before_append), for each attempt to append the record, also for one that
 //!    fails.
 //! 5. [`note_sums`](Owner::note_sums), once, when the record is written.
